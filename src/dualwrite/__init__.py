@@ -1,0 +1,1 @@
+"""dualwrite: write to a database and to Kafka atomically, without an outbox relay (KIP-939)."""

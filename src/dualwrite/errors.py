@@ -1,0 +1,237 @@
+"""The one exception tree: what failed, for which id, the likely cause, the next step.
+
+Every error carries its facts as attributes, says whether trying the same again makes sense (`retriable`), and survives
+pickling, since errors cross process borders (Spark, multiprocessing).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class DualWriteError(Exception):
+    """Root of every error that dualwrite raises on purpose.
+
+    Args:
+        what: One sentence: what failed.
+        transactional_id: The id it failed for, when there is one.
+        cause: The likely cause, as far as it is known.
+        next_step: What the reader can do now.
+        facts: Further facts; each becomes an attribute of the error.
+    """
+
+    retriable: ClassVar[bool] = False
+    """Whether the same call, made again, may succeed without anybody changing anything."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        transactional_id: str | None = None,
+        cause: str | None = None,
+        next_step: str | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.transactional_id = transactional_id
+        self.cause = cause
+        self.next_step = next_step
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.transactional_id is not None:
+            text += f" [transactional id {self.transactional_id!r}]"
+        if self.cause:
+            text += f" Cause: {self.cause}"
+        if self.next_step:
+            text += f" Next step: {self.next_step}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        known = {"transactional_id": self.transactional_id, "cause": self.cause, "next_step": self.next_step}
+        return _rebuild, (type(self), self.what, {**known, **self.facts})
+
+
+def _rebuild(kind: type[DualWriteError], what: str, facts: dict[str, Any]) -> DualWriteError:
+    return kind(what, **facts)
+
+
+# --- how dualwrite was called -----------------------------------------------------------------------------------------
+
+
+class ConfigurationError(DualWriteError, ValueError):
+    """A setting is missing, unknown, or contradicts another; nothing was opened."""
+
+
+class MissingDependencyError(ConfigurationError):
+    """An optional package is not installed; the message gives the pip command."""
+
+
+class InvalidTransactionalIdError(ConfigurationError):
+    """A transactional id is empty, too long, or holds a character that dualwrite keeps for itself."""
+
+
+class InvalidMessageError(DualWriteError, TypeError):
+    """A topic, key, value, header, partition or timestamp has a type or value that Kafka can't take; nothing was sent."""
+
+
+class UsageError(DualWriteError, RuntimeError):
+    """A call at a moment at which it has no meaning; nothing was changed by it."""
+
+
+class NestedTransactionError(UsageError):
+    """`transaction()` inside another `transaction()` of the same writer."""
+
+
+class ConcurrentUseError(UsageError):
+    """A second thread used a writer while the first was inside it. One writer serves one thread at a time."""
+
+
+class WriterClosedError(UsageError):
+    """The writer, or the transaction that the handle belonged to, has ended."""
+
+
+class TransactionControlError(UsageError):
+    """The user's block tried to end or replace the transaction that the writer owns (commit, rollback, close, BEGIN)."""
+
+
+# --- who holds the id -------------------------------------------------------------------------------------------------
+
+
+class FencedError(DualWriteError):
+    """Somebody else has claimed the transactional id since; this holder's transaction was rolled back on both sides.
+
+    Attributes: `fence` (ours), `current_fence` and `current_owner` where they are known.
+    """
+
+
+class ClaimTimeoutError(DualWriteError):
+    """The row of the id stayed locked for longer than the claim may wait.
+
+    Attributes: `timeout` (seconds), `blocker` (what holds the lock, where the database tells; PostgreSQL: its backend pid).
+    """
+
+    retriable = True
+
+
+# --- the database side ------------------------------------------------------------------------------------------------
+
+
+class StoreError(DualWriteError):
+    """Something on the database's side."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database can't be reached, or ended the connection, at a moment at which nothing was in doubt."""
+
+    retriable = True
+
+
+class StateTableMissingError(StoreError):
+    """The table `kafka_transaction_state` is missing or older than this release; the message names the command."""
+
+
+class StoredStateError(StoreError):
+    """A stored row can't be read: its prepared state does not parse. Attributes: `text`."""
+
+
+class NotSettledError(StoreError):
+    """`forget` was asked to drop an id that still has something to recover or to acknowledge."""
+
+
+class StoreCommitFailedError(StoreError):
+    """The database surely did not commit: rolled back, nothing of the transaction is left. May be tried again."""
+
+    retriable = True
+
+
+class StoreCommitUnknownError(StoreError):
+    """COMMIT was sent and the answer never came: the database may have committed or not. Never guess; resolve."""
+
+
+# --- Kafka's side -----------------------------------------------------------------------------------------------------
+
+
+class BrokerError(DualWriteError):
+    """Something on Kafka's side. Attributes: `code` and `name` of Kafka's error where it gave one."""
+
+
+class BrokerUnavailableError(BrokerError):
+    """No broker, or no transaction coordinator, answered in time."""
+
+    retriable = True
+
+
+class BrokerAuthorizationError(BrokerError):
+    """The principal lacks an ACL, or authentication failed; the message names what to grant."""
+
+
+class UnknownTopicError(BrokerError):
+    """The topic does not exist, and the broker does not create topics by itself."""
+
+
+class MessageTooLargeError(BrokerError):
+    """A message is larger than the producer or the broker takes. Attributes: `size` (bytes), `limit` where known."""
+
+
+class DeliveryError(BrokerError):
+    """A message of the transaction could not be written to its partition; both sides were rolled back."""
+
+    retriable = True
+
+
+class ProducerFencedError(BrokerError):
+    """The broker fenced this producer: its id was taken over, or its transaction was ended by somebody else."""
+
+
+class TransactionTimeoutError(BrokerError):
+    """Too little of `transaction.timeout.ms` is left to commit safely; both sides were rolled back before the commit point.
+
+    Attributes: `elapsed`, `timeout` (seconds).
+    """
+
+    retriable = True
+
+
+class PrepareError(BrokerError):
+    """The broker does not hold the transaction as ours and ongoing, so it can't be prepared; both sides were rolled back."""
+
+    retriable = True
+
+
+# --- outcomes of a transaction that need a name -----------------------------------------------------------------------
+
+
+class InDoubtTransactionError(DualWriteError):
+    """This process can't tell whether the transaction committed. Recovery (here or elsewhere) settles it; never redo blindly.
+
+    Attributes: `state` (text of the PreparedTxnState, or ""), `database_committed` (True, or None when unknown).
+    """
+
+
+class LostTransactionError(DualWriteError):
+    """The database committed and Kafka provably aborted (timed out): the messages of the transaction are lost.
+
+    Possible only without broker-side two-phase commit. Attributes: `state`, `generation`.
+    """
+
+
+class UnverifiedTransactionError(DualWriteError):
+    """The database committed, and Kafka no longer has evidence of what became of the messages.
+
+    Attributes: `state`, `generation`.
+    """
+
+
+class RecoveryError(DualWriteError):
+    """Recovery of at least one id did not finish; the report tells which. Attributes: `report`."""
+
+    retriable = True

@@ -1,0 +1,37 @@
+"""Named points of the recipe at which a test can make the process fail. One global look-up when none is armed.
+
+The names and the way to arm them are public in `dualwrite.testing.failpoints`; this file is what writer and recoverer call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+NAMES: Final = (
+    "after_begin",
+    "after_send",
+    "after_prepare",
+    "after_record",
+    "before_db_commit",
+    "after_db_commit",
+    "before_kafka_commit",
+    "after_kafka_commit",
+    "recover_after_claim",
+    "recover_after_describe",
+    "recover_after_decision",
+    "recover_after_end_txn",
+    "recover_after_settle",
+    "before_take_over",
+)
+
+armed: dict[str, Callable[[], None]] = {}
+"""What runs at each point; empty outside tests. Changed by `dualwrite.testing.failpoints` only."""
+
+
+def hit(name: str) -> None:
+    """Run what is armed at `name`, if anything is."""
+    if armed:
+        action = armed.get(name)
+        if action is not None:
+            action()

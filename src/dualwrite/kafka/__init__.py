@@ -1,0 +1,1 @@
+"""Kafka's side of the recipe: producers, coordinator, configuration."""

@@ -1,0 +1,177 @@
+"""The contracts of Kafka's side: a transactional producer, and what recovery asks of a transaction coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+
+Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
+
+
+@runtime_checkable
+class TransactionalProducer(Protocol):
+    """A producer for one Kafka transactional id, with the method names of KIP-939 in snake case.
+
+    One thread at a time. Errors of the client library arrive as the BrokerError that fits, `raise … from` the original.
+    """
+
+    @property
+    def kafka_transactional_id(self) -> str:
+        """The transactional id that Kafka sees."""
+        ...
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether this session must not begin another transaction (rule F9).
+
+        It was fenced, a delivery failed, or an EndTxn had to be sent again, so that a late duplicate may be under way.
+        """
+        ...
+
+    def init_transactions(self, *, timeout: float) -> None:
+        """Register the id at its coordinator and fence earlier holders of it (InitProducerId). Waits `timeout` s at most.
+
+        Raises:
+            BrokerUnavailableError: No coordinator answered in time.
+            BrokerAuthorizationError: The principal may not use the id.
+            ConfigurationError: The broker refuses the transaction timeout.
+        """
+        ...
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction; no request is sent before the first message."""
+        ...
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Hand one message over; it is sent in the background. `timestamp` is in milliseconds since 1970.
+
+        Raises:
+            InvalidMessageError: Wrong type or range; nothing was sent, the transaction can go on.
+            UnknownTopicError: The topic does not exist and is not created by itself.
+            MessageTooLargeError: The message is above the producer's own limit.
+            DeliveryError: The queue stayed full, or an earlier message of the transaction has failed already.
+        """
+        ...
+
+    def send_offsets_to_transaction(self, consumer: Any, *, timeout: float) -> None:
+        """Make the consumer's positions part of the transaction (KIP-447), with its group's metadata."""
+        ...
+
+    def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
+        """Flush, see that every message is acknowledged, and name the transaction. None where nothing was sent.
+
+        After it only commit and abort are allowed.
+
+        Raises:
+            DeliveryError: A message was not stored (UnknownTopicError, MessageTooLargeError where that is the reason).
+            PrepareError: The broker does not hold the transaction as ours and ongoing.
+            TransactionTimeoutError: Too little of the transaction's timeout is left.
+        """
+        ...
+
+    def check_time_left(self) -> None:
+        """See that enough of the transaction's timeout is left to commit the database now; a look at the clock, no I/O.
+
+        Raises:
+            TransactionTimeoutError: It is not. Without two-phase commit the broker may abort the transaction soon.
+        """
+        ...
+
+    def commit_transaction(self, *, timeout: float) -> None:
+        """Commit; returning means that the coordinator has answered NONE, which is proof.
+
+        Raises:
+            ProducerFencedError: The transaction was ended by somebody else; describe to learn how.
+            BrokerUnavailableError: No proof in time; the transaction may be committed or ongoing.
+        """
+        ...
+
+    def abort_transaction(self, *, timeout: float) -> None:
+        """Abort; messages not yet sent are dropped. Raises as `commit_transaction`."""
+        ...
+
+    def close(self) -> None:
+        """Drop what is queued and release everything. Ends no transaction at the coordinator."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndTxnAnswer:
+    """One answer to EndTxn.
+
+    Args:
+        code: Kafka's error code; 0 (NONE) is proof of the asked outcome, nothing else is.
+        name: Kafka's name of the code.
+        producer_id: The producer id for the next transaction (EndTxn v5), or -1.
+        epoch: The epoch for the next transaction (EndTxn v5), or -1.
+    """
+
+    code: int
+    name: str
+    producer_id: int = -1
+    epoch: int = -1
+
+    @property
+    def proven(self) -> bool:
+        """Whether the transaction is now known to have the outcome that was asked for."""
+        return self.code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTransaction:
+    """One entry of ListTransactions (KIP-664)."""
+
+    kafka_transactional_id: str
+    producer_id: int
+    status: TransactionStatus
+
+
+class TransactionCoordinator(Protocol):
+    """What recovery asks of Kafka, by requests that name the transaction they mean. Safe to use from several threads.
+
+    Moves of the coordinator, lost connections and CONCURRENT_TRANSACTIONS are waited out within the time limit, by the very
+    same request; every other answer is given to the caller, who describes and decides again (rule F3).
+
+    Raises (all methods): BrokerUnavailableError, BrokerAuthorizationError.
+    """
+
+    @property
+    def ends_by_epoch(self) -> bool:
+        """Whether EndTxn v5 is there (transaction.version 2): idempotent by (producerId, epoch), and it fences old clients."""
+        ...
+
+    def describe(self, kafka_transactional_id: str) -> TransactionDescription | None:
+        """DescribeTransactions; None where the coordinator does not know the id."""
+        ...
+
+    def end_transaction(self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool) -> EndTxnAnswer:
+        """EndTxn, v5 where the broker has it, else v4."""
+        ...
+
+    def init_producer_id(self, kafka_transactional_id: str) -> EndTxnAnswer:
+        """The unconditional InitProducerId: aborts what is ongoing and raises the epoch.
+
+        Only for a generation that no live writer can hold: on brokers without EndTxn v5 (rules FA and O2).
+        CONCURRENT_TRANSACTIONS is given to the caller here, since the abort that it began must be looked at (rule F7).
+        """
+        ...
+
+    def list_transactions(self, prefix: str = "") -> Iterable[ListedTransaction]:
+        """ListTransactions at every broker: the ids that begin with `prefix`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...

@@ -1,0 +1,118 @@
+"""The writer's state machine: phases, events, and the table of what may follow what. No I/O.
+
+A phase records an intent or an outcome, never a hope: `COMMITTING_DATABASE` is entered before COMMIT is sent and left only
+when its outcome is known, or named unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from dualwrite.errors import UsageError
+
+
+class Phase(Enum):
+    """Where a writer stands. The value completes the sentence "the writer …"."""
+
+    OPENING = "is being opened"
+    READY = "is open, between transactions"
+    ACTIVE = "is inside a transaction"
+    PREPARING = "is preparing the Kafka transaction"
+    PREPARED = "has prepared the Kafka transaction"
+    RECORDED = "has recorded the state in the database transaction"
+    COMMITTING_DATABASE = "has sent the database's COMMIT"
+    COMMITTING_KAFKA = "has committed the database and commits Kafka"
+    ABORTING = "aborts both sides"
+    IN_DOUBT = "does not know whether its last transaction committed"
+    NEEDS_RECOVERY = "must recover its id before the next transaction"
+    FENCED = "was fenced: somebody else has claimed its id"
+    CLOSED = "is closed"
+
+
+class Event(Enum):
+    """What happens to a writer."""
+
+    OPENED = "opened"
+    BEGIN = "begin"
+    PREPARE = "prepare"
+    PREPARED = "prepared"
+    RECORDED = "recorded"
+    COMMIT_SENT = "commit sent"
+    DATABASE_COMMITTED = "database committed"
+    DATABASE_ROLLED_BACK = "database rolled back"
+    OUTCOME_UNKNOWN = "outcome unknown"
+    KAFKA_COMMITTED = "kafka committed"
+    ABORT = "abort"
+    ABORTED = "aborted"
+    BROKEN = "broken"
+    FENCED = "fenced"
+    REOPEN = "reopen"
+    CLOSE = "close"
+
+
+_STEPS: Final = {
+    (Phase.OPENING, Event.OPENED): Phase.READY,
+    (Phase.READY, Event.BEGIN): Phase.ACTIVE,
+    (Phase.READY, Event.REOPEN): Phase.OPENING,
+    (Phase.ACTIVE, Event.PREPARE): Phase.PREPARING,
+    (Phase.PREPARING, Event.PREPARED): Phase.PREPARED,
+    (Phase.PREPARED, Event.RECORDED): Phase.RECORDED,
+    (Phase.RECORDED, Event.COMMIT_SENT): Phase.COMMITTING_DATABASE,
+    (Phase.COMMITTING_DATABASE, Event.DATABASE_COMMITTED): Phase.COMMITTING_KAFKA,
+    (Phase.COMMITTING_DATABASE, Event.DATABASE_ROLLED_BACK): Phase.ABORTING,
+    (Phase.COMMITTING_DATABASE, Event.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
+    (Phase.IN_DOUBT, Event.DATABASE_COMMITTED): Phase.COMMITTING_KAFKA,
+    (Phase.IN_DOUBT, Event.DATABASE_ROLLED_BACK): Phase.ABORTING,
+    (Phase.COMMITTING_KAFKA, Event.KAFKA_COMMITTED): Phase.READY,
+    (Phase.ABORTING, Event.ABORTED): Phase.READY,
+    (Phase.IN_DOUBT, Event.REOPEN): Phase.OPENING,
+    (Phase.NEEDS_RECOVERY, Event.REOPEN): Phase.OPENING,
+    (Phase.FENCED, Event.REOPEN): Phase.OPENING,
+}
+_ABORTABLE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED)
+
+
+def _table() -> dict[tuple[Phase, Event], Phase]:
+    table = dict(_STEPS)
+    for phase in Phase:
+        if phase is Phase.CLOSED:
+            continue
+        table[phase, Event.CLOSE] = Phase.CLOSED
+        table[phase, Event.FENCED] = Phase.FENCED
+        if phase not in (Phase.FENCED, Phase.IN_DOUBT):
+            table[phase, Event.BROKEN] = Phase.NEEDS_RECOVERY
+    table[Phase.IN_DOUBT, Event.BROKEN] = Phase.IN_DOUBT
+    table[Phase.FENCED, Event.BROKEN] = Phase.FENCED
+    for phase in _ABORTABLE:
+        table[phase, Event.ABORT] = Phase.ABORTING
+    return table
+
+
+TRANSITIONS: Final = MappingProxyType(_table())
+"""(phase, event) → the next phase. What is not in it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """A writer's phase, and how many transactions it has begun under its present claim."""
+
+    phase: Phase = Phase.OPENING
+    transaction_number: int = 0
+
+    def after(self, event: Event) -> WriterState:
+        """The state after `event`.
+
+        Raises:
+            UsageError: The event has no meaning in this phase; nothing changed.
+        """
+        following = TRANSITIONS.get((self.phase, event))
+        if following is None:
+            raise UsageError(f"'{event.value}' is not possible: the writer {self.phase.value}.", phase=self.phase)
+        if event is Event.OPENED:
+            return WriterState(following, 0)
+        if event is Event.BEGIN:
+            return WriterState(following, self.transaction_number + 1)
+        return replace(self, phase=following)

@@ -1,0 +1,1 @@
+"""Databases that keep the row and take part in the recipe."""

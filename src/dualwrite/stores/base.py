@@ -1,0 +1,263 @@
+"""The contract of a store: the database that decides, with one row per logical transactional id.
+
+The row (DESIGN.md §4) is only ever changed under a claim. A claim is a fence: the number of the newest claimant of an id.
+Every write but the claim itself happens on the condition that the fence is still the claimant's own, so that a process
+that was paused and replaced finds that out before it can do harm.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+from dualwrite.state import PreparedTxnState
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write the row of one id, for as long as nobody claims it after us.
+
+    Args:
+        transactional_id: The logical id.
+        fence: Our number; every write to the row requires that it is still the row's.
+        owner: Who claimed, for people: host, process id and the like, at most 255 characters.
+    """
+
+    transactional_id: str
+    fence: int
+    owner: str
+
+
+class LostKind(Enum):
+    """Why an entry stands in a row's `lost` list."""
+
+    LOST = "LOST"
+    """The database committed, Kafka provably aborted."""
+
+    UNVERIFIED = "UNVERIFIED"
+    """The database committed, and Kafka has no evidence left."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTransaction:
+    """A transaction whose messages are lost or unverified; it stays in the row until somebody acknowledges it.
+
+    Args:
+        kind: What is known of it.
+        state: The prepared state that the database had committed.
+        generation: The generation of the id that it ran under.
+        recorded_at: When recovery found it (UTC, aware).
+    """
+
+    kind: LostKind
+    state: PreparedTxnState
+    generation: int
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """What the database keeps of one logical transactional id.
+
+    Args:
+        transactional_id: The logical id.
+        fence: Number of the newest claim.
+        generation: The newest generation taken (0: the logical id itself).
+        prepared_state: The state S that the last recorded transaction committed, or None.
+        prepared_generation: The generation that S belongs to; of no meaning while S is None.
+        settled_generation: Nothing is open on any generation up to this one; -1 at first.
+        transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
+            each claim. With `fence` it names a transaction that sent no message and so has no S.
+        lost: What recovery found lost or unverified and nobody has acknowledged.
+        owner: Who holds the newest claim.
+        updated_at: When the row last changed (UTC, aware).
+        forgotten: Whether it is only a tombstone that keeps the fence.
+    """
+
+    transactional_id: str
+    fence: int
+    generation: int
+    prepared_state: PreparedTxnState | None
+    prepared_generation: int
+    settled_generation: int
+    transaction_number: int
+    lost: tuple[LostTransaction, ...]
+    owner: str
+    updated_at: datetime
+    forgotten: bool = False
+
+    @property
+    def unsettled_generations(self) -> range:
+        """The generations on which something may still be open."""
+        return range(self.settled_generation + 1, self.generation + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One conditional change of a row by recovery. What is left at its default stays as it is.
+
+    Args:
+        clear_state: S is settled: set it to none.
+        lost: Add this entry to `lost`, in the same write that clears S.
+        settled_generation: Nothing is open up to this generation any more.
+    """
+
+    clear_state: bool = False
+    lost: LostTransaction | None = None
+    settled_generation: int | None = None
+
+
+class StoreTransaction(ABC):
+    """One database transaction, begun under a claim whose fence was current when it began.
+
+    While the user's block runs, `handle` (and `session`) refuse to end the transaction: TransactionControlError.
+    """
+
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """What the user writes with: SQLAlchemy Connection, RocksDB batch, ZooKeeper transaction."""
+
+    @property
+    def session(self) -> Any:
+        """A SQLAlchemy ORM Session on the same transaction, made at the first use.
+
+        Raises:
+            UsageError: This store has none.
+        """
+        from dualwrite.errors import UsageError  # noqa: PLC0415  (only on this path)
+
+        raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
+
+    @abstractmethod
+    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+        """Write S, its generation and the transaction's number, on the condition that the fence is still the claim's.
+
+        From here to the end of the transaction the row is locked where the database locks rows. Pending changes of the ORM
+        session are flushed first.
+
+        Raises:
+            FencedError: Somebody else has claimed the id. The transaction must be rolled back.
+            TransactionControlError: The user's block ended the transaction behind our back.
+            StoreError: Anything else; the transaction must be rolled back, nothing was committed.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit: the commit point of the whole recipe.
+
+        Raises:
+            StoreCommitFailedError: Surely not committed, and already rolled back.
+            StoreCommitUnknownError: The outcome is unknown. Any other exception, KeyboardInterrupt included, must be taken
+                for unknown as well.
+        """
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Roll back and release everything. May be called at any time and more than once; does nothing after `commit`.
+
+        A connection that can't roll back any more is closed, which makes the database do it. Raises nothing but what is no
+        `Exception` (KeyboardInterrupt).
+        """
+
+
+class TxnStateStore(ABC):
+    """Keeps the rows. Safe to use from several threads, each with its own claims and transactions.
+
+    Every method raises StoreUnavailableError when the database can't be reached, StateTableMissingError when it has no
+    table of ours, StoredStateError when a row can't be read.
+    """
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The database's address for people and errors, without its password."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Connect, and see that the table is there and of this release."""
+
+    @abstractmethod
+    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+        """Raise the fence by one, in a transaction of its own, and make the row if it is missing or forgotten.
+
+        Waits for the lock of a transaction that is about to commit, so that what is read afterwards is decided. Sets
+        `transaction_number` to 0 unless `expected_fence` is given. Connections that break meanwhile are made anew until the
+        time is over.
+
+        Args:
+            transactional_id: The logical id.
+            owner: Who claims, for people.
+            timeout: Seconds to wait at most.
+            expected_fence: Claim only if the fence still is this number (rule F8).
+
+        Raises:
+            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone).
+            ClaimTimeoutError: The row stayed locked; the error names the blocker where the database tells.
+        """
+
+    @abstractmethod
+    def read(self, transactional_id: str) -> StateRow | None:
+        """The row, or None; a tombstone is given with `forgotten` set."""
+
+    @abstractmethod
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """The row, on the condition that the fence still is the claim's.
+
+        Raises:
+            FencedError: It is not.
+        """
+
+    @abstractmethod
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        """Change the row by a settlement, in a transaction of its own, on the condition of the fence.
+
+        Raises:
+            FencedError: Somebody else has claimed the id; nothing was changed.
+        """
+
+    @abstractmethod
+    def take_generation(self, claim: Claim) -> int:
+        """Raise `generation` by one and return the new one, on the condition of the fence.
+
+        Raises:
+            FencedError: Somebody else has claimed the id; nothing was changed.
+        """
+
+    @abstractmethod
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """Begin a database transaction, and check the fence in it before anything else happens (rule F2).
+
+        Raises:
+            FencedError: Somebody else has claimed the id; nothing is open.
+        """
+
+    @abstractmethod
+    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+        """Remove the entries of `lost` and return them. Needs no claim: only recovery adds to the list."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> list[str]:
+        """The logical ids that begin with `prefix`, sorted; tombstones are left out."""
+
+    @abstractmethod
+    def forget(self, transactional_id: str) -> None:
+        """Drop an id that is no longer used; its fence is raised and stays as a tombstone, so that no zombie can come back.
+
+        Raises:
+            NotSettledError: Something of it is still to be recovered or acknowledged; nothing was changed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the store opened itself. What the user handed over stays open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""What dualwrite ships for tests: its own, and those of its users."""

@@ -1,0 +1,172 @@
+"""Arm the named points of writer and recoverer: to raise, to stop, or to end the process.
+
+In this process::
+
+    with failpoints.armed("after_db_commit", failpoints.raises(RuntimeError("crash"))):
+        ...
+
+In a process that a test starts: put `DUALWRITE_FAILPOINTS` into its environment, a list of `name=action` with `;`
+between them, where the action is one of
+
+| action | what happens at the point |
+| --- | --- |
+| `exit` or `exit:CODE` | `os._exit(CODE)`, 70 without a code: no clean-up runs |
+| `kill` | SIGKILL to itself |
+| `stop` | SIGSTOP to itself: paused until somebody sends SIGCONT |
+| `raise` | `FailpointError` is raised |
+| `interrupt` | KeyboardInterrupt is raised |
+| `sleep:SECONDS` | it sleeps |
+| `touch:PATH` | the file is made: lets a test wait for the point |
+
+`name#N=action` acts only at the N-th time that the point is passed (from 1). Without `#N` it acts every time.
+The variable is read when `dualwrite` is imported, and only if it is set.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from dualwrite import failpoints as _points
+from dualwrite.errors import ConfigurationError
+
+ENVIRONMENT_VARIABLE: Final = "DUALWRITE_FAILPOINTS"
+NAMES: Final = _points.NAMES
+EXIT_CODE: Final = 70
+
+Action = Callable[[], None]
+
+
+class FailpointError(RuntimeError):
+    """What an armed `raise` raises. Not a DualWriteError: to the code it stands for a defect or a dying process."""
+
+
+def raises(error: BaseException) -> Action:
+    """An action that raises `error`."""
+
+    def action() -> None:
+        raise error
+
+    return action
+
+
+def exits(code: int = EXIT_CODE) -> Action:
+    """An action that ends the process at once, without any clean-up."""
+
+    def action() -> None:
+        os._exit(code)
+
+    return action
+
+
+def sends_itself(signal_number: int) -> Action:
+    """An action that sends the signal to its own process, and returns only if the process survives it."""
+
+    def action() -> None:
+        os.kill(os.getpid(), signal_number)
+
+    return action
+
+
+def only_at(count: int, action: Action) -> Action:
+    """`action` at the `count`-th passage (from 1), nothing at the others."""
+    passed = 0
+
+    def counted() -> None:
+        nonlocal passed
+        passed += 1
+        if passed == count:
+            action()
+
+    return counted
+
+
+def arm(name: str, action: Action) -> None:
+    """Arm a point until `disarm`; several actions at one point run in the order in which they were armed.
+
+    Raises:
+        ConfigurationError: There is no point of that name.
+    """
+    if name not in NAMES:
+        raise ConfigurationError(f"There is no failpoint {name!r}.", next_step=f"one of: {', '.join(NAMES)}")
+    earlier = _points.armed.get(name)
+
+    def both() -> None:
+        if earlier is not None:
+            earlier()
+        action()
+
+    _points.armed[name] = both
+
+
+def disarm(name: str | None = None) -> None:
+    """Disarm one point, or all of them."""
+    if name is None:
+        _points.armed.clear()
+    else:
+        _points.armed.pop(name, None)
+
+
+@contextmanager
+def armed(name: str, action: Action) -> Iterator[None]:
+    """Arm a point for the length of a `with` block."""
+    arm(name, action)
+    try:
+        yield
+    finally:
+        disarm(name)
+
+
+def arm_from_text(text: str) -> None:
+    """Arm what the text of `DUALWRITE_FAILPOINTS` says; see the module.
+
+    Raises:
+        ConfigurationError: An entry is of no known form.
+    """
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        point, _, what = entry.partition("=")
+        name, _, count = point.partition("#")
+        action = _action(what, entry)
+        if count:
+            if not count.isdecimal() or int(count) < 1:
+                raise ConfigurationError(f"The failpoint {entry!r} has no count from 1 behind its '#'.")
+            action = only_at(int(count), action)
+        arm(name, action)
+
+
+def arm_from_environment() -> None:
+    """Arm what the environment asks for; nothing where the variable is not set."""
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if text:
+        arm_from_text(text)
+
+
+def _action(what: str, entry: str) -> Action:  # noqa: PLR0911  (one return an action)
+    kind, _, argument = what.partition(":")
+    match kind:
+        case "exit" if not argument or argument.isdecimal():
+            return exits(int(argument or EXIT_CODE))
+        case "kill" if not argument:
+            return sends_itself(signal.SIGKILL)
+        case "stop" if not argument:
+            return sends_itself(signal.SIGSTOP)
+        case "raise" if not argument:
+            return raises(FailpointError(f"failpoint {entry}"))
+        case "interrupt" if not argument:
+            return raises(KeyboardInterrupt())
+        case "sleep" if argument:
+            seconds = float(argument)
+            return lambda: time.sleep(seconds)
+        case "touch" if argument:
+            path = Path(argument)
+            return path.touch
+        case _:
+            raise ConfigurationError(
+                f"The failpoint {entry!r} has no known action.",
+                next_step="exit[:CODE], kill, stop, raise, interrupt, sleep:SECONDS or touch:PATH",
+            )
