@@ -201,6 +201,10 @@ class TransactionTimeoutError(BrokerError):
     retriable = True
 
 
+class TransactionTimeoutRefusedError(BrokerError, ConfigurationError):
+    """The broker refuses `transaction.timeout.ms`: it is above its `transaction.max.timeout.ms`."""
+
+
 class PrepareError(BrokerError):
     """The broker does not hold the transaction as ours and ongoing, so it can't be prepared; both sides were rolled back."""
 

@@ -17,7 +17,7 @@ from dualwrite.errors import UsageError
 class Phase(Enum):
     """Where a writer stands. The value completes the sentence "the writer …"."""
 
-    OPENING = "is being opened"
+    OPENING = "is not open yet"
     READY = "is open, between transactions"
     ACTIVE = "is inside a transaction"
     PREPARING = "is preparing the Kafka transaction"
@@ -26,7 +26,7 @@ class Phase(Enum):
     COMMITTING_DATABASE = "has sent the database's COMMIT"
     COMMITTING_KAFKA = "has committed the database and commits Kafka"
     ABORTING = "aborts both sides"
-    IN_DOUBT = "does not know whether its last transaction committed"
+    IN_DOUBT = "does not know yet how its last transaction ended"
     NEEDS_RECOVERY = "must recover its id before the next transaction"
     FENCED = "was fenced: somebody else has claimed its id"
     CLOSED = "is closed"
@@ -49,14 +49,16 @@ class Event(Enum):
     ABORTED = "aborted"
     BROKEN = "broken"
     FENCED = "fenced"
-    REOPEN = "reopen"
     CLOSE = "close"
 
 
 _STEPS: Final = {
     (Phase.OPENING, Event.OPENED): Phase.READY,
+    (Phase.READY, Event.OPENED): Phase.READY,
+    (Phase.NEEDS_RECOVERY, Event.OPENED): Phase.READY,
+    (Phase.IN_DOUBT, Event.OPENED): Phase.READY,
+    (Phase.FENCED, Event.OPENED): Phase.READY,
     (Phase.READY, Event.BEGIN): Phase.ACTIVE,
-    (Phase.READY, Event.REOPEN): Phase.OPENING,
     (Phase.ACTIVE, Event.PREPARE): Phase.PREPARING,
     (Phase.PREPARING, Event.PREPARED): Phase.PREPARED,
     (Phase.PREPARED, Event.RECORDED): Phase.RECORDED,
@@ -64,15 +66,14 @@ _STEPS: Final = {
     (Phase.COMMITTING_DATABASE, Event.DATABASE_COMMITTED): Phase.COMMITTING_KAFKA,
     (Phase.COMMITTING_DATABASE, Event.DATABASE_ROLLED_BACK): Phase.ABORTING,
     (Phase.COMMITTING_DATABASE, Event.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
-    (Phase.IN_DOUBT, Event.DATABASE_COMMITTED): Phase.COMMITTING_KAFKA,
-    (Phase.IN_DOUBT, Event.DATABASE_ROLLED_BACK): Phase.ABORTING,
     (Phase.COMMITTING_KAFKA, Event.KAFKA_COMMITTED): Phase.READY,
+    (Phase.COMMITTING_KAFKA, Event.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
     (Phase.ABORTING, Event.ABORTED): Phase.READY,
-    (Phase.IN_DOUBT, Event.REOPEN): Phase.OPENING,
-    (Phase.NEEDS_RECOVERY, Event.REOPEN): Phase.OPENING,
-    (Phase.FENCED, Event.REOPEN): Phase.OPENING,
 }
 _ABORTABLE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED)
+
+
+_KEPT_WHEN_BROKEN: Final = (Phase.OPENING, Phase.IN_DOUBT, Phase.FENCED)
 
 
 def _table() -> dict[tuple[Phase, Event], Phase]:
@@ -82,10 +83,7 @@ def _table() -> dict[tuple[Phase, Event], Phase]:
             continue
         table[phase, Event.CLOSE] = Phase.CLOSED
         table[phase, Event.FENCED] = Phase.FENCED
-        if phase not in (Phase.FENCED, Phase.IN_DOUBT):
-            table[phase, Event.BROKEN] = Phase.NEEDS_RECOVERY
-    table[Phase.IN_DOUBT, Event.BROKEN] = Phase.IN_DOUBT
-    table[Phase.FENCED, Event.BROKEN] = Phase.FENCED
+        table[phase, Event.BROKEN] = phase if phase in _KEPT_WHEN_BROKEN else Phase.NEEDS_RECOVERY
     for phase in _ABORTABLE:
         table[phase, Event.ABORT] = Phase.ABORTING
     return table
@@ -97,7 +95,11 @@ TRANSITIONS: Final = MappingProxyType(_table())
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
-    """A writer's phase, and how many transactions it has begun under its present claim."""
+    """A writer's phase, and how many transactions it has begun in its life.
+
+    The number is never set back: with the fence it names a transaction in the row, also after the writer has claimed its id
+    anew, which leaves the row's number standing (`TxnStateStore.claim`).
+    """
 
     phase: Phase = Phase.OPENING
     transaction_number: int = 0
@@ -111,8 +113,6 @@ class WriterState:
         following = TRANSITIONS.get((self.phase, event))
         if following is None:
             raise UsageError(f"'{event.value}' is not possible: the writer {self.phase.value}.", phase=self.phase)
-        if event is Event.OPENED:
-            return WriterState(following, 0)
         if event is Event.BEGIN:
             return WriterState(following, self.transaction_number + 1)
         return replace(self, phase=following)

@@ -1,0 +1,346 @@
+"""TransactionalProducer over confluent-kafka (librdkafka): any broker from 3.0 on, without two-phase commit.
+
+Its transactions are bounded by `transaction.timeout.ms`. One (producerId, epoch) serves all transactions of a session, so
+the prepared state carries the coordinator's start time (DESIGN.md §2), read by DescribeTransactions at prepare.
+
+Left over (DESIGN.md §4): librdkafka repeats requests inside. A duplicate of its EndTxn or InitProducerId that the network
+holds back past the next transaction can't be excluded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from dualwrite.errors import (
+    BrokerError,
+    ConfigurationError,
+    DeliveryError,
+    PrepareError,
+    TransactionTimeoutError,
+)
+from dualwrite.kafka.base import Headers
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable
+from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list
+from dualwrite.state import PreparedTxnState, TransactionStatus
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000  # the broker's own default for transaction.max.timeout.ms
+MIN_TRANSACTION_TIMEOUT_MS: Final = 1_000
+TIME_RESERVE_SHARE: Final = 0.2
+MAX_TIME_RESERVE: Final = 10.0
+_TOPIC_WAIT: Final = 10.0
+_POLL: Final = 0.1
+_OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
+
+
+class LibrdkafkaProducer:
+    """One session of librdkafka for one Kafka transactional id; see TransactionalProducer for the contract.
+
+    Args:
+        config: The cluster's settings; everything in it goes to librdkafka.
+        kafka_transactional_id: The id that Kafka sees. It must be this session's alone (rule O2): librdkafka's
+            InitProducerId can't be made conditional.
+        coordinator: For DescribeTransactions at prepare.
+        delivery_timeout: Seconds that handing over one message may block when the queue is full.
+
+    Raises:
+        ConfigurationError: librdkafka does not know a setting, or refuses its value.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        kafka_transactional_id: str,
+        coordinator: WireTransactionCoordinator,
+        *,
+        delivery_timeout: float = 60.0,
+    ) -> None:
+        self._id = kafka_transactional_id
+        self._coordinator = coordinator
+        self._delivery_timeout = delivery_timeout
+        self._timeout_ms = _transaction_timeout_ms(config, coordinator)
+        self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
+        self._known_topics: set[str] = set()
+        self._must_be_replaced = False
+        self._previous_start_ms: int | None = None
+        self._sent = self._acknowledged = 0
+        self._failure: BrokerError | None = None
+        self._offsets_sent = False
+        self._first_sent_at: float | None = None
+
+    @property
+    def kafka_transactional_id(self) -> str:
+        """The transactional id that Kafka sees."""
+        return self._id
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether this session must not begin another transaction (rule F9)."""
+        return self._must_be_replaced
+
+    @property
+    def transaction_timeout(self) -> float:
+        """`transaction.timeout.ms`, in seconds."""
+        return self._timeout_ms / 1000
+
+    @property
+    def _has_content(self) -> bool:
+        return self._sent > 0 or self._offsets_sent
+
+    # --- the transaction ----------------------------------------------------------------------------------------------
+
+    def init_transactions(self, *, timeout: float) -> None:
+        """InitProducerId by librdkafka, on an id that nobody else uses."""
+        self._until_done(self._producer.init_transactions, "init_transactions", timeout)
+
+    def begin_transaction(self) -> None:
+        """Begin; local."""
+        self._sent = self._acknowledged = 0
+        self._failure = self._first_sent_at = None
+        self._offsets_sent = False
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            self._must_be_replaced = True
+            raise broker_error(error, self._id, "begin_transaction") from error
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Queue one message; librdkafka sends it in the background."""
+        message: dict[str, Any] = {"value": as_bytes("value", value), "key": as_bytes("key", key)}
+        if headers is not None:
+            message["headers"] = header_list(headers)
+        if partition is not None:
+            message["partition"] = check_number("partition", partition, 2**31 - 1)
+        if timestamp is not None:
+            message["timestamp"] = check_number("timestamp (ms since 1970)", timestamp, 2**63 - 1)
+        if not isinstance(topic, str) or topic not in self._known_topics:
+            self._look_up(check_topic(topic))
+        self._raise_failure()
+        if self._first_sent_at is None:
+            self._first_sent_at = time.monotonic()
+        deadline = None
+        while True:
+            try:
+                self._producer.produce(topic, on_delivery=self._delivered, **message)
+                break
+            except BufferError as error:
+                deadline = deadline or time.monotonic() + self._delivery_timeout
+                if time.monotonic() > deadline:
+                    raise DeliveryError(
+                        f"The producer's queue stayed full for {self._delivery_timeout:g} s.",
+                        cause="the broker takes messages too slowly, or not at all",
+                        next_step="see queue.buffering.max.kbytes and queue.buffering.max.messages",
+                        transactional_id=self._id,
+                    ) from error
+                self._producer.poll(_POLL)
+                self._raise_failure()
+            except KafkaException as error:
+                raise self._failed(broker_error(error, self._id, f"sending to topic {topic!r}")) from error
+        self._sent += 1
+        self._producer.poll(0)
+
+    def send_offsets_to_transaction(self, consumer: Any, *, timeout: float) -> None:
+        """Make the consumer's positions part of the transaction (KIP-447)."""
+        positions = consumer.position(consumer.assignment())
+        group = consumer.consumer_group_metadata()
+        if self._first_sent_at is None:
+            self._first_sent_at = time.monotonic()
+        self._offsets_sent = True
+        self._until_done(
+            lambda left: self._producer.send_offsets_to_transaction(positions, group, left),
+            "send_offsets_to_transaction",
+            timeout,
+        )
+
+    def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
+        """Flush, count the acknowledgements, and see at the coordinator that the transaction is ongoing and ours."""
+        if not self._has_content:
+            return None
+        waiting = self._producer.flush(timeout)
+        self._raise_failure()
+        if waiting or self._acknowledged != self._sent:
+            raise self._failed(
+                DeliveryError(
+                    f"{self._sent - self._acknowledged} of {self._sent} messages were not acknowledged within {timeout:g} s.",
+                    cause="the broker takes messages too slowly, or not at all",
+                    transactional_id=self._id,
+                )
+            )
+        state = self._described()
+        self.check_time_left()
+        self._previous_start_ms = state.start_time_ms
+        return state
+
+    def check_time_left(self) -> None:
+        """Compare the time since the first message, by our own clock, with the transaction's timeout.
+
+        The broker's clock starts no earlier than ours, so that what we count is never too little, whatever the clocks say.
+        """
+        if self._first_sent_at is None:
+            return
+        elapsed = time.monotonic() - self._first_sent_at
+        if elapsed > self.transaction_timeout - self.time_reserve:
+            raise self._failed(
+                TransactionTimeoutError(
+                    f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.transaction_timeout:g} s, "
+                    f"and {self.time_reserve:g} s are kept for committing.",
+                    cause="the block, the deliveries or the database took too long",
+                    next_step="make transactions shorter, or raise transaction.timeout.ms and the broker's "
+                    "transaction.max.timeout.ms; with two-phase commit on the broker there is no such limit",
+                    transactional_id=self._id,
+                    elapsed=elapsed,
+                    timeout=self.transaction_timeout,
+                )
+            )
+
+    @property
+    def time_reserve(self) -> float:
+        """Seconds of the timeout kept for the database's commit and Kafka's."""
+        return min(MAX_TIME_RESERVE, TIME_RESERVE_SHARE * self.transaction_timeout)
+
+    def commit_transaction(self, *, timeout: float) -> None:
+        """EndTxn by librdkafka; repeated only for errors that it calls retriable, and then the session must be replaced."""
+        self._until_done(self._producer.commit_transaction, "commit_transaction", timeout)
+
+    def abort_transaction(self, *, timeout: float) -> None:
+        """EndTxn(abort) by librdkafka, once nothing is under way any more.
+
+        With messages in flight, librdkafka would raise its epoch by an InitProducerId of its own after the abort: that leaves
+        the id Empty, and takes the evidence of the last committed transaction with it (rule F7).
+        """
+        waiting = self._producer.flush(timeout)
+        self._raise_failure()
+        if waiting:
+            raise self._failed(
+                DeliveryError(f"{waiting} messages are still under way after {timeout:g} s.", transactional_id=self._id)
+            )
+        self._until_done(self._producer.abort_transaction, "abort_transaction", timeout)
+
+    def close(self) -> None:
+        """Drop queued messages and let librdkafka stop its threads; no transaction is ended."""
+        self._must_be_replaced = True
+        try:
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            self._producer.poll(0)
+        except KafkaException as error:
+            log.debug("purging the queue of %s: %s", self._id, error)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _described(self) -> PreparedTxnState:
+        found = self._coordinator.describe(self._id)
+        if found is None or found.status is not TransactionStatus.ONGOING:
+            status = "unknown to it" if found is None else found.status.value
+            raise self._failed(
+                PrepareError(
+                    f"The coordinator does not hold the transaction as ongoing: {status}.",
+                    cause="it timed out, or somebody else took the id over",
+                    transactional_id=self._id,
+                )
+            )
+        if found.start_time_ms == self._previous_start_ms:
+            raise self._failed(
+                PrepareError(
+                    f"Two transactions in a row began in the same millisecond ({found.start_time_ms}), "
+                    "so that the prepared state would not tell them apart.",
+                    cause="the broker's clock was set back",
+                    transactional_id=self._id,
+                )
+            )
+        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
+
+    def _look_up(self, topic: str) -> None:
+        """See that a topic exists before the first message to it: librdkafka itself would tell after 30 s."""
+        deadline = time.monotonic() + _TOPIC_WAIT
+        while True:
+            try:
+                found = self._producer.list_topics(topic, timeout=_TOPIC_WAIT).topics.get(topic)
+            except KafkaException as error:
+                raise broker_error(error, self._id, f"looking up topic {topic!r}") from error
+            problem = None if found is None else found.error
+            if found is not None and problem is None and found.partitions:
+                self._known_topics.add(topic)
+                return
+            # A broker that creates topics by itself says "unknown" while it does.
+            if (problem is not None and not is_retriable(problem)) or time.monotonic() > deadline:
+                raise broker_error(problem, self._id, f"looking up topic {topic!r}")
+            time.sleep(_POLL)
+
+    def _delivered(self, error: Any, message: Message) -> None:
+        if error is None:
+            self._acknowledged += 1
+        elif self._failure is None:
+            self._must_be_replaced = True
+            self._failure = broker_error(error, self._id, f"delivering to topic {message.topic()!r}")
+
+    def _failed(self, error: BrokerError) -> BrokerError:
+        """Remember that the session needs more than an abort: librdkafka raises its epoch by itself after it."""
+        self._must_be_replaced = True
+        if self._failure is None:
+            self._failure = error
+        return error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _until_done(self, call: Callable[[float], None], what: str, timeout: float) -> None:
+        """Call, and again with what is left of the time where librdkafka says that it may help."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                call(max(deadline - time.monotonic(), 0.001))
+            except KafkaException as error:
+                self._must_be_replaced = True
+                if not is_retriable(error) or time.monotonic() >= deadline:
+                    raise broker_error(error, self._id, what) from error
+                time.sleep(_POLL)
+            else:
+                return
+
+
+def _transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoordinator) -> int:
+    """The user's `transaction.timeout.ms`, else the broker's maximum: a lost transaction can't be mended, a wait can."""
+    chosen = config.transaction_timeout_ms
+    if chosen is None:
+        return coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
+    if chosen < MIN_TRANSACTION_TIMEOUT_MS:
+        raise ConfigurationError(f"transaction.timeout.ms is {chosen}; {MIN_TRANSACTION_TIMEOUT_MS} is the least.")
+    return chosen
+
+
+def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
+    settings: Mapping[str, Any] = {
+        "client.id": config.client_id,
+        **{name: value for name, value in config.properties.items() if name not in _OURS},
+        "bootstrap.servers": config.servers,
+        "transactional.id": kafka_transactional_id,
+        "transaction.timeout.ms": timeout_ms,
+        "enable.idempotence": True,
+        "acks": "all",
+    }
+    settings.setdefault("logger", log)  # type: ignore[attr-defined]
+    try:
+        return Producer(dict(settings))
+    except (KafkaException, TypeError, ValueError) as error:
+        reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise ConfigurationError(
+            f"librdkafka refuses the Kafka settings: {reason}.", next_step="see librdkafka's CONFIGURATION.md"
+        ) from error

@@ -1,0 +1,76 @@
+"""What may be sent: types and ranges of topic, key, value, headers, partition and timestamp, checked before anything leaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dualwrite.errors import InvalidMessageError
+from dualwrite.kafka.base import Headers
+
+MAX_TOPIC_LENGTH: Final = 249
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+
+
+def check_topic(topic: Any) -> str:
+    """Return the topic if Kafka allows the name: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'; not '.' or '..'.
+
+    Raises:
+        InvalidMessageError: It does not.
+    """
+    if not isinstance(topic, str):
+        raise InvalidMessageError(f"A topic is a str, not {type(topic).__name__}: {topic!r}.")
+    if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_LENGTH or topic in (".", ".."):
+        raise InvalidMessageError(
+            f"{topic[:60]!r} is no name for a topic: 1 to {MAX_TOPIC_LENGTH} of a-z, A-Z, 0-9, '.', '_' and '-'."
+        )
+    return topic
+
+
+def as_bytes(what: str, content: Any) -> bytes | None:
+    """Bytes as they are, text in UTF-8, None as None.
+
+    Raises:
+        InvalidMessageError: Anything else.
+    """
+    if content is None or isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise InvalidMessageError(
+        f"A message's {what} is bytes, str or None, not {type(content).__name__}.",
+        next_step="serialise it first, for instance json.dumps(…)",
+    )
+
+
+def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
+    """Headers as pairs, in order.
+
+    Raises:
+        InvalidMessageError: Not a mapping or pairs, or a name that is not a str.
+    """
+    if headers is None:
+        return None
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        listed = [(name, content) for name, content in pairs]
+    except (TypeError, ValueError) as error:
+        raise InvalidMessageError("A message's headers are a mapping, or a list of (name, value) pairs.") from error
+    for name, _ in listed:
+        if not isinstance(name, str):
+            raise InvalidMessageError(f"A header's name is a str, not {type(name).__name__}.")
+    return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
+
+
+def check_number(what: str, number: Any, highest: int) -> int:
+    """Return the number if it is an int from 0 to `highest`.
+
+    Raises:
+        InvalidMessageError: It is not.
+    """
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= highest:
+        raise InvalidMessageError(f"A message's {what} is an int from 0 to {highest}, not {number!r}.")
+    return number

@@ -1,0 +1,139 @@
+"""What a writer holds while it has an id: the claim, the generation, the producer. Taking them, settling, letting go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dualwrite.errors import DualWriteError, WriterClosedError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
+from dualwrite.recovery import describe_owner
+from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
+from dualwrite.settling import settle_generations
+from dualwrite.state import kafka_transactional_id
+from dualwrite.stores.base import Claim, Settlement, TxnStateStore
+from dualwrite.timeouts import Timeouts
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """The id as one writer holds it. Knows nothing of transactions; the writer calls its steps in the recipe's order.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side, for recovery.
+        producers: Makes the producer for a Kafka transactional id.
+        transactional_id: The logical id.
+        timeouts: Time limits.
+    """
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        coordinator: TransactionCoordinator,
+        producers: Callable[[str], TransactionalProducer],
+        *,
+        transactional_id: str,
+        timeouts: Timeouts,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._producers = producers
+        self._id = transactional_id
+        self._timeouts = timeouts
+        self._claim: Claim | None = None
+        self._producer: TransactionalProducer | None = None
+        self.generation = 0
+        self.report = RecoveryReport()
+
+    @property
+    def claim(self) -> Claim:
+        """The newest claim that we made.
+
+        Raises:
+            WriterClosedError: None was made.
+        """
+        if self._claim is None:
+            raise WriterClosedError("The writer holds no claim.", transactional_id=self._id)
+        return self._claim
+
+    @property
+    def producer(self) -> TransactionalProducer:
+        """The producer of our generation.
+
+        Raises:
+            WriterClosedError: There is none.
+        """
+        if self._producer is None:
+            raise WriterClosedError("The writer has no producer.", transactional_id=self._id)
+        return self._producer
+
+    @property
+    def producer_must_be_replaced(self) -> bool:
+        """Whether there is no producer, or one that must not begin another transaction (rule F9)."""
+        return self._producer is None or self._producer.must_be_replaced
+
+    @property
+    def kafka_transactional_id(self) -> str:
+        """The id of our generation, as Kafka sees it."""
+        return kafka_transactional_id(self._id, self.generation)
+
+    def make_claim(self, *, only_if_ours: bool) -> None:
+        """Claim the id; `only_if_ours`: only while nobody has claimed it after us (rule F8).
+
+        Raises: as `TxnStateStore.claim`.
+        """
+        expected = self.claim.fence if only_if_ours else None
+        self._claim = self._store.claim(
+            self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected
+        )
+        hit("recover_after_claim")
+
+    def settle(self) -> tuple[GenerationOutcome, ...]:
+        """Settle every unsettled generation under our claim; what was found stands in `report`.
+
+        Raises: as `settle_generations`.
+        """
+        outcomes = settle_generations(self._store, self._coordinator, self.claim, timeout=self._timeouts.kafka)
+        self.report = RecoveryReport((IdReport(self._id, outcomes, self._store.read_claimed(self.claim).lost),))
+        for found in outcomes:
+            if found.outcome is not Outcome.NOTHING:
+                log.info("%s: recovered generation %d: %s", self._id, found.generation, found.outcome.value)
+        return outcomes
+
+    def start(self) -> None:
+        """Take a new generation, with a producer of its own: librdkafka's InitProducerId can't be made conditional (O2).
+
+        Raises: as `TxnStateStore.take_generation` and `TransactionalProducer.init_transactions`.
+        """
+        self.drop_producer()
+        hit("before_take_over")
+        generation = self._store.take_generation(self.claim)
+        producer = self._producers(kafka_transactional_id(self._id, generation))
+        try:
+            producer.init_transactions(timeout=self._timeouts.kafka)
+        except BaseException:
+            producer.close()
+            raise
+        self._producer, self.generation = producer, generation
+
+    def recover(self) -> None:
+        """Claim on the condition that the id is ours still, settle, start anew."""
+        self.make_claim(only_if_ours=True)
+        self.settle()
+        self.start()
+
+    def drop_producer(self) -> None:
+        """Close the producer, if there is one; no transaction is ended by it."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def clear_row(self) -> None:
+        """After a clean end: nothing is prepared, nothing is open on our generation, and the row says so."""
+        try:
+            self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
+        except DualWriteError as error:
+            log.info("%s: the row keeps its last, committed state: %s", self._id, error)

@@ -1,0 +1,196 @@
+"""Settle the generations of one id under a claim: describe, read again, decide, act, settle, fence (DESIGN.md §4).
+
+Both the Recoverer and a writer that opens run this. The order of the steps is what the model in shared/model proves:
+
+F1  describe first, then read the row again on the condition of our fence
+F3  any answer to EndTxn but NONE: describe and decide again
+F7  settle in the database before the evidence at the broker is destroyed by raising the epoch
+FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential_jitter
+
+from dualwrite.decision import Decision, decide
+from dualwrite.errors import BrokerError, BrokerUnavailableError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
+from dualwrite.report import GenerationOutcome, Outcome
+from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, TxnStateStore
+
+log = logging.getLogger(__name__)
+
+_WAIT: Final = wait_exponential_jitter(initial=0.01, max=0.5, jitter=0.01)
+_OUTCOMES: Final = {
+    Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
+    Decision.LOST: Outcome.LOST,
+    Decision.UNVERIFIED: Outcome.UNVERIFIED,
+    Decision.NOTHING: Outcome.NOTHING,
+}
+_LOST_KINDS: Final = {Outcome.LOST: LostKind.LOST, Outcome.UNVERIFIED: LostKind.UNVERIFIED}
+
+
+def settle_generations(
+    store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float
+) -> tuple[GenerationOutcome, ...]:
+    """Settle every unsettled generation of the claim's id, so that nothing is open on any of them.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side.
+        claim: Ours, and the newest.
+        timeout: Seconds to wait at most for one generation to leave a state in between.
+
+    Raises:
+        FencedError: Somebody else has claimed the id since; that claimant settles it.
+        BrokerUnavailableError: Kafka did not answer in time; what is prepared stays prepared.
+        StoreError: The database could not be read or written.
+    """
+    row = store.read_claimed(claim)
+    outcomes = tuple(
+        GenerationSettler(store, coordinator, claim, generation, timeout=timeout).settle()
+        for generation in row.unsettled_generations
+    )
+    if outcomes:
+        store.settle(claim, Settlement(settled_generation=row.generation))
+    return outcomes
+
+
+class GenerationSettler:
+    """Settles one generation of one id; arguments as in `settle_generations`."""
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        coordinator: TransactionCoordinator,
+        claim: Claim,
+        generation: int,
+        *,
+        timeout: float,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._claim = claim
+        self._generation = generation
+        self._kafka_id = kafka_transactional_id(claim.transactional_id, generation)
+        self._timeout = timeout
+        self._found: GenerationOutcome | None = None
+
+    def settle(self) -> GenerationOutcome:
+        """Go round until the generation is settled and its epoch raised; see `settle_generations` for errors."""
+        Retrying(
+            retry=retry_if_result(lambda done: not done),
+            stop=stop_after_delay(self._timeout),
+            wait=_WAIT,
+            retry_error_callback=lambda _: self._give_up(),
+        )(self._round)
+        return self._found or self._outcome(Outcome.NOTHING, None)
+
+    def _round(self) -> bool:
+        """One round; whether the generation is done."""
+        described = self._coordinator.describe(self._kafka_id)
+        hit("recover_after_describe")
+        row = self._store.read_claimed(self._claim)
+        stored = row.prepared_state if row.prepared_generation == self._generation else None
+        decision = decide(stored, described)
+        log.debug("%s: stored %s, described %s: %s", self._kafka_id, stored, described, decision.value)
+        hit("recover_after_decision")
+        match decision:
+            case Decision.WAIT:
+                return False
+            case Decision.COMMIT | Decision.ABORT:
+                assert described is not None
+                return self._end(stored, described, commit=decision is Decision.COMMIT)
+            case Decision.PROVE:
+                assert stored is not None
+                return self._settle_and_fence(self._prove(stored), stored, described)
+            case _:
+                return self._settle_and_fence(_OUTCOMES[decision], stored, described)
+
+    def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
+        """End the ongoing transaction by the epoch that was described: it wins only if nobody was faster."""
+        if not commit and stored is not None:
+            # S is not the name of what is ongoing: its own transaction was committed before that one began.
+            self._settle_row(Outcome.ABORTED, stored)
+            stored = None
+        if not commit and not self._coordinator.ends_by_epoch:
+            self._coordinator.init_producer_id(self._kafka_id)  # FA; what it began is looked at in the next round
+            self._remember(Outcome.ABORTED, None)
+            return False
+        answer = self._coordinator.end_transaction(
+            self._kafka_id, producer_id=described.producer_id, epoch=described.epoch, commit=commit
+        )
+        hit("recover_after_end_txn")
+        if not answer.proven:
+            log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
+            return False
+        outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
+        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: old holders are fenced
+            self._settle_row(outcome, stored)
+            return True
+        return self._settle_and_fence(outcome, stored, described)
+
+    def _prove(self, stored: PreparedTxnState) -> Outcome:
+        """EndTxn v5 of the stored (producerId, epoch) tells how it ended, over a change of the producer id (KIP-890)."""
+        answer = self._coordinator.end_transaction(
+            self._kafka_id, producer_id=stored.producer_id, epoch=stored.epoch, commit=True
+        )
+        hit("recover_after_end_txn")
+        if answer.proven:
+            return Outcome.ALREADY_COMMITTED
+        return Outcome.LOST if answer.code == INVALID_TXN_STATE else Outcome.UNVERIFIED
+
+    def _settle_and_fence(
+        self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None
+    ) -> bool:
+        self._settle_row(outcome, stored)
+        if described is None:
+            return True
+        if self._coordinator.ends_by_epoch:
+            answer = self._coordinator.end_transaction(
+                self._kafka_id, producer_id=described.producer_id, epoch=described.epoch, commit=False
+            )
+            return answer.proven
+        answer = self._coordinator.init_producer_id(self._kafka_id)
+        if not answer.proven and answer.code != CONCURRENT_TRANSACTIONS:
+            raise BrokerError(
+                f"Kafka did not raise the epoch of {self._kafka_id!r}: InitProducerId answered {answer.name}.",
+                transactional_id=self._claim.transactional_id,
+                code=answer.code,
+                name=answer.name,
+            )
+        return answer.proven
+
+    def _settle_row(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+        if stored is not None:
+            kind = _LOST_KINDS.get(outcome)
+            lost = None
+            if kind is not None:
+                lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC))
+                log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
+            self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
+        self._remember(outcome, stored)
+        hit("recover_after_settle")
+
+    def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+        """Keep the first outcome that says something; later rounds only fence."""
+        if self._found is None or self._found.outcome is Outcome.NOTHING:
+            self._found = self._outcome(outcome, stored)
+
+    def _outcome(self, outcome: Outcome, stored: PreparedTxnState | None) -> GenerationOutcome:
+        return GenerationOutcome(self._claim.transactional_id, self._generation, outcome, stored)
+
+    def _give_up(self) -> bool:
+        raise BrokerUnavailableError(
+            f"Kafka did not bring {self._kafka_id!r} to an end within {self._timeout:g} s.",
+            transactional_id=self._claim.transactional_id,
+            cause="markers can't be written (a partition without a leader?), or somebody else keeps using the id",
+            next_step="recover again; what is prepared stays prepared",
+        )

@@ -1,0 +1,107 @@
+"""What the user's block is given: `tx.db`, `tx.session`, `tx.send`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from dualwrite.errors import ConcurrentUseError, WriterClosedError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import Headers, TransactionalProducer
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import StoreTransaction
+
+
+class Transaction:
+    """One business transaction: what is written through `db` and sent through `send` becomes visible together, or not at all.
+
+    Made by `DualWriter.transaction()`; of no use once its block has ended.
+
+    Attributes:
+        state: The name under which Kafka's side was prepared; None before that, and where no message was sent.
+    """
+
+    def __init__(
+        self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
+    ) -> None:
+        self._transactional_id = transactional_id
+        self._store_transaction = store_transaction
+        self._producer = producer
+        self._timeout = timeout
+        self._thread = threading.get_ident()
+        self._open = True
+        self.state: PreparedTxnState | None = None
+
+    @property
+    def db(self) -> Any:
+        """What to write to the database with: a SQLAlchemy Connection for SQL. It can't end the transaction.
+
+        Raises:
+            WriterClosedError: The block has ended.
+        """
+        self._check()
+        return self._store_transaction.handle
+
+    @property
+    def session(self) -> Any:
+        """A SQLAlchemy ORM Session on the same database transaction as `db`.
+
+        Raises:
+            WriterClosedError: The block has ended.
+            UsageError: The database is no SQL database.
+        """
+        self._check()
+        return self._store_transaction.session
+
+    def send(  # noqa: PLR0917  (Kafka's own order: topic, value, key …)
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Send one message as part of the transaction. It leaves at once; consumers see it when the block has ended well.
+
+        Args:
+            topic: The topic.
+            value: Bytes, text (sent in UTF-8), or None for a tombstone.
+            key: Bytes, text or None; it chooses the partition.
+            headers: A mapping, or pairs in order.
+            partition: The partition, instead of the key's.
+            timestamp: Milliseconds since 1970, instead of now.
+
+        Raises:
+            InvalidMessageError: Wrong type or range; nothing was sent.
+            UnknownTopicError: There is no such topic.
+            MessageTooLargeError: Larger than the producer takes.
+            DeliveryError: A message of this transaction has failed already, or the queue stayed full.
+            WriterClosedError: The block has ended.
+        """
+        self._check()
+        self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        hit("after_send")
+
+    def send_offsets(self, consumer: Any) -> None:
+        """Make a consumer's positions part of the transaction (KIP-447): consume, write, produce and commit offsets as one.
+
+        Args:
+            consumer: A confluent-kafka Consumer with `enable.auto.commit` off.
+        """
+        self._check()
+        self._producer.send_offsets_to_transaction(consumer, timeout=self._timeout)
+
+    def end(self) -> None:
+        """Make every later use of this object an error; called by the writer."""
+        self._open = False
+
+    def _check(self) -> None:
+        if not self._open:
+            raise WriterClosedError("The transaction has ended with its block.", transactional_id=self._transactional_id)
+        if threading.get_ident() != self._thread:
+            raise ConcurrentUseError(
+                "The transaction belongs to another thread.",
+                transactional_id=self._transactional_id,
+                next_step="one writer, with a transactional id of its own, for each thread",
+            )
