@@ -1,1 +1,107 @@
 """dualwrite: write to a database and to Kafka atomically, without an outbox relay (KIP-939)."""
+
+import os as _os
+
+from dualwrite.assembly import connect, open_recoverer, recover
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerError,
+    BrokerUnavailableError,
+    ClaimTimeoutError,
+    ConcurrentUseError,
+    ConfigurationError,
+    DeliveryError,
+    DualWriteError,
+    FencedError,
+    InDoubtTransactionError,
+    InvalidMessageError,
+    InvalidTransactionalIdError,
+    LostTransactionError,
+    MessageTooLargeError,
+    MissingDependencyError,
+    NestedTransactionError,
+    NotSettledError,
+    PrepareError,
+    ProducerFencedError,
+    RecoveryError,
+    StateTableMissingError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoredStateError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionControlError,
+    TransactionTimeoutError,
+    TransactionTimeoutRefusedError,
+    UnknownTopicError,
+    UnverifiedTransactionError,
+    UsageError,
+    WriterClosedError,
+)
+from dualwrite.lifecycle import Phase
+from dualwrite.recovery import Recoverer
+from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
+from dualwrite.settings import Settings
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.timeouts import Timeouts
+from dualwrite.transaction import Transaction
+from dualwrite.writer import DualWriter
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BrokerAuthorizationError",
+    "BrokerError",
+    "BrokerUnavailableError",
+    "ClaimTimeoutError",
+    "ConcurrentUseError",
+    "ConfigurationError",
+    "DeliveryError",
+    "DualWriteError",
+    "DualWriter",
+    "FencedError",
+    "GenerationOutcome",
+    "IdReport",
+    "InDoubtTransactionError",
+    "InvalidMessageError",
+    "InvalidTransactionalIdError",
+    "LostTransactionError",
+    "MessageTooLargeError",
+    "MissingDependencyError",
+    "NestedTransactionError",
+    "NotSettledError",
+    "Outcome",
+    "Phase",
+    "PrepareError",
+    "PreparedTxnState",
+    "ProducerFencedError",
+    "Recoverer",
+    "RecoveryError",
+    "RecoveryReport",
+    "Settings",
+    "SqlStateStore",
+    "StateTableMissingError",
+    "StoreCommitFailedError",
+    "StoreCommitUnknownError",
+    "StoreError",
+    "StoreUnavailableError",
+    "StoredStateError",
+    "Timeouts",
+    "Transaction",
+    "TransactionControlError",
+    "TransactionTimeoutError",
+    "TransactionTimeoutRefusedError",
+    "UnknownTopicError",
+    "UnverifiedTransactionError",
+    "UsageError",
+    "WriterClosedError",
+    "connect",
+    "open_recoverer",
+    "recover",
+]
+
+if _os.environ.get("DUALWRITE_FAILPOINTS"):
+    from dualwrite.testing.failpoints import arm_from_environment as _arm
+
+    _arm()

@@ -46,7 +46,7 @@ class Settings:
         ConfigurationError: A value is none of those allowed.
     """
 
-    database_url: str | None = None
+    database_url: str | None = field(default=None, repr=False)  # it may hold a password
     kafka: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     transactional_id: str | None = None
     producer: ProducerName = "auto"

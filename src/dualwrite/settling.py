@@ -14,7 +14,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Final
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential_jitter
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.decision import Decision, decide
 from dualwrite.errors import BrokerError, BrokerUnavailableError
@@ -27,7 +27,7 @@ from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, 
 
 log = logging.getLogger(__name__)
 
-_WAIT: Final = wait_exponential_jitter(initial=0.01, max=0.5, jitter=0.01)
+_WAIT: Final = wait_exponential(multiplier=0.01, max=0.5) + wait_random(0, 0.01)
 _OUTCOMES: Final = {
     Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
     Decision.LOST: Outcome.LOST,
@@ -176,8 +176,8 @@ class GenerationSettler:
                 lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC))
                 log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
             self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
+            hit("recover_after_settle")
         self._remember(outcome, stored)
-        hit("recover_after_settle")
 
     def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
         """Keep the first outcome that says something; later rounds only fence."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Concatenate, Final, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.errors import (
     BrokerError,
@@ -44,7 +44,7 @@ OnLost = Literal["raise", "report"]
 _BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
 _IN_TRANSACTION: Final = _BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA, Phase.ABORTING}
 _MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
-_RETRY_WAIT: Final = wait_exponential_jitter(initial=0.05, max=2.0, jitter=0.05)
+_RETRY_WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
 
 
 class DualWriter:

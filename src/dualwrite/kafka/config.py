@@ -6,6 +6,7 @@ goes to librdkafka nearly as it is; the coordinator's connections use the parts 
 
 from __future__ import annotations
 
+import re
 import ssl
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 DEFAULT_PORT: Final = 9092
 
 _KEYSTORE: Final = ("ssl.keystore.location", "ssl.keystore.password", "ssl.engine.location", "ssl.providers")
+_HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]+)?)?", re.ASCII)
 _TRUE: Final = ("true", "1", "yes", "t")
 
 
@@ -136,24 +138,21 @@ def parse_addresses(text: Any) -> tuple[Address, ...]:
     Raises:
         ConfigurationError: Nothing is there, or a part is not of this form.
     """
-    if not isinstance(text, str) or not text.strip():
+    parts = [part.strip() for part in text.split(",") if part.strip()] if isinstance(text, str) else []
+    if not parts:
         raise ConfigurationError(
             "No Kafka servers are given.",
             next_step="set bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS), for instance 'localhost:9092'",
         )
-    return tuple(_address(part.strip()) for part in text.split(",") if part.strip())
+    return tuple(map(_address, parts))
 
 
 def _address(text: str) -> Address:
-    bare = text.rsplit("://", 1)[-1]
-    if bare.startswith("["):
-        host, _, rest = bare[1:].partition("]")
-        port = rest.removeprefix(":")
-    else:
-        host, _, port = bare.rpartition(":") if ":" in bare else (bare, "", "")
-    if not host or (port and not port.isdecimal()) or (":" in host.strip("[]") and not bare.startswith("[")):
+    found = _HOST_AND_PORT.fullmatch(text.rsplit("://", 1)[-1])
+    if found is None:
         raise ConfigurationError(f"bootstrap.servers holds {text!r}, which is not host:port.")
-    number = int(port or DEFAULT_PORT)
+    host = found["ipv6"] or found["host"]
+    number = int(found["port"] or DEFAULT_PORT)
     if not 0 < number < 65536:  # noqa: PLR2004  (the range of TCP ports)
         raise ConfigurationError(f"bootstrap.servers holds {text!r}: {number} is not a port.")
     return Address(host, number)

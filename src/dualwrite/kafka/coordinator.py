@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError
 from dualwrite.kafka.base import EndTxnAnswer, ListedTransaction
@@ -36,7 +36,7 @@ _END_PLAIN: Final = 4
 _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
 _ANY_TIMEOUT_MS: Final = 60_000
-_WAIT: Final = wait_exponential_jitter(initial=0.01, max=1.0, jitter=0.01)
+_WAIT: Final = wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.01)
 
 
 _T = TypeVar("_T")

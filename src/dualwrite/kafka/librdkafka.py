@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from dualwrite.errors import (
     BrokerError,
@@ -26,7 +26,7 @@ from dualwrite.errors import (
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable
+from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
@@ -38,6 +38,7 @@ TIME_RESERVE_SHARE: Final = 0.2
 MAX_TIME_RESERVE: Final = 10.0
 _TOPIC_WAIT: Final = 10.0
 _POLL: Final = 0.1
+_REASON_WAIT: Final = 1.0
 _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
 
 
@@ -149,12 +150,13 @@ class LibrdkafkaProducer:
                         next_step="see queue.buffering.max.kbytes and queue.buffering.max.messages",
                         transactional_id=self._id,
                     ) from error
-                self._producer.poll(_POLL)
+                self._poll(_POLL)
                 self._raise_failure()
             except KafkaException as error:
+                self._wait_for_reason(error)
                 raise self._failed(broker_error(error, self._id, f"sending to topic {topic!r}")) from error
         self._sent += 1
-        self._producer.poll(0)
+        self._poll(0)
 
     def send_offsets_to_transaction(self, consumer: Any, *, timeout: float) -> None:
         """Make the consumer's positions part of the transaction (KIP-447)."""
@@ -173,7 +175,7 @@ class LibrdkafkaProducer:
         """Flush, count the acknowledgements, and see at the coordinator that the transaction is ongoing and ours."""
         if not self._has_content:
             return None
-        waiting = self._producer.flush(timeout)
+        waiting = self._deliver(timeout)
         self._raise_failure()
         if waiting or self._acknowledged != self._sent:
             raise self._failed(
@@ -225,7 +227,7 @@ class LibrdkafkaProducer:
         With messages in flight, librdkafka would raise its epoch by an InitProducerId of its own after the abort: that leaves
         the id Empty, and takes the evidence of the last committed transaction with it (rule F7).
         """
-        waiting = self._producer.flush(timeout)
+        waiting = self._deliver(timeout)
         self._raise_failure()
         if waiting:
             raise self._failed(
@@ -283,12 +285,38 @@ class LibrdkafkaProducer:
                 raise broker_error(problem, self._id, f"looking up topic {topic!r}")
             time.sleep(_POLL)
 
+    def _deliver(self, timeout: float) -> int:
+        """Wait until every message has its report; the number of those that have none when the time is over.
+
+        Not by confluent-kafka's flush(): when librdkafka tells a fatal error (fencing), flush() goes on to serve delivery
+        reports with that exception set, and Python gets a SystemError, or what no `except` clause catches. poll() stops there.
+        """
+        deadline = time.monotonic() + timeout
+        while (waiting := len(self._producer)) and (left := deadline - time.monotonic()) > 0:
+            self._poll(min(left, _POLL))
+        return waiting
+
+    def _poll(self, timeout: float) -> None:
+        """Serve delivery reports, and raise a fatal error as ours."""
+        try:
+            self._producer.poll(timeout)
+        except KafkaException as error:
+            raise self._failed(broker_error(error, self._id, "delivering messages")) from error
+
     def _delivered(self, error: Any, message: Message) -> None:
         if error is None:
             self._acknowledged += 1
         elif self._failure is None:
             self._must_be_replaced = True
             self._failure = broker_error(error, self._id, f"delivering to topic {message.topic()!r}")
+
+    def _wait_for_reason(self, error: KafkaException) -> None:
+        """Raise the failed delivery that made librdkafka refuse more messages: its report comes a moment later."""
+        inner = kafka_error(error)
+        deadline = time.monotonic() + _REASON_WAIT
+        while inner is not None and inner.code() == KafkaError._STATE and time.monotonic() < deadline:  # noqa: SLF001  (public)
+            self._poll(_POLL)
+            self._raise_failure()
 
     def _failed(self, error: BrokerError) -> BrokerError:
         """Remember that the session needs more than an abort: librdkafka raises its epoch by itself after it."""
@@ -329,6 +357,7 @@ def _transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoo
 def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
     settings: Mapping[str, Any] = {
         "client.id": config.client_id,
+        "linger.ms": 0,  # librdkafka's 5 ms only delay a prepare; under load messages are batched while others are under way
         **{name: value for name, value in config.properties.items() if name not in _OURS},
         "bootstrap.servers": config.servers,
         "transactional.id": kafka_transactional_id,
@@ -342,5 +371,5 @@ def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: in
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(
-            f"librdkafka refuses the Kafka settings: {reason}.", next_step="see librdkafka's CONFIGURATION.md"
+            f"librdkafka refuses the Kafka settings: {reason.strip()}.", next_step="see librdkafka's CONFIGURATION.md"
         ) from error

@@ -37,7 +37,7 @@ def as_bytes(what: str, content: Any) -> bytes | None:
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):
-        return content.encode()
+        return _encoded(what, content)
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
     raise InvalidMessageError(
@@ -62,6 +62,7 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     for name, _ in listed:
         if not isinstance(name, str):
             raise InvalidMessageError(f"A header's name is a str, not {type(name).__name__}.")
+        _encoded("header name", name)
     return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
 
 
@@ -74,3 +75,10 @@ def check_number(what: str, number: Any, highest: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= highest:
         raise InvalidMessageError(f"A message's {what} is an int from 0 to {highest}, not {number!r}.")
     return number
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate, as from a file name that was no UTF-8
+        raise InvalidMessageError(f"A message's {what} has no form in UTF-8: {error}.", next_step="give bytes") from error

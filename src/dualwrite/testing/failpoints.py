@@ -25,6 +25,7 @@ The variable is read when `dualwrite` is imported, and only if it is set.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from dualwrite.errors import ConfigurationError
 ENVIRONMENT_VARIABLE: Final = "DUALWRITE_FAILPOINTS"
 NAMES: Final = _points.NAMES
 EXIT_CODE: Final = 70
+_SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
 Action = Callable[[], None]
 
@@ -114,12 +116,15 @@ def disarm(name: str | None = None) -> None:
 
 @contextmanager
 def armed(name: str, action: Action) -> Iterator[None]:
-    """Arm a point for the length of a `with` block."""
+    """Arm a point for the length of a `with` block; what was armed there before is armed again after it."""
+    earlier = _points.armed.get(name)
     arm(name, action)
     try:
         yield
     finally:
         disarm(name)
+        if earlier is not None:
+            _points.armed[name] = earlier
 
 
 def arm_from_text(text: str) -> None:
@@ -130,9 +135,9 @@ def arm_from_text(text: str) -> None:
     """
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         point, _, what = entry.partition("=")
-        name, _, count = point.partition("#")
+        name, counted, count = point.partition("#")
         action = _action(what, entry)
-        if count:
+        if counted:
             if not count.isdecimal() or int(count) < 1:
                 raise ConfigurationError(f"The failpoint {entry!r} has no count from 1 behind its '#'.")
             action = only_at(int(count), action)
@@ -159,7 +164,7 @@ def _action(what: str, entry: str) -> Action:  # noqa: PLR0911  (one return an a
             return raises(FailpointError(f"failpoint {entry}"))
         case "interrupt" if not argument:
             return raises(KeyboardInterrupt())
-        case "sleep" if argument:
+        case "sleep" if _SECONDS.fullmatch(argument):
             seconds = float(argument)
             return lambda: time.sleep(seconds)
         case "touch" if argument:

@@ -1,0 +1,168 @@
+"""The alternatives, as a writer sees them: each does one unit of work, its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from confluent_kafka import KafkaException, Producer
+from sqlalchemy import Engine, insert
+from workload import Unit, engine, outbox
+
+import dualwrite
+
+Name = Literal["database", "naive", "outbox", "recipe"]
+NAMES: Final[tuple[Name, ...]] = ("database", "naive", "outbox", "recipe")
+DELIVERY_TIMEOUT: Final = 60.0
+
+GUARANTEES: Final[Mapping[Name, str]] = {
+    "database": "no message at all",
+    "naive": "a crash after the commit loses the message",
+    "outbox": "a crash of the relay publishes again: at least once",
+    "recipe": "exactly once, as one",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to write to.
+
+    Args:
+        url: The database.
+        kafka: Kafka's settings, in librdkafka's names.
+        topic: The topic of this measurement.
+        producer: `producer` of `dualwrite.connect`.
+    """
+
+    url: str
+    kafka: Mapping[str, Any]
+    topic: str
+    producer: str = "auto"
+
+
+class Alternative(Protocol):
+    """One way to do a unit of work, for one writer."""
+
+    def write(self, unit: Unit) -> None:
+        """Do one unit; returning means that it is done, as far as this alternative can tell."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class DatabaseOnly:
+    """The floor: the database's part alone."""
+
+    def __init__(self, target: Target) -> None:
+        self._engine = engine(target.url)
+
+    def write(self, unit: Unit) -> None:
+        """Commit."""
+        with self._engine.begin() as connection:
+            unit.apply(connection)
+
+    def close(self) -> None:
+        """See Alternative."""
+        self._engine.dispose()
+
+
+class Naive(DatabaseOnly):
+    """Commit, then produce and wait for the delivery."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._topic = target.topic
+        self._delivery = Delivery(target.kafka)
+
+    def write(self, unit: Unit) -> None:
+        """Commit; produce; wait."""
+        super().write(unit)
+        self._delivery.send(self._topic, unit.message, unit.key)
+        self._delivery.wait()
+
+
+class Outbox(DatabaseOnly):
+    """The message goes into a table, in the same transaction; `relay.py` publishes it."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._topic = target.topic
+        self._insert = insert(outbox).inline()
+
+    def write(self, unit: Unit) -> None:
+        """Commit with the row. The account's lock is taken first, so that the rows of one account have ids in commit order."""
+        with self._engine.begin() as connection:
+            unit.apply(connection)
+            connection.execute(self._insert, {"topic": self._topic, "key": unit.key, "value": unit.message})
+
+
+class Recipe:
+    """dualwrite, as its users have it."""
+
+    def __init__(self, target: Target, writer: int) -> None:
+        self._engine: Engine = engine(target.url)
+        self._topic = target.topic
+        self._writer = dualwrite.connect(
+            self._engine,
+            kafka=target.kafka,
+            transactional_id=f"benchmark-{writer}",
+            settings=dualwrite.Settings(producer=target.producer),  # type: ignore[arg-type]  # checked by Settings
+        )
+
+    def write(self, unit: Unit) -> None:
+        """One dual write."""
+        with self._writer.transaction() as tx:
+            unit.apply(tx.db)
+            tx.send(self._topic, unit.message, unit.key)
+
+    def close(self) -> None:
+        """See Alternative."""
+        self._writer.close()
+        self._engine.dispose()
+
+
+def make(name: Name, target: Target, writer: int) -> Alternative:
+    """One writer of an alternative, connected."""
+    match name:
+        case "database":
+            return DatabaseOnly(target)
+        case "naive":
+            return Naive(target)
+        case "outbox":
+            return Outbox(target)
+        case "recipe":
+            return Recipe(target, writer)
+
+
+class Delivery:
+    """An idempotent producer without transactions; a failed delivery is an error."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._producer = Producer({**kafka, "enable.idempotence": True, "acks": "all"})
+        self._failure: Any = None
+
+    def send(self, topic: str, value: bytes | None, key: bytes | None) -> None:
+        """Hand one message over; waits while the queue is full."""
+        while True:
+            try:
+                self._producer.produce(topic, value, key, on_delivery=self._delivered)
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def wait(self) -> None:
+        """Until everything is acknowledged. librdkafka ignores `linger.ms` meanwhile."""
+        left = self._producer.flush(DELIVERY_TIMEOUT)
+        if self._failure is not None:
+            raise KafkaException(self._failure)
+        if left:
+            raise TimeoutError(f"{left} messages were not acknowledged within {DELIVERY_TIMEOUT:g} s")
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        del message
+        if error is not None and self._failure is None:
+            self._failure = error

@@ -1,0 +1,100 @@
+"""What a measurement costs: transactions, rows and log of the database, processor time of everybody who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import psutil
+from sqlalchemy import Engine, text
+
+_COUNTERS: Final = text(
+    "SELECT xact_commit, tup_inserted + tup_updated + tup_deleted FROM pg_stat_database WHERE datname = current_database()"
+)
+_LOG: Final = text("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+_LOCAL: Final = ("127.0.0.1", "localhost", "::1", "", None)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """PostgreSQL's own counters; they are complete only once the connections that did the work are closed."""
+
+    transactions: int
+    rows: int
+
+    @classmethod
+    def of(cls, database: Engine) -> Self:
+        """As they stand."""
+        with database.connect() as connection:
+            transactions, rows = connection.execute(_COUNTERS).one()
+        return cls(int(transactions), int(rows))
+
+
+@dataclass(frozen=True)
+class Window:
+    """What can be read at any moment: the end of the write-ahead log, and processor time in seconds (None: not known)."""
+
+    log: int
+    writers: float | None
+    relay: float | None
+    database: float | None
+    kafka: float | None
+
+
+class Watch:
+    """Reads a Window.
+
+    Args:
+        database: The database; its processes are looked at where it runs on this machine.
+        writers: Process ids of the writers.
+        relay: Process id of the relay.
+        kafka: Process ids of the brokers; empty where they are not ours.
+    """
+
+    def __init__(self, database: Engine, *, writers: set[int], relay: int, kafka: set[int]) -> None:
+        self._database = database
+        self._writers = [psutil.Process(pid) for pid in writers]
+        self._relay = psutil.Process(relay)
+        self._kafka = [psutil.Process(pid) for pid in kafka]
+        self._server = _server(database)
+
+    def window(self) -> Window:
+        """As it stands."""
+        with self._database.connect() as connection:
+            log = int(connection.scalar(_LOG) or 0)
+        return Window(
+            log,
+            sum(map(_own_seconds, self._writers)),
+            _own_seconds(self._relay),
+            None if self._server is None else _tree_seconds(self._server),
+            sum(map(_own_seconds, self._kafka)) if self._kafka else None,
+        )
+
+
+def _server(database: Engine) -> psutil.Process | None:
+    if database.url.host not in _LOCAL:
+        return None
+    with database.connect() as connection:
+        backend = int(connection.scalar(text("SELECT pg_backend_pid()")) or 0)
+        try:
+            parent = psutil.Process(backend).parent()
+        except psutil.Error:  # another machine after all: a tunnel, a container
+            return None
+    return parent if parent is not None and parent.name().startswith("postgres") else None
+
+
+def _own_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _tree_seconds(server: psutil.Process) -> float:
+    """The server and its backends, those that have ended too."""
+    times = server.cpu_times()
+    total = float(times.user + times.system + times.children_user + times.children_system)
+    for child in server.children():
+        try:
+            total += _own_seconds(child)
+        except psutil.Error:  # it has ended just now, and is in the server's sum at the next look
+            continue
+    return total

@@ -1,0 +1,90 @@
+"""The outbox's polling relay: takes rows in order, publishes them as a batch, deletes them; at least once.
+
+One round trip takes a batch: the rows are deleted and returned, and the transaction commits once Kafka has acknowledged
+every message of them. Rows that are not committed yet can't be seen, and none is passed over for good as with a watermark
+on ids, which are given out before the commit. SKIP LOCKED lets a second relay stand by; one keeps the order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from alternatives import Delivery
+from sqlalchemy import text
+from workload import engine
+
+_TAKE: Final = text(
+    "DELETE FROM benchmark_outbox WHERE id = ANY (ARRAY("
+    "SELECT id FROM benchmark_outbox ORDER BY id LIMIT :batch FOR UPDATE SKIP LOCKED"
+    ")) RETURNING id, topic, key, value"
+)
+_DRAIN_TIMEOUT: Final = 300.0
+
+
+@dataclass(frozen=True)
+class RelaySettings:
+    """How the relay works.
+
+    Args:
+        poll_interval: Seconds to wait after a poll that found nothing; after one that did, the next follows at once.
+        batch: Rows for one batch at most.
+    """
+
+    poll_interval: float = 0.01
+    batch: int = 500
+
+
+class Relay:
+    """Runs the relay in a thread of its process, which does nothing else."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self.polls = 0
+
+    def start(self, url: str, kafka: Mapping[str, Any], settings: RelaySettings) -> None:
+        """Begin to publish."""
+        self._stopping.clear()
+        self._failure, self.polls = None, 0
+        self._thread = threading.Thread(target=self._run, args=(url, kafka, settings), daemon=True)
+        self._thread.start()
+
+    def drain(self) -> int:
+        """Publish what is left, then stop.
+
+        Returns:
+            How often it polled.
+        """
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_DRAIN_TIMEOUT)
+            if self._thread.is_alive():
+                raise TimeoutError(f"the outbox was not empty after {_DRAIN_TIMEOUT:g} s")
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+        return self.polls
+
+    def _run(self, url: str, kafka: Mapping[str, Any], settings: RelaySettings) -> None:
+        try:
+            database, delivery = engine(url), Delivery(kafka)
+            while True:
+                last = self._stopping.is_set()  # asked before the poll: what was committed until then must be found by it
+                self.polls += 1
+                with database.begin() as connection:
+                    taken = connection.execute(_TAKE, {"batch": settings.batch}).all()
+                    for row in sorted(taken, key=lambda row: row.id):
+                        delivery.send(row.topic, row.value, row.key)
+                    if taken:
+                        delivery.wait()
+                if not taken:
+                    if last:
+                        break
+                    self._stopping.wait(settings.poll_interval)
+            database.dispose()
+        except BaseException as error:  # noqa: BLE001  (told by `drain`, in the thread that asks)
+            self._failure = error

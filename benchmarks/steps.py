@@ -1,0 +1,177 @@
+"""Where the time of one dual write goes: clocks around the store, the producer and the coordinator that a DualWriter is given."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import workload
+from alternatives import Target
+from figures import percentile
+from workload import units
+
+from dualwrite import DualWriter
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.sql import SqlStateStore
+
+WHOLE: Final = "whole transaction"
+REST: Final = "the rest: Python between the steps"
+_PREPARE: Final = "prepare"
+_DESCRIBE: Final = "describe (DescribeTransactions)"
+_FLUSH: Final = "flush: register the partition, deliver"
+STEPS: Final = (
+    "begin database, check the fence",
+    "begin Kafka (local)",
+    "user's statements: update, insert",
+    "send (hand over)",
+    _FLUSH,
+    _DESCRIBE,
+    "record the state (update)",
+    "database commit",
+    "Kafka commit (EndTxn)",
+    REST,
+    WHOLE,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """How long one step takes, in seconds; `share` of the whole."""
+
+    name: str
+    mean: float
+    p50: float
+    p99: float
+    share: float
+
+
+class Clock:
+    """Keeps, for every unit, how long each step took."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = defaultdict(list)
+
+    def timed(self, step: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, with its time kept."""
+        times, now = self.times[step], time.perf_counter
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            began = now()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                times.append(now() - began)
+
+        return measured
+
+
+class Timed:
+    """Passes everything on to another object, with a clock around some of its methods.
+
+    Args:
+        inner: The object.
+        clock: Where the times go.
+        steps: The name of the step, by method.
+    """
+
+    def __init__(self, inner: Any, clock: Clock, steps: Mapping[str, str]) -> None:
+        self._inner = inner
+        for method, step in steps.items():
+            setattr(self, method, clock.timed(step, getattr(inner, method)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class TimedStore(Timed):
+    """A store whose transactions are timed too."""
+
+    def __init__(self, store: TxnStateStore, clock: Clock) -> None:
+        super().__init__(store, clock, {})
+        self._begin = clock.timed("begin database, check the fence", store.begin)
+        self._clock = clock
+
+    def begin(self, claim: Any) -> Timed:
+        """As TxnStateStore.begin."""
+        steps = {"record": "record the state (update)", "commit": "database commit"}
+        return Timed(self._begin(claim), self._clock, steps)
+
+
+def take_apart(target: Target, seconds: float, *, warm_up: int) -> tuple[list[Step], int]:
+    """Run one writer with clocks in it.
+
+    Returns:
+        The steps, and how many units were done, those that warmed up included.
+    """
+    clock = Clock()
+    with_clocks = _writer(target, clock)
+    done = 0
+    try:
+        with with_clocks as writer:
+            until = None
+            for unit in units(0):
+                if done == warm_up:
+                    for times in clock.times.values():
+                        times.clear()
+                    until = time.monotonic() + seconds
+                if until is not None and time.monotonic() > until:
+                    break
+                began = time.perf_counter()
+                with writer.transaction() as tx:
+                    clock.timed("user's statements: update, insert", unit.apply)(tx.db)
+                    tx.send(target.topic, unit.message, unit.key)
+                clock.times[WHOLE].append(time.perf_counter() - began)
+                done += 1
+    finally:
+        with_clocks.store.close()
+    return _steps(clock.times), done
+
+
+def _writer(target: Target, clock: Clock) -> DualWriter:
+    config = KafkaConfig.of(target.kafka)
+    coordinator = WireTransactionCoordinator(config)
+    timed_coordinator = cast("WireTransactionCoordinator", Timed(coordinator, clock, {"describe": _DESCRIBE}))
+
+    def producer(kafka_transactional_id: str) -> TransactionalProducer:
+        made = LibrdkafkaProducer(config, kafka_transactional_id, timed_coordinator)
+        steps = {
+            "begin_transaction": "begin Kafka (local)",
+            "send": "send (hand over)",
+            "prepare_transaction": _PREPARE,
+            "commit_transaction": "Kafka commit (EndTxn)",
+        }
+        return cast("TransactionalProducer", Timed(made, clock, steps))
+
+    store = SqlStateStore(workload.engine(target.url), owns_engine=True)
+    return DualWriter(
+        cast("TxnStateStore", TimedStore(store, clock)),
+        transactional_id="benchmark-steps",
+        producers=producer,
+        coordinator=coordinator,
+    )
+
+
+def _steps(times: Mapping[str, list[float]]) -> list[Step]:
+    found = dict(times)
+    prepare = found.pop(_PREPARE)
+    found[_FLUSH] = [whole - part for whole, part in zip(prepare, found[_DESCRIBE], strict=True)]
+    parts = [found[name] for name in STEPS if name not in (REST, WHOLE)]
+    found[REST] = [whole - sum(each) for whole, *each in zip(found[WHOLE], *parts, strict=True)]
+    total = sum(found[WHOLE])
+    return [
+        Step(
+            name,
+            mean=sum(found[name]) / len(found[name]),
+            p50=percentile(found[name], 0.5) or 0.0,
+            p99=percentile(found[name], 0.99) or 0.0,
+            share=sum(found[name]) / total,
+        )
+        for name in STEPS
+    ]

@@ -1,0 +1,58 @@
+"""Whether a measurement measured something that works: what was written and what was published, record by record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from alternatives import Name
+from sqlalchemy import Engine
+from workload import Unit, rows, spent, waiting_rows
+
+from dualwrite.testing.topics import read_committed
+
+_SHOWN: Final = 5
+
+
+class VerificationError(RuntimeError):
+    """Database and topic don't hold what the writers did: the figures are worth nothing."""
+
+
+def verify(name: Name, database: Engine, kafka: Mapping[str, Any], topic: str, *, done: int) -> int:
+    """Compare the writers' count, the rows and the messages.
+
+    Args:
+        name: The alternative.
+        database: The database.
+        kafka: Kafka's settings.
+        topic: The measurement's topic.
+        done: How many units the writers did, those that warmed up included.
+
+    Returns:
+        How many committed messages there are.
+
+    Raises:
+        VerificationError: Anything differs.
+    """
+    written = rows(database)
+    if len(written) != done:
+        raise VerificationError(f"{name}: the writers did {done} units, and {len(written)} rows are there")
+    amounts = sum(unit.amount for unit in written)
+    if spent(database) != amounts:
+        raise VerificationError(f"{name}: the orders sum up to {amounts}, the accounts were debited by {spent(database)}")
+    waiting = waiting_rows(database)
+    if waiting:
+        raise VerificationError(f"{name}: {waiting} rows still wait in the outbox")
+    published = [Unit.parse(message.value or b"") for message in read_committed(kafka, topic)]
+    _compare(name, Counter([] if name == "database" else written), Counter(published))
+    return len(published)
+
+
+def _compare(name: Name, expected: Counter[Unit], found: Counter[Unit]) -> None:
+    lost, extra = expected - found, found - expected
+    if lost or extra:
+        raise VerificationError(
+            f"{name}: {lost.total()} messages are missing ({list(lost)[:_SHOWN]}), "
+            f"{extra.total()} are too many ({list(extra)[:_SHOWN]})"
+        )

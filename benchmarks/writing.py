@@ -1,0 +1,75 @@
+"""A writer in the measurement: units of work one after another, each with its times."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from alternatives import Alternative, Name, Target, make
+from workload import Unit, units
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What one writer measured; times by `time.monotonic()`, which all processes of a machine share.
+
+    Args:
+        writer: Which one.
+        first: The number of the first unit measured; those before it warmed up.
+        began: When each unit began.
+        ended: When each unit's call returned.
+    """
+
+    writer: int
+    first: int
+    began: list[float]
+    ended: list[float]
+
+    @property
+    def total(self) -> int:
+        """How many units the writer did, with those that warmed up."""
+        return self.first + len(self.began)
+
+
+class Writing:
+    """One writer, for all alternatives one after another.
+
+    Args:
+        writer: Its number.
+    """
+
+    def __init__(self, writer: int) -> None:
+        self._number = writer
+        self._alternative: Alternative | None = None
+        self._units: Iterator[Unit] = units(writer)
+        self._done = 0
+
+    def open(self, name: Name, target: Target, warm_up: int) -> None:
+        """Connect, and do some units that are not measured."""
+        self._units, self._done = units(self._number), 0
+        self._alternative = make(name, target, self._number)
+        for _ in range(warm_up):
+            self._alternative.write(next(self._units))
+            self._done += 1
+
+    def run(self, begin_at: float, seconds: float) -> Samples:
+        """Units one after another, from `begin_at` on."""
+        assert self._alternative is not None
+        samples = Samples(self._number, self._done, [], [])
+        write, began, ended, clock = self._alternative.write, samples.began, samples.ended, time.monotonic
+        gc.collect()
+        time.sleep(max(0.0, begin_at - clock()))
+        until = begin_at + seconds
+        while (now := clock()) < until:
+            write(next(self._units))
+            ended.append(clock())
+            began.append(now)
+        return samples
+
+    def close(self) -> None:
+        """Disconnect."""
+        alternative, self._alternative = self._alternative, None
+        if alternative is not None:
+            alternative.close()

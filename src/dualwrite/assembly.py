@@ -1,0 +1,142 @@
+"""Put a writer or a recoverer together: from arguments, from a Settings object, from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Engine
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.recovery import Recoverer
+from dualwrite.report import RecoveryReport
+from dualwrite.settings import OnLost, ProducerName, Settings
+from dualwrite.state import validate_transactional_id
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.timeouts import Timeouts
+from dualwrite.writer import DualWriter
+
+Database = str | Engine | TxnStateStore
+Kafka = str | Mapping[str, Any] | KafkaConfig
+
+
+def connect(
+    database: Database | None = None,
+    *,
+    kafka: Kafka | None = None,
+    transactional_id: str | None = None,
+    producer: ProducerName | None = None,
+    on_lost: OnLost | None = None,
+    timeouts: Timeouts | None = None,
+    settings: Settings | None = None,
+) -> DualWriter:
+    """Build a writer and open it. What is not given comes from `settings`, or else from the environment (`DUALWRITE_*`).
+
+    Args:
+        database: A SQLAlchemy URL or Engine, or a store. A URL's engine is closed with the writer; yours stays open.
+        kafka: Settings in librdkafka's names, or just `host:port`.
+        transactional_id: The same over restarts, and used by one writer at a time.
+        producer: "auto" or "librdkafka".
+        on_lost: See DualWriter.
+        timeouts: Time limits.
+        settings: Where the rest comes from.
+
+    Returns:
+        An open writer, to be closed: by `with`, or by `close()`.
+
+    Raises:
+        ConfigurationError: Something is missing or contradicts itself.
+        DualWriteError: As `DualWriter.open`.
+    """
+    chosen = (settings or Settings.from_environment()).with_changes(
+        transactional_id=transactional_id, producer=producer, on_lost=on_lost, timeouts=timeouts
+    )
+    if chosen.transactional_id is None:
+        raise ConfigurationError(
+            "No transactional id is given.",
+            next_step="transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays over restarts",
+        )
+    validate_transactional_id(chosen.transactional_id)
+    config = _kafka_config(kafka, chosen)
+    store = _store(database, chosen)
+    coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
+    writer = DualWriter(
+        store,
+        transactional_id=chosen.transactional_id,
+        producers=_producers(config, coordinator, chosen),
+        coordinator=coordinator,
+        timeouts=chosen.timeouts,
+        on_lost=chosen.on_lost,
+        owns_backends=True,
+    )
+    try:
+        return writer.open()
+    except BaseException:
+        writer.close()
+        raise
+
+
+def open_recoverer(
+    database: Database | None = None,
+    *,
+    kafka: Kafka | None = None,
+    timeouts: Timeouts | None = None,
+    settings: Settings | None = None,
+) -> Recoverer:
+    """Build a Recoverer; arguments as in `connect`. To be closed: by `with`, or by `close()`."""
+    chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts)
+    config = _kafka_config(kafka, chosen)
+    store = _store(database, chosen)
+    return Recoverer(store, WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka), timeouts=chosen.timeouts)
+
+
+def recover(
+    database: Database | None = None,
+    *,
+    kafka: Kafka | None = None,
+    ids: Iterable[str] | None = None,
+    prefix: str = "",
+    timeouts: Timeouts | None = None,
+    settings: Settings | None = None,
+) -> RecoveryReport:
+    """Settle what crashes left behind, in one call: a start-up hook of a service. See `Recoverer.recover`.
+
+    It takes the ids from live writers. Opening a writer recovers its own id by itself; this is for the ids of others.
+    """
+    with open_recoverer(database, kafka=kafka, timeouts=timeouts, settings=settings) as recoverer:
+        return recoverer.recover(ids, prefix=prefix)
+
+
+def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:
+    return KafkaConfig.of(settings.kafka if kafka is None else kafka)
+
+
+def _store(database: Database | None, settings: Settings) -> TxnStateStore:
+    if isinstance(database, TxnStateStore):
+        return database
+    if isinstance(database, Engine):
+        return SqlStateStore(database)
+    url = database or settings.database_url
+    if url is None:
+        raise ConfigurationError(
+            "No database is given.",
+            next_step="a SQLAlchemy URL or Engine as the first argument (environment: DUALWRITE_DATABASE_URL)",
+        )
+    return store_from_url(str(url) if not hasattr(url, "render_as_string") else url.render_as_string(hide_password=False))
+
+
+def _producers(
+    config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings
+) -> Callable[[str], TransactionalProducer]:
+    delivery = settings.timeouts.delivery
+
+    def librdkafka(kafka_transactional_id: str) -> TransactionalProducer:
+        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=delivery)
+
+    return librdkafka

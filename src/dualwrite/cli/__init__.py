@@ -1,0 +1,112 @@
+"""The command `dualwrite`: finds the command's module, runs it, and turns errors into words and exit codes.
+
+To add a command, write `dualwrite/cli/<name>.py` with a `typer.Typer` called `app`, and name it in `COMMANDS`. A command
+without subcommands is the callback of its app, with `invoke_without_command=True`. Only the module of the command that is
+called is imported, so that a missing extra of one command does not stop the others.
+
+Exit codes: 0 done, 1 a `DualWriteError`, 2 called wrongly, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dualwrite.errors import DualWriteError, MissingDependencyError
+
+if TYPE_CHECKING:
+    import typer
+
+COMMANDS = {
+    "dev": "A Kafka cluster of one's own on this machine, without Docker or Java.",
+    "db": "Make, change and look at the table kafka_transaction_state.",
+    "recover": "Settle what crashed writers left behind.",
+    "status": "Show the transactional ids, and what Kafka says of them.",
+    "forget": "Drop transactional ids that are no longer used.",
+}
+"""Name of the command (and of its module here) to its one-line help."""
+
+_EXTRAS = {"dev": "dev", "demo": "demo"}
+"""The extra of pyproject.toml that a command needs, where it is not `cli` alone."""
+
+_COMPLETION_VARIABLE = "_DUALWRITE_COMPLETE"
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the console script.
+
+    Args:
+        argv: Arguments after the program's name; None takes those of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        _app(arguments)(args=arguments, prog_name="dualwrite")
+    except SystemExit as end:  # typer's way to end; the code of a usage error is 2
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except DualWriteError as error:
+        print(_words(error), file=sys.stderr)  # noqa: T201  (a command's error goes to its terminal)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    try:
+        import typer  # noqa: PLC0415  (optional: the library works without the command)
+    except ImportError as error:
+        raise _missing("The command line", "cli", error) from error
+
+    app = typer.Typer(help="Write to a database and to Kafka atomically.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            typer.echo(f"dualwrite {importlib.metadata.version('dualwrite')}")
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        *,
+        version: bool = typer.Option(False, "--version", help="Show the version.", callback=show_version, is_eager=True),
+    ) -> None:
+        """Write to a database and to Kafka atomically."""
+
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, text in COMMANDS.items():
+        wanted = name == called or _COMPLETION_VARIABLE in os.environ
+        app.add_typer(_load(name) if wanted else typer.Typer(), name=name, help=text)
+    return app
+
+
+def _load(name: str) -> typer.Typer:
+    try:
+        module = importlib.import_module(f"dualwrite.cli.{name}")
+    except ImportError as error:
+        raise _missing(f"The command `dualwrite {name}`", _EXTRAS.get(name, "cli"), error) from error
+    app: typer.Typer = module.app
+    return app
+
+
+def _missing(what: str, extra: str, error: ImportError) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{what} needs a package that is not installed.", cause=str(error), next_step=f'pip install "dualwrite[{extra}]"'
+    )
+
+
+def _words(error: DualWriteError) -> str:
+    subject = f" [transactional id {error.transactional_id!r}]" if error.transactional_id is not None else ""
+    lines = [f"Error: {error.what.rstrip()}{subject}"]
+    if error.cause:
+        lines.append(f"Cause: {error.cause}")
+    if error.next_step:
+        lines.append(f"Next step: {error.next_step}")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""`dualwrite db`: make, change and look at the table `kafka_transaction_state`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Make, change and look at the table kafka_transaction_state.")
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="DUALWRITE_DATABASE_URL",
+        show_envvar=True,
+        help="The database: postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+    ),
+]
+Revision = Annotated[str, typer.Option("--revision", help="A revision, `head` for the newest.")]
+
+
+@app.command()
+def upgrade(url: Url, revision: Revision = "head") -> None:
+    """Make the table, or bring it to a newer revision. Does nothing where that is done already."""
+    from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
+
+    before = migration.current(url)
+    migration.upgrade(url, revision)
+    after = migration.current(url)
+    typer.echo(f"Already at revision {after}." if before == after else f"Upgraded from {before or 'nothing'} to {after}.")
+
+
+@app.command()
+def downgrade(
+    url: Url,
+    revision: Annotated[str, typer.Option("--revision", help="A revision, or `base` to drop the table.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+) -> None:
+    """Bring the table back to an older revision. `base` drops it, with every fence and every unsettled state."""
+    from dualwrite import migration  # noqa: PLC0415  (as above)
+
+    if revision == "base" and not yes:
+        typer.confirm("This drops the table: unsettled Kafka transactions can't be recovered any more. Go on?", abort=True)
+    before = migration.current(url)
+    migration.downgrade(url, revision)
+    typer.echo(f"Downgraded from {before or 'nothing'} to {migration.current(url) or 'nothing: the table is dropped'}.")
+
+
+@app.command()
+def current(url: Url) -> None:
+    """Show the revision of the table, and the newest of this release."""
+    from dualwrite import migration  # noqa: PLC0415  (as above)
+
+    typer.echo(f"{migration.current(url) or 'none'} (newest: {migration.newest()})")
+
+
+@app.command()
+def sql(url: Url, revision: Revision = "head") -> None:
+    """Print the SQL that makes the table on an empty database. Connects to nothing; the URL only tells the database's kind."""
+    from dualwrite import migration  # noqa: PLC0415  (as above)
+
+    typer.echo(migration.sql(url, revision))

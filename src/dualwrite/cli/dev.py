@@ -1,0 +1,114 @@
+"""`dualwrite dev`: a Kafka cluster of one's own, up, looked at, and down again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, ClusterStatus, DevCluster, TerminalProgress, cluster_names
+
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[str, typer.Option("--name", "-n", help="Which cluster.")]
+
+
+@app.command()
+def up(
+    *,
+    name: Name = "default",
+    nodes: Annotated[int | None, typer.Option(help="1 or 3.", show_default="1")] = None,
+    kafka_version: Annotated[str | None, typer.Option(help="Version of Kafka.", show_default=DEFAULT_KAFKA_VERSION)] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data and logs go.")] = None,
+    config: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A broker property; repeatable.")] = None,
+    feature: Annotated[list[str] | None, typer.Option(metavar="NAME=LEVEL", help="A feature level; repeatable.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the first node; free ones by default.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 60.0,
+) -> None:
+    """Bring a cluster up: download what is missing, start the brokers, wait until they answer."""
+    with TerminalProgress() as progress:
+        cluster = DevCluster(
+            name,
+            nodes=nodes,
+            kafka_version=kafka_version,
+            data_dir=data_dir,
+            config=_pairs(config, "--config"),
+            features=_pairs(feature, "--feature"),
+            port=port,
+            progress=progress,
+        )
+        status = cluster.up(timeout=timeout)
+    _show([status])
+
+
+@app.command()
+def status(
+    *,
+    name: Name = "default",
+    everything: Annotated[bool, typer.Option("--all", help="All clusters.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show a cluster: bootstrap servers, nodes, processes, logs."""
+    found = [DevCluster(each).status() for each in (cluster_names() if everything else [name])]
+    if as_json:
+        data = [each.to_json() for each in found]
+        typer.echo(json.dumps(data if everything else data[0], indent=2))
+    else:
+        _show(found)
+
+
+@app.command()
+def logs(
+    *,
+    name: Name = "default",
+    node: Annotated[int, typer.Option(help="Node id.")] = 1,
+    lines: Annotated[int, typer.Option(help="How many lines from the end.", min=0)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the broker prints more.")] = False,
+) -> None:
+    """Show what a broker has printed."""
+    cluster = DevCluster(name)
+    if not follow:
+        typer.echo(cluster.logs(node, lines=lines))
+        return
+    for line in cluster.follow_logs(node, lines=lines):
+        typer.echo(line)
+
+
+@app.command()
+def down(
+    *,
+    name: Name = "default",
+    everything: Annotated[bool, typer.Option("--all", help="All clusters.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove data and logs too.")] = False,
+) -> None:
+    """Stop a cluster; its data stays unless purged."""
+    for each in cluster_names() if everything else [name]:
+        DevCluster(each).down(purge=purge)
+        typer.echo(f"Cluster {each} is {'gone' if purge else 'down'}.")
+
+
+def _pairs(texts: list[str] | None, option: str) -> dict[str, str] | None:
+    if not texts:
+        return None
+    pairs = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint=option)
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _show(found: list[ClusterStatus]) -> None:
+    if not found:
+        typer.echo("There is no cluster. `dualwrite dev up` makes one.")
+    for each in found:
+        state = "ready" if each.ready else "not ready" if each.running else "down"
+        typer.echo(f"{each.name}: Kafka {each.kafka_version}, {state}")
+        for listener, servers in each.listeners.items():
+            typer.echo(f"  {listener:<15}{servers}")
+        for node in each.nodes:
+            process = f"process {node.pid}{', paused' if node.paused else ''}" if node.alive else "not running"
+            typer.echo(f"  node {node.node_id:<10}port {node.port}, {process}, log {node.log_file}")

@@ -1,0 +1,89 @@
+"""Options that several commands share: where the database and Kafka are, and asking before something is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dualwrite.settings import Settings
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.registry import store_from_url
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="The database, as a SQLAlchemy URL.", show_default="DUALWRITE_DATABASE_URL"),
+]
+Kafka = Annotated[
+    str | None,
+    typer.Option("--kafka", metavar="HOST:PORT", help="Kafka's servers.", show_default="DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
+]
+KafkaSettings = Annotated[
+    list[str] | None,
+    typer.Option("--kafka-config", metavar="KEY=VALUE", help="A Kafka setting by librdkafka's name; repeatable."),
+]
+Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id; repeatable.")]
+Prefix = Annotated[str, typer.Option("--prefix", help="All ids that begin with it.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+CALLED_WRONGLY: Final = 2
+_WIDTH_OF_A_FILE: Final = 240  # a table that goes to a file or a pipe is not folded to a terminal's 80 columns
+
+
+def settings_for(url: str | None, kafka: str | None = None, kafka_settings: Iterable[str] | None = None) -> Settings:
+    """What the environment says, with the command line's values over it."""
+    environment = Settings.from_environment()
+    given = dict(environment.kafka)
+    if kafka:
+        given["bootstrap.servers"] = kafka
+    for text in kafka_settings or ():
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint="--kafka-config")
+        given[name.strip()] = value.strip()
+    return environment.with_changes(database_url=url, kafka=given)
+
+
+def store_for(settings: Settings) -> TxnStateStore:
+    """The database; to be closed."""
+    if settings.database_url is None:
+        refuse("No database is given: --url, or the environment variable DUALWRITE_DATABASE_URL.")
+    return store_from_url(settings.database_url)
+
+
+def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list[str]:
+    """The ids that were asked for, each once; all that begin with the prefix where none was named."""
+    if ids and prefix:
+        raise typer.BadParameter("give ids or a prefix, not both.", param_hint="--prefix")
+    return list(dict.fromkeys(ids)) if ids else store.list(prefix)
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Go on only if the user says so. Without a terminal nobody can be asked: that is an error, not a yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse(f"{question} There is no terminal to ask at: say --yes.")
+    typer.confirm(question, abort=True, err=True)
+
+
+def refuse(reason: str) -> NoReturn:
+    """End the command: it was called wrongly."""
+    typer.echo(f"Error: {reason}", err=True)
+    raise typer.Exit(CALLED_WRONGLY)
+
+
+def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table; what is None stays empty."""
+    table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_A_FILE
+    console.print(table)

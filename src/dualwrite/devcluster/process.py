@@ -1,0 +1,149 @@
+"""One broker's process: started, recognized again later, signalled, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from dualwrite.devcluster import launcher
+from dualwrite.devcluster.errors import DevClusterError
+
+_CLOCK_TOLERANCE = 5.0
+"""Seconds by which a process's start time may seem to move when the machine's clock is set."""
+
+
+@dataclass(frozen=True)
+class BrokerProcess:
+    """Names a process beyond doubt: a process id alone may belong to somebody else after a reboot."""
+
+    pid: int
+    create_time: float
+    """Seconds since the epoch, as psutil tells it."""
+
+    def _find(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.create_time) < _CLOCK_TOLERANCE
+            # its first thread may be a zombie while the others still hold its sockets and files
+            gone = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        except psutil.Error:  # there is none, or it belongs to somebody else
+            return None
+        return process if same and not gone else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs (a paused one does)."""
+        return self._find() is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is stopped by SIGSTOP."""
+        process = self._find()
+        with suppress(psutil.Error):
+            return process is not None and process.status() == psutil.STATUS_STOPPED
+        return False
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; False when the process is gone."""
+        process = self._find()
+        if process is None:
+            return False
+        try:
+            process.send_signal(number)
+        except psutil.Error:
+            return False
+        return True
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is gone, for `timeout` seconds at most; whether it is."""
+        deadline = time.monotonic() + timeout
+        while self.alive:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
+    """End processes together: SIGTERM, and SIGKILL for those that are still there after `grace` seconds.
+
+    Args:
+        processes: Those to end; the dead are passed over.
+        grace: Seconds for a clean shutdown; 0 kills at once.
+    """
+    deadline = time.monotonic() + grace
+    if grace > 0:
+        for process in processes:
+            process.send(signal.SIGTERM)
+            process.send(signal.SIGCONT)
+    for process in processes:
+        if not process.wait(max(0.0, deadline - time.monotonic())):
+            process.send(signal.SIGKILL)
+    for process in processes:
+        if not process.wait(10.0):
+            raise DevClusterError(f"Process {process.pid} does not end, even by SIGKILL.", cause="It hangs in the kernel.")
+
+
+class Launcher:
+    """Starts brokers, and keeps hold of the launchers of those that are bound to this process's life."""
+
+    def __init__(self, *, purge: Path | None = None, bound: bool = False) -> None:
+        self._purge = purge
+        self._bound = bound
+        self._bound_launchers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: Sequence[str | Path], *, log_file: Path, directory: Path) -> BrokerProcess:
+        """Start a broker in a session of its own: a Ctrl-C at the caller's terminal does not reach it.
+
+        Args:
+            command: What to run.
+            log_file: Where its output is appended.
+            directory: Its working directory.
+
+        Raises:
+            DevClusterError: It could not be run at all.
+        """
+        mode = launcher.BOUND if self._bound else launcher.DETACHED
+        arguments = [mode, str(os.getpid()), str(log_file), str(self._purge or ""), *map(str, command)]
+        starter = subprocess.Popen(  # noqa: S603  (our own launcher)
+            [sys.executable, "-I", "-S", launcher.__file__, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=directory,
+            start_new_session=True,
+        )
+        assert starter.stdout is not None
+        assert starter.stderr is not None
+        with starter.stdout, starter.stderr:
+            answer = starter.stdout.readline()
+            complaint = starter.stderr.read() if not answer else b""
+        if not answer:
+            starter.wait()
+            raise DevClusterError(
+                f"{command[0]} could not be started.", cause=complaint.decode(errors="replace").strip().rpartition("\n")[2]
+            )
+        if self._bound:
+            self._bound_launchers.append(starter)
+        else:
+            starter.wait()
+        pid = int(answer)
+        try:
+            return BrokerProcess(pid, psutil.Process(pid).create_time())
+        except psutil.NoSuchProcess:
+            return BrokerProcess(pid, 0.0)  # ended at once; it counts as dead, and its log says why
+
+    def reap(self, timeout: float = 5.0) -> None:
+        """Wait for the launchers of brokers that have ended."""
+        for starter in self._bound_launchers:
+            starter.wait(timeout)
+        self._bound_launchers.clear()

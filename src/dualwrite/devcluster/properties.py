@@ -1,0 +1,100 @@
+"""The `server.properties` of a node, and the logging configuration; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dualwrite.devcluster.ports import LOOPBACK
+from dualwrite.devcluster.record import CONTROLLER, PLAINTEXT, NodeRecord
+from dualwrite.devcluster.settings import ClusterSettings
+
+COORDINATOR_PARTITIONS = 4
+"""Partitions of each coordinator's topic: few, since each costs files and time at every start."""
+
+LOG4J2 = """\
+# written by dualwrite; the console of a broker is its log file
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+# hundreds of lines of settings at each start
+logger.config.name = org.apache.kafka.common.config.AbstractConfig
+logger.config.level = warn
+logger.kafkaconfig.name = kafka.server.KafkaConfig
+logger.kafkaconfig.level = warn
+"""
+
+
+def server_properties(
+    settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
+) -> dict[str, str]:
+    """The properties of one node, the user's own last.
+
+    Args:
+        settings: The cluster's settings.
+        nodes: All nodes of the cluster.
+        node: The one that the properties are for.
+        storage: Its directory for logs and metadata.
+        keystore: Its PEM key store, where the security settings ask for one.
+    """
+    replicas = min(3, settings.nodes)
+    in_sync = 2 if replicas > 1 else 1  # one of three may be down
+    extra = settings.security.listeners if settings.security else ()
+    advertised = ",".join(f"{name}://{LOOPBACK}:{node.ports[name]}" for name in (PLAINTEXT, *extra))
+    own = {
+        "process.roles": "broker,controller",
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": ",".join(f"{each.node_id}@{LOOPBACK}:{each.ports[CONTROLLER]}" for each in nodes),
+        "controller.listener.names": CONTROLLER,
+        "listeners": f"{advertised},{CONTROLLER}://{LOOPBACK}:{node.ports[CONTROLLER]}",
+        "advertised.listeners": advertised,
+        "listener.security.protocol.map": ",".join([f"{CONTROLLER}:PLAINTEXT", *(f"{n}:{n}" for n in (PLAINTEXT, *extra))]),
+        "inter.broker.listener.name": PLAINTEXT,
+        "log.dirs": str(storage),
+        # two-phase commit (KIP-939); InitProducerId v6, which carries it, is still an unstable version
+        "transaction.two.phase.commit.enable": "true",
+        "unstable.api.versions.enable": "true",
+        # a killed broker is back in seconds, not after 9 s of session
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
+        "group.initial.rebalance.delay.ms": "0",
+        "offsets.topic.num.partitions": str(COORDINATOR_PARTITIONS),
+        "transaction.state.log.num.partitions": str(COORDINATOR_PARTITIONS),
+        "share.coordinator.state.topic.num.partitions": str(COORDINATOR_PARTITIONS),
+        "default.replication.factor": str(replicas),
+        "offsets.topic.replication.factor": str(replicas),
+        "transaction.state.log.replication.factor": str(replicas),
+        "share.coordinator.state.topic.replication.factor": str(replicas),
+        "min.insync.replicas": str(in_sync),
+        "transaction.state.log.min.isr": str(in_sync),
+        "share.coordinator.state.topic.min.isr": str(in_sync),
+        # 128 MB of heap by default, allocated at start
+        "log.cleaner.dedupe.buffer.size": "16777216",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+    }
+    secured = settings.security.properties(keystore) if settings.security else {}
+    return own | secured | dict(settings.config)
+
+
+def render(properties: Mapping[str, str]) -> str:
+    """Text of a Java properties file, in ASCII: Java reads it as Latin-1 and has escapes for other characters."""
+    lines = (f"{_escape(key, also=' =:#!')}={_escape(value)}" for key, value in properties.items())
+    return "# written by dualwrite at each start; changes are lost\n" + "\n".join(lines) + "\n"
+
+
+def _escape(text: str, *, also: str = "") -> str:
+    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips blanks before a value
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's characters; a rare one takes two
+        character = chr(unit)
+        if character == "\\" or character in also:
+            out.append(f"\\{character}")
+        elif " " <= character <= "~":
+            out.append(character)
+        else:
+            out.append(f"\\u{unit:04x}")
+    return "".join(out)

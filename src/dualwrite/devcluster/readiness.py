@@ -1,0 +1,67 @@
+"""Waiting until the nodes of a cluster work together, or saying why they don't."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kafka.protocol.metadata import CoordinatorType
+
+from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.node import ClusterFiles
+from dualwrite.devcluster.probe import why_not_ready
+from dualwrite.devcluster.properties import COORDINATOR_PARTITIONS
+from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
+
+_POLL = 0.05
+_ANSWER_TIMEOUT = 2.0
+"""Seconds for one answer of one broker."""
+
+_PARTITIONS = {
+    CoordinatorType.TRANSACTION: "transaction.state.log.num.partitions",
+    CoordinatorType.GROUP: "offsets.topic.num.partitions",
+}
+
+
+def obstacle(record: ClusterRecord, nodes: Sequence[NodeRecord], *, producers: bool = False) -> str | None:
+    """Look once: None when these nodes work together, else the first thing that is missing.
+
+    Args:
+        record: The cluster.
+        nodes: Those of its nodes that should work.
+        producers: Whether to ask each for a producer id too, which takes one away.
+    """
+    partitions = {kind: int(record.settings.config.get(name, COORDINATOR_PARTITIONS)) for kind, name in _PARTITIONS.items()}
+    plain = {node.node_id: node.ports[PLAINTEXT] for node in nodes}
+    return why_not_ready(plain, partitions=partitions, producers=producers, timeout=_ANSWER_TIMEOUT)
+
+
+def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles, *, timeout: float) -> None:
+    """Wait until these nodes work together.
+
+    Args:
+        record: The cluster.
+        nodes: Those of its nodes that should work, all of them started.
+        files: Where their logs are.
+        timeout: Seconds to wait.
+
+    Raises:
+        BrokerExitedError: One of them has ended.
+        DevClusterError: Time is up.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        for node in nodes:
+            if not node.alive:
+                raise files.exit_error(record.name, node.node_id)
+        missing = obstacle(record, nodes, producers=True)
+        if missing is None:
+            return
+        if time.monotonic() >= deadline:
+            raise DevClusterError(
+                f"The cluster {record.name!r} did not become ready within {timeout:g} s.",
+                cause=f"At last: {missing}.",
+                next_step=f"See the log: {files.log_file(nodes[0].node_id)}",
+                cluster=record.name,
+            )
+        time.sleep(_POLL)

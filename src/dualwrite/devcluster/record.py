@@ -1,0 +1,121 @@
+"""What is written down about a cluster, in `cluster.json` of its data directory: the one truth about it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.ports import LOOPBACK
+from dualwrite.devcluster.process import BrokerProcess
+from dualwrite.devcluster.settings import ClusterSettings
+
+PLAINTEXT = "PLAINTEXT"
+CONTROLLER = "CONTROLLER"
+"""Names of the two listeners that every node has."""
+
+_FILE = "cluster.json"
+_LAYOUT = 1
+
+
+@dataclass
+class NodeRecord:
+    """One node: its ports by listener, and its newest process."""
+
+    node_id: int
+    ports: dict[str, int]
+    process: BrokerProcess | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.process is not None and self.process.alive
+
+    @property
+    def working(self) -> bool:
+        """Whether its process runs and is not paused."""
+        return self.process is not None and self.process.alive and not self.process.paused
+
+
+@dataclass
+class ClusterRecord:
+    """A cluster as it was last brought up."""
+
+    name: str
+    settings: ClusterSettings
+    cluster_id: str
+    nodes: list[NodeRecord]
+    formatted: bool = False
+    """Whether the storage of all nodes has been formatted."""
+
+    @property
+    def running(self) -> list[NodeRecord]:
+        """The nodes whose processes run."""
+        return [node for node in self.nodes if node.alive]
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Bootstrap servers by listener, without the controllers' own."""
+        return {listener: self.bootstrap_servers(listener) for listener in self.nodes[0].ports if listener != CONTROLLER}
+
+    def bootstrap_servers(self, listener: str) -> str:
+        """Host and port of every node's listener of this name."""
+        return ",".join(f"{LOOPBACK}:{node.ports[listener]}" for node in self.nodes)
+
+    @classmethod
+    def load(cls, data_dir: Path) -> Self | None:
+        """Read the record of a data directory; None when it has none.
+
+        Raises:
+            DevClusterError: It can't be read, or was written by another release.
+        """
+        path = data_dir / _FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["layout"] != _LAYOUT:
+                raise DevClusterError(
+                    f"{path} was written by another release of dualwrite.", next_step=f"Remove {data_dir}.", data_dir=data_dir
+                )
+            nodes = [
+                NodeRecord(node["node_id"], node["ports"], BrokerProcess(**node["process"]) if node["process"] else None)
+                for node in data["nodes"]
+            ]
+            settings = ClusterSettings.from_json(data["settings"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DevClusterError(
+                f"The record {path} can't be read.", cause=str(error), next_step=f"Remove {data_dir}.", data_dir=data_dir
+            ) from error
+        return cls(data["name"], settings, data["cluster_id"], nodes, data["formatted"])
+
+    def save(self, data_dir: Path) -> None:
+        """Write the record, all of it or nothing; it may hold passwords, so only its owner may read it."""
+        data = {
+            "layout": _LAYOUT,
+            "name": self.name,
+            "settings": self.settings.to_json(),
+            "cluster_id": self.cluster_id,
+            "formatted": self.formatted,
+            "nodes": [
+                {"node_id": node.node_id, "ports": node.ports, "process": node.process and vars(node.process)}
+                for node in self.nodes
+            ],
+        }
+        partial = data_dir / f"{_FILE}.{os.getpid()}"
+        partial.touch(mode=0o600)
+        partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+        partial.replace(data_dir / _FILE)
+
+    @staticmethod
+    def exists(data_dir: Path) -> bool:
+        """Whether a cluster has been made in this directory."""
+        return (data_dir / _FILE).is_file()
+
+    @staticmethod
+    def remove(data_dir: Path) -> None:
+        """Forget the cluster."""
+        (data_dir / _FILE).unlink(missing_ok=True)

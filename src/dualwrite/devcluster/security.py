@@ -1,0 +1,132 @@
+"""Listeners with TLS and SASL, beside the plain one that every node has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from dualwrite.devcluster.errors import DevClusterError
+
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_SCRAM_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """The broker's certificate, as PEM files; it must be valid for `127.0.0.1`.
+
+    Args:
+        ca: Certificate of the authority: clients trust it, and brokers trust client certificates that it signed.
+        certificate: The broker's certificate, followed by intermediate ones if there are any.
+        key: Its private key in PKCS#8 (`BEGIN PRIVATE KEY`), not encrypted; Kafka reads no other kind.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Look at the files before a broker fails over them.
+
+        Raises:
+            DevClusterError: A file is missing, or the key is not PKCS#8.
+        """
+        for path in (self.ca, self.certificate, self.key):
+            if not Path(path).is_file():
+                raise DevClusterError(f"The TLS file {path} does not exist.")
+        if "-----BEGIN PRIVATE KEY-----" not in Path(self.key).read_text(encoding="ascii", errors="replace"):
+            raise DevClusterError(
+                f"The private key {self.key} is not in PKCS#8 form, the only one that Kafka reads.",
+                next_step=f"openssl pkcs8 -topk8 -nocrypt -in {self.key} -out key.pem",
+            )
+
+
+@dataclass(frozen=True)
+class Security:
+    """What the additional listeners ask of a client.
+
+    Each node gets `SASL_PLAINTEXT` (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512) when there are users; `SSL`, and with users
+    `SASL_SSL`, when there are TLS files. Client certificates are verified when a client sends one, but not demanded.
+
+    Args:
+        users: Name to password.
+        tls: The broker's certificate.
+    """
+
+    users: Mapping[str, str] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        for text in (*self.users.keys(), *self.users.values()):
+            if not text or any(character in text for character in '"\\,[]=;\n'):
+                raise DevClusterError(
+                    'A user name or password is empty or holds one of the characters " \\ , [ ] = ; and line breaks.',
+                    next_step="Choose plainer ones: this is a cluster for development.",
+                )
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """Names of the additional listeners; each name is also its protocol."""
+        sasl = ("SASL_PLAINTEXT",) if self.users else ()
+        tls = ("SSL",) if self.tls else ()
+        both = ("SASL_SSL",) if self.users and self.tls else ()
+        return (*sasl, *tls, *both)
+
+    @property
+    def scram_arguments(self) -> list[str]:
+        """Arguments for `kafka-storage format` that make the SCRAM credentials."""
+        return [
+            argument
+            for name, password in self.users.items()
+            for mechanism in _SCRAM_MECHANISMS
+            for argument in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
+        ]
+
+    def properties(self, keystore: Path) -> dict[str, str]:
+        """Broker properties of the additional listeners.
+
+        Args:
+            keystore: Where `write_keystore` puts the broker's key and certificate.
+        """
+        properties: dict[str, str] = {}
+        if self.users:
+            properties["sasl.enabled.mechanisms"] = ",".join(("PLAIN", *_SCRAM_MECHANISMS))
+            accounts = " ".join(f'user_{name}="{password}"' for name, password in self.users.items())
+            for listener in ("sasl_plaintext", "sasl_ssl") if self.tls else ("sasl_plaintext",):
+                prefix = f"listener.name.{listener}"
+                properties[f"{prefix}.plain.sasl.jaas.config"] = f"{_PLAIN} required {accounts};"
+                for mechanism in _SCRAM_MECHANISMS:
+                    properties[f"{prefix}.{mechanism.lower()}.sasl.jaas.config"] = f"{_SCRAM} required;"
+        if self.tls:
+            properties |= {
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.location": str(keystore),
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": str(Path(self.tls.ca).absolute()),
+                "ssl.client.auth": "requested",
+            }
+        return properties
+
+    def write_keystore(self, keystore: Path) -> None:
+        """Write key and certificate into the one file that Kafka expects, readable by the owner alone."""
+        if self.tls is None:
+            return
+        self.tls.check()
+        keystore.touch(mode=0o600)
+        keystore.write_text(
+            f"{Path(self.tls.key).read_text('ascii')}\n{Path(self.tls.certificate).read_text('ascii')}", "ascii"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For the cluster's record."""
+        tls = self.tls and {name: str(Path(path).absolute()) for name, path in vars(self.tls).items()}
+        return {"users": dict(self.users), "tls": tls}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Back from the cluster's record."""
+        tls = data["tls"] and TlsFiles(**{name: Path(path) for name, path in data["tls"].items()})
+        return cls(users=data["users"], tls=tls or None)

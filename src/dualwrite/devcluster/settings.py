@@ -1,0 +1,97 @@
+"""What a cluster is made of, apart from its name and place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
+from dualwrite.devcluster.security import Security
+
+SIZES = (1, 3)
+
+_OURS = frozenset(
+    {
+        "process.roles",
+        "node.id",
+        "broker.id",
+        "controller.quorum.voters",
+        "controller.quorum.bootstrap.servers",
+        "controller.listener.names",
+        "listeners",
+        "advertised.listeners",
+        "listener.security.protocol.map",
+        "inter.broker.listener.name",
+        "log.dir",
+        "log.dirs",
+        "metadata.log.dir",
+    }
+)
+"""Properties that hold a cluster together; a user's value would only break it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """Settings of a cluster; see `DevCluster` for what each means."""
+
+    nodes: int = 1
+    kafka_version: str = DEFAULT_KAFKA_VERSION
+    config: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, str] = field(default_factory=dict)
+    security: Security | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes not in SIZES:
+            raise DevClusterError(f"A cluster has 1 or 3 nodes, not {self.nodes}.")
+        if refused := sorted(_OURS & set(self.config)):
+            raise DevClusterError(
+                f"The property {refused[0]} can't be set: dualwrite needs it to put the cluster together.",
+                next_step="Leave it out.",
+            )
+        if any(not key or "\n" in f"{key}{value}" for key, value in self.config.items()):
+            raise DevClusterError("A broker property has no name, or a line break in it.")
+
+    def differences(self, other: Self) -> list[str]:
+        """What differs, in words: `nodes: 1, not 3`."""
+        found = []
+        for name in ("nodes", "kafka_version", "config", "features"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                found.append(f"{name}: {mine}, not {theirs}")
+        if self.security != other.security:
+            found.append("security (users or TLS files)")
+        return found
+
+    def obstacles(self, other: Self) -> list[str]:
+        """What of `other` can't be had from storage that was formatted with these settings, in words."""
+        found = [text for text in self.differences(other) if text.startswith(("nodes", "features"))]
+        if _users(self.security) != _users(other.security):
+            found.append("security (users)")
+        if _number(other.kafka_version) < _number(self.kafka_version):
+            found.append(f"kafka_version: {self.kafka_version} can't go back to {other.kafka_version}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """For the cluster's record."""
+        return {
+            "nodes": self.nodes,
+            "kafka_version": self.kafka_version,
+            "config": dict(self.config),
+            "features": dict(self.features),
+            "security": self.security and self.security.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Back from the cluster's record."""
+        return cls(**{**data, "security": Security.from_json(data["security"]) if data["security"] else None})
+
+
+def _users(security: Security | None) -> Mapping[str, str]:
+    return security.users if security else {}
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("-")[0].split("."))

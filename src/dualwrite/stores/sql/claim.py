@@ -1,0 +1,137 @@
+"""Claiming an id: raise the fence by one, wait for whoever holds the row, and survive broken connections meanwhile."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
+
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql.dialect import Trouble
+from dualwrite.stores.sql.errors import fenced, locked_too_long
+from dualwrite.stores.sql.short import ShortTransactions
+from dualwrite.stores.sql.table import state_table as t
+
+_RETRIED: Final = frozenset({Trouble.CONNECTION, Trouble.CONFLICT, Trouble.DUPLICATE})
+_WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
+
+_claimed: Final = {
+    "fence": t.c.fence + 1,
+    "owner": bindparam("owner_"),
+    "claim_token": bindparam("token"),
+    "updated_at": bindparam("now"),
+}
+_RAISE_FENCE: Final = (
+    update(t).where(t.c.transactional_id == bindparam("id")).values(**_claimed, transaction_number=0, forgotten=False)
+)
+_RAISE_EXPECTED_FENCE: Final = (
+    update(t).where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("expected")).values(**_claimed)
+)
+_INSERT: Final = insert(t)
+_READ_FENCE: Final = select(t.c.fence, t.c.owner, t.c.claim_token).where(t.c.transactional_id == bindparam("id"))
+
+
+@dataclass(frozen=True)
+class ClaimAttempt:
+    """One call of `claim`, with as many transactions as it takes.
+
+    Args:
+        short: Runs the transactions.
+        transactional_id: The logical id.
+        owner: Who claims, for people.
+        timeout: Seconds to wait at most.
+        expected_fence: Claim only if the fence still is this number.
+    """
+
+    short: ShortTransactions
+    transactional_id: str
+    owner: str
+    timeout: float
+    expected_fence: int | None
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Written with the claim: tells a claim whose COMMIT was never answered from somebody else's."""
+
+    def make(self) -> Claim:
+        """Claim.
+
+        Raises:
+            FencedError: The expected fence is no longer the row's.
+            ClaimTimeoutError: The row stayed locked.
+            StoreUnavailableError: The database was out of reach until the time was over.
+        """
+        deadline = time.monotonic() + self.timeout
+        errors = self.short.errors
+        retrying = Retrying(
+            retry=retry_if_exception(
+                lambda error: isinstance(error, self.short.driver_errors) and errors.trouble(error) in _RETRIED
+            ),
+            stop=stop_after_delay(self.timeout),
+            wait=_WAIT,
+            reraise=True,
+        )
+        doing = "claiming the id"
+        try:
+            return retrying(self._once, deadline)
+        except self.short.driver_errors as error:
+            if errors.trouble(error) is Trouble.LOCKED:
+                raise locked_too_long(errors, self.transactional_id, self.timeout, error, doing) from error
+            raise errors.translated(error, doing, self.transactional_id) from error
+
+    def _once(self, deadline: float) -> Claim:
+        with self.short.begin(max(0.001, deadline - time.monotonic())) as connection:
+            if self.expected_fence is None:
+                return self._claim(connection)
+            return self._claim_expected(connection, self.expected_fence)
+
+    def _claim(self, connection: Connection) -> Claim:
+        now = datetime.now(UTC)
+        parameters = {"id": self.transactional_id, "owner_": self.owner, "token": self.token, "now": now}
+        if connection.execute(_RAISE_FENCE, parameters).rowcount == 0:
+            # Two processes may both come here; the second one's INSERT waits for the first one's COMMIT, fails, and it
+            # starts again with the UPDATE.
+            first = 1
+            connection.execute(
+                _INSERT,
+                {
+                    "transactional_id": self.transactional_id,
+                    "fence": first,
+                    "generation": 0,
+                    "prepared_transaction_state": "",
+                    "prepared_generation": 0,
+                    "settled_generation": -1,
+                    "transaction_number": 0,
+                    "lost": "[]",
+                    "owner": self.owner,
+                    "claim_token": self.token,
+                    "updated_at": now,
+                    "forgotten": False,
+                },
+            )
+            return Claim(self.transactional_id, first, self.owner)
+        return Claim(
+            self.transactional_id, connection.execute(_READ_FENCE, {"id": self.transactional_id}).one().fence, self.owner
+        )
+
+    def _claim_expected(self, connection: Connection, expected: int) -> Claim:
+        changed = connection.execute(
+            _RAISE_EXPECTED_FENCE,
+            {
+                "id": self.transactional_id,
+                "owner_": self.owner,
+                "token": self.token,
+                "now": datetime.now(UTC),
+                "expected": expected,
+            },
+        ).rowcount
+        claim = Claim(self.transactional_id, expected + 1, self.owner)
+        if changed == 0:
+            row = connection.execute(_READ_FENCE, {"id": self.transactional_id}).one_or_none()
+            if row is None or (row.fence, row.claim_token) != (claim.fence, self.token):
+                held = Claim(self.transactional_id, expected, self.owner)
+                raise fenced(held, *((None, None) if row is None else (row.fence, row.owner)))
+        return claim

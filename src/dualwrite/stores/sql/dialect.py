@@ -1,0 +1,169 @@
+"""What differs between SQL databases: how to begin, how to wait, how to mark a transaction, what an error means.
+
+A new database is one file with a `StoreDialect`, and a line in `dialect_for`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Literal
+
+from sqlalchemy import URL, ColumnElement, Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from dualwrite.errors import ConfigurationError
+
+
+class Trouble(Enum):
+    """What an error of the database means to us."""
+
+    CONNECTION = "the connection could not be made, or broke"
+    REFUSED = "the database refuses us; the same attempt again will be refused as well"
+    LOCKED = "a lock was not given up in time"
+    CONFLICT = "the database gave up our transaction for another's sake; the same transaction again may succeed"
+    DUPLICATE = "the row is there already"
+    NO_TABLE = "the table is missing"
+    OLD_TABLE = "the table lacks a column"
+    DENIED = "a privilege is missing"
+    ABORTED = "the transaction had failed before"
+    OTHER = "anything else"
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What holds the lock that we wait for.
+
+    Args:
+        text: For people, fit for "… is held by <text>".
+        next_step: What to do about it.
+        pid: The process id where the database tells it.
+    """
+
+    text: str
+    next_step: str
+    pid: int | None = None
+
+
+class StoreDialect(ABC):
+    """One SQL database. Stateless: every store and every transaction share one."""
+
+    name: ClassVar[str]
+    """SQLAlchemy's name of the dialect."""
+    driver: ClassVar[str]
+    """SQLAlchemy's name of the driver that this is written for."""
+    package: ClassVar[str | None]
+    """The Python package of the driver, or None where Python brings it."""
+    extra: ClassVar[str | None]
+    """The extra of dualwrite that installs it."""
+    wait_slice: ClassVar[float | None] = None
+    """Wait for a lock in slices of so many seconds, where the driver's wait can't be interrupted; None: in one go."""
+
+    # --- engines of our own -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
+        """Arguments of `create_engine` for an engine of ours.
+
+        Raises:
+            ConfigurationError: The URL names a database that can't keep the row.
+        """
+
+    def prepare_engine(self, engine: Engine) -> None:  # noqa: B027  (most databases need none)
+        """Settings of each connection of an engine of ours."""
+
+    # --- transactions -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, connection: Connection) -> None:
+        """Begin the transaction that the user's block runs in, on a connection that has none."""
+
+    @abstractmethod
+    def begin_short(self, connection: Connection, timeout: float) -> None:
+        """Begin a transaction of our own that waits at most `timeout` seconds for each lock."""
+
+    @abstractmethod
+    def marks(self) -> ColumnElement[Any] | None:
+        """A column for the fence's SELECT that marks the transaction with the parameter `token`; None: `begin` has done it."""
+
+    @abstractmethod
+    def is_marked(self) -> ColumnElement[bool] | None:
+        """A condition for `record`'s UPDATE: this is still the transaction marked with the parameter `token`."""
+
+    def still_marked(self, connection: Connection) -> bool:
+        """Where `is_marked` is None: whether it is still the transaction that `begin` began. Asked once, before the UPDATE."""
+        del connection
+        return True
+
+    # --- commit -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def doomed(self, connection: Connection) -> str | None:
+        """Why COMMIT would not commit, asked right before it is sent, or None."""
+
+    def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
+        """Make sure of `command`, after SQLAlchemy has passed it on to the driver.
+
+        SQLAlchemy sends no ROLLBACK after a COMMIT that failed; drivers send none where there is no transaction.
+        """
+        if command == "ROLLBACK":
+            connection.connection.rollback()
+
+    @abstractmethod
+    def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
+        """Whether this error of COMMIT proves that nothing was committed; False means unknown."""
+
+    # --- errors -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def trouble(self, error: BaseException) -> Trouble:
+        """What a driver's error means, outside COMMIT."""
+
+    def known_blocker(self, engine: Engine) -> Blocker | None:
+        """What can be said of the holder of a lock without asking the database."""
+        del engine
+        return None
+
+    def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
+        """Who holds the lock on the row, asked right after a wait for it was given up; None where nobody does any more."""
+        del transactional_id
+        return self.known_blocker(engine)
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """The driver's own error inside SQLAlchemy's, or the error itself."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return error.orig
+    return error
+
+
+def dialect_for(url: URL) -> StoreDialect:
+    """The dialect for a URL.
+
+    Raises:
+        ConfigurationError: We have none for this database or this driver.
+    """
+    backend, _, driver = url.drivername.partition("+")
+    dialect: StoreDialect
+    match backend:
+        case "postgresql":
+            from dualwrite.stores.sql.postgresql import PostgresqlDialect  # noqa: PLC0415  (one backend, one import)
+
+            dialect = PostgresqlDialect()
+        case "sqlite":
+            from dualwrite.stores.sql.sqlite import SqliteDialect  # noqa: PLC0415  (one backend, one import)
+
+            dialect = SqliteDialect()
+        case _:
+            raise ConfigurationError(
+                f"dualwrite has no SQL store for {backend!r}.",
+                next_step="postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+            )
+    if driver not in ("", dialect.driver):
+        raise ConfigurationError(
+            f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",
+            cause="whether a failed COMMIT may have committed is read off the driver's own errors",
+            next_step=f"{dialect.name}+{dialect.driver}://…",
+        )
+    return dialect

@@ -1,0 +1,163 @@
+"""The one place where errors of a SQL database become ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import URL, Engine
+
+from dualwrite.errors import (
+    ClaimTimeoutError,
+    DualWriteError,
+    FencedError,
+    StateTableMissingError,
+    StoreCommitFailedError,
+    StoreError,
+    StoreUnavailableError,
+)
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.table import TABLE_NAME
+
+_SECRETS: Final = frozenset({"password", "sslpassword", "passfile"})
+_SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you made)"
+_UPGRADE: Final = "run `dualwrite db upgrade --url {command_url}`"
+_TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
+    Trouble.CONNECTION: (
+        StoreUnavailableError,
+        "The database {where} can't be reached, or ended the connection, while {doing}.",
+        f"see that it runs and that the address is right: {_SETTING}; then try again",
+    ),
+    Trouble.REFUSED: (
+        StoreUnavailableError,
+        "The database {where} refused us while {doing}.",
+        f"check address, user, password and rights: {_SETTING}",
+    ),
+    Trouble.NO_TABLE: (StateTableMissingError, "The table {table} is missing in {where}.", _UPGRADE),
+    Trouble.OLD_TABLE: (StateTableMissingError, "The table {table} in {where} is older than this dualwrite.", _UPGRADE),
+    Trouble.LOCKED: (
+        StoreUnavailableError,
+        "The database {where} kept a lock from us for too long while {doing}.",
+        "try again, or end the transaction that holds the lock",
+    ),
+    Trouble.CONFLICT: (
+        StoreCommitFailedError,
+        "The database {where} gave up our transaction while {doing}; nothing of it was committed.",
+        "run the whole transaction again",
+    ),
+    Trouble.DENIED: (
+        StoreError,
+        "The database {where} does not permit {doing}.",
+        "grant SELECT, INSERT and UPDATE on {table}, in a database that takes writes",
+    ),
+    Trouble.ABORTED: (
+        StoreError,
+        "The database's transaction can't be committed: an earlier statement in it failed, and the block went on.",
+        "let the error leave the block, or run the statement under a savepoint (begin_nested)",
+    ),
+    Trouble.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
+    Trouble.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
+}
+
+
+def address(url: URL) -> str:
+    """A URL for people, without its password."""
+    return _without_query_secrets(url).render_as_string(hide_password=True)
+
+
+def address_for_commands(url: URL) -> str:
+    """A URL to be used in a command, without the password (it belongs in PGPASSWORD or ~/.pgpass)."""
+    return _without_query_secrets(url)._replace(password=None).render_as_string(hide_password=False)
+
+
+def _without_query_secrets(url: URL) -> URL:
+    return url.difference_update_query(_SECRETS & url.query.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorMap:
+    """Translates the errors of one engine's database.
+
+    Args:
+        engine: For the address.
+        dialect: Knows what the driver's errors mean.
+    """
+
+    engine: Engine
+    dialect: StoreDialect
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """What the error means."""
+        return self.dialect.trouble(error)
+
+    def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
+        """Our error for the driver's, outside COMMIT.
+
+        Args:
+            error: SQLAlchemy's or the driver's error.
+            doing: What was tried, fit for "… failed while <doing>".
+            transactional_id: The id it was tried for.
+        """
+        trouble = self.trouble(error)
+        kind, what, next_step = _TEXTS[trouble]
+        if trouble is Trouble.LOCKED:
+            blocker = self.dialect.known_blocker(self.engine)
+            if blocker is not None:
+                what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step
+        facts = {
+            "where": address(self.engine.url),
+            "command_url": address_for_commands(self.engine.url),
+            "doing": doing,
+            "table": TABLE_NAME,
+        }
+        return kind(
+            what.format_map(facts),
+            transactional_id=transactional_id,
+            cause=_sentence(driver_error(error)),
+            next_step=None if next_step is None else next_step.format_map(facts),
+        )
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    code = getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None)
+    return f"{type(error).__name__}{f' {code}' if code else ''}: {text}"
+
+
+def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -> FencedError:
+    """The error of a claim whose fence is no longer the row's; no current fence means that the row is gone."""
+    if current_fence is None:
+        what = f"Our claim {claim.fence} is void: the row of the id is gone."
+    else:
+        what = f"Our claim {claim.fence} was replaced by claim {current_fence} of {current_owner!r}."
+    return FencedError(
+        what,
+        transactional_id=claim.transactional_id,
+        cause="another process opened or recovered the same transactional id after us",
+        next_step="run one writer for each transactional id; opening a new one here takes the id back",
+        fence=claim.fence,
+        current_fence=current_fence,
+        current_owner=current_owner,
+    )
+
+
+def locked_too_long(
+    errors: ErrorMap, transactional_id: str, timeout: float, error: BaseException, doing: str
+) -> ClaimTimeoutError:
+    """The error of a wait for the row's lock that took longer than `timeout` seconds; it names the blocker if it can."""
+    try:
+        blocker = errors.dialect.find_blocker(errors.engine, transactional_id)
+    except Exception:  # noqa: BLE001  (the wait has failed already; that its cause can't be told must not hide it)
+        blocker = None
+    return ClaimTimeoutError(
+        f"The row of the id stayed locked for {timeout:g} s while {doing}.",
+        transactional_id=transactional_id,
+        cause=f"the lock is held by {blocker.text}"
+        if blocker
+        else f"its holder is not known ({_sentence(driver_error(error))})",
+        next_step=blocker.next_step if blocker else "try again: whoever held it may have finished by now",
+        timeout=timeout,
+        blocker=blocker.text if blocker else None,
+        blocker_pid=blocker.pid if blocker else None,
+    )

@@ -1,0 +1,249 @@
+"""The Connection and the Session that users get: everything works but ending the transaction, which is the writer's.
+
+A refused call raises before SQLAlchemy has changed anything, so the transaction stays intact and usable.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from dualwrite.errors import TransactionControlError, WriterClosedError
+from dualwrite.stores.sql.control_text import control_statement
+
+
+class Guard:
+    """What one transaction's handles share: whether the writer acts, or the user, or nobody any more.
+
+    Args:
+        transactional_id: For the errors.
+    """
+
+    __slots__ = ("ended", "lifted", "session", "transactional_id")
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.lifted = True
+        """The writer itself is acting."""
+        self.ended = False
+        self.session: Session | None = None
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise for a call that would end or replace the transaction."""
+        self.check_open()
+        raise TransactionControlError(
+            f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
+            transactional_id=self.transactional_id,
+            cause="a commit or rollback here would end the database's side without Kafka's",
+            next_step="leave the block to commit, raise an exception to roll back; savepoints (begin_nested) are allowed. "
+            "The transaction is still open and usable",
+            call=call,
+        )
+
+    def check_open(self) -> None:
+        """Raise WriterClosedError once the transaction has ended."""
+        if self.ended:
+            raise WriterClosedError(
+                "The transaction that this connection or session belonged to has ended.", transactional_id=self.transactional_id
+            )
+
+
+class OwnedTransaction(RootTransaction):
+    """The root transaction of a guarded connection."""
+
+    __slots__ = ()
+
+    connection: GuardedConnection
+
+    def commit(self) -> None:
+        """Refused to everybody but the writer."""
+        self.connection.guard_call("get_transaction().commit()")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Refused to everybody but the writer."""
+        session = self.connection.guard.session
+        if session is not None and session._flushing:  # noqa: SLF001  (SQLAlchemy has no public way to ask)
+            # A flush has failed and the session asks for our rollback. Raising would hide the user's error. The session is
+            # inactive from here on, which `record` looks at: the transaction can't be committed any more.
+            return
+        self.connection.guard_call("get_transaction().rollback()")
+        super().rollback()
+
+    def close(self) -> None:
+        """Refused to everybody but the writer."""
+        self.connection.guard_call("get_transaction().close()")
+        super().close()
+
+    def __enter__(self) -> NoReturn:
+        self.connection.guard.refuse("`with` on the transaction")
+
+
+class GuardedConnection(Connection):
+    """A SQLAlchemy Connection inside the writer's transaction, taken from the engine's pool.
+
+    Args:
+        engine: Where it comes from.
+        guard: Shared with the transaction's owner.
+    """
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        super().__init__(engine)
+        self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would pass over the listener below
+        self.guard = guard
+
+    def guard_call(self, call: str) -> None:
+        """Refuse unless the writer itself acts."""
+        if not self.guard.lifted:
+            self.guard.refuse(call)
+
+    # --- what ends or replaces the transaction ----------------------------------------------------------------------------
+
+    def begin(self) -> RootTransaction:
+        """Refused to everybody but the writer."""
+        self.guard_call("begin()")
+        return OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
+
+    def begin_twophase(self, xid: Any | None = None) -> NoReturn:
+        """Refused."""
+        del xid
+        self.guard.refuse("begin_twophase()")
+
+    def commit(self) -> None:
+        """Refused to everybody but the writer."""
+        self.guard_call("commit()")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Refused to everybody but the writer."""
+        self.guard_call("rollback()")
+        super().rollback()
+
+    def close(self) -> None:
+        """Refused to everybody but the writer."""
+        self.guard_call("close()")
+        super().close()
+
+    def invalidate(self, exception: BaseException | None = None) -> None:
+        """Refused to everybody but the writer, and SQLAlchemy itself, which passes the error that broke the connection."""
+        if exception is None:
+            self.guard_call("invalidate()")
+        super().invalidate(exception)
+
+    def detach(self) -> None:
+        """Refused."""
+        self.guard.refuse("detach()")
+
+    def commit_prepared(self, xid: Any, recover: bool = False) -> None:
+        """Refused."""
+        del xid, recover
+        self.guard.refuse("commit_prepared()")
+
+    def rollback_prepared(self, xid: Any, recover: bool = False) -> None:
+        """Refused."""
+        del xid, recover
+        self.guard.refuse("rollback_prepared()")
+
+    def __enter__(self) -> NoReturn:
+        self.guard.refuse("`with` on the connection (it would close it)")
+
+    # --- what is of no use any more once the transaction has ended --------------------------------------------------------
+
+    @property
+    def connection(self) -> PoolProxiedConnection:
+        """The driver's connection."""
+        self.guard.check_open()
+        return super().connection
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.execute."""
+        self.guard.check_open()
+        return super().execute(*args, **kwargs)
+
+    def scalar(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.scalar."""
+        self.guard.check_open()
+        return super().scalar(*args, **kwargs)
+
+    def scalars(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.scalars."""
+        self.guard.check_open()
+        return super().scalars(*args, **kwargs)
+
+    def exec_driver_sql(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.exec_driver_sql."""
+        self.guard.check_open()
+        return super().exec_driver_sql(*args, **kwargs)
+
+    def begin_nested(self) -> Any:
+        """A savepoint, as Connection.begin_nested."""
+        self.guard.check_open()
+        return super().begin_nested()
+
+
+@event.listens_for(GuardedConnection, "before_cursor_execute")
+# one listener on the class: to add one for each transaction would cost more than the check
+def _refuse_control_text(  # noqa: PLR0917  (SQLAlchemy calls it so)
+    connection: GuardedConnection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
+) -> None:
+    del cursor, parameters, context, executemany
+    if not connection.guard.lifted:
+        control = control_statement(statement)
+        if control is not None:
+            connection.guard.refuse(control)
+
+
+class GuardedSession(Session):
+    """A SQLAlchemy ORM Session on the guarded connection."""
+
+    def __init__(self, connection: GuardedConnection) -> None:
+        # rollback_only: the session joins the transaction as it is; create_savepoint would cost two more round trips
+        super().__init__(bind=connection, join_transaction_mode="rollback_only")
+        self._guard = connection.guard
+        connection.guard.session = self
+
+    def begin(self, nested: bool = False) -> SessionTransaction:
+        """A savepoint with `nested`; refused without."""
+        if not nested:
+            self._guard.refuse("session.begin()")
+        return super().begin(nested=True)
+
+    def commit(self) -> None:
+        """Refused."""
+        self._guard.refuse("session.commit()")
+
+    def rollback(self) -> None:
+        """Refused."""
+        self._guard.refuse("session.rollback()")
+
+    def prepare(self) -> None:
+        """Refused."""
+        self._guard.refuse("session.prepare()")
+
+    def close(self) -> None:
+        """Refused to everybody but the writer."""
+        if not self._guard.lifted:
+            self._guard.refuse("session.close()")
+        super().close()
+
+    def reset(self) -> None:
+        """Refused."""
+        self._guard.refuse("session.reset()")
+
+    def invalidate(self) -> None:
+        """Refused."""
+        self._guard.refuse("session.invalidate()")
+
+    def get_transaction(self) -> NoReturn:
+        """Refused: what it would give is good for commit and rollback only. `get_nested_transaction` is there."""
+        self._guard.refuse("session.get_transaction()")
+
+    def __enter__(self) -> NoReturn:
+        self._guard.refuse("`with` on the session (it would close it)")
+
+    def _autobegin_t(self, begin: bool = False) -> SessionTransaction:
+        # every use of a session, `add` included, passes here
+        self._guard.check_open()
+        return super()._autobegin_t(begin)

@@ -1,0 +1,170 @@
+"""PostgreSQL by psycopg 3."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from psycopg import Connection as PsycopgConnection
+from psycopg import Error as PsycopgError
+from psycopg import InterfaceError, OperationalError
+from psycopg.pq import TransactionStatus
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, func, literal_column, select, text
+
+from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.sql.table import state_table as t
+
+_MARKER: Final = "dualwrite.transaction"
+_LOST_CONNECTION: Final = ("08", "57P0")
+_INVALID_AUTHORIZATION: Final = "28"
+# With these the server may have ended the session at any moment of COMMIT, or says itself that it does not know (40003).
+_UNKNOWN: Final = ("08", "57P0", "40003", "58", "XX")
+_TROUBLES: Final = {
+    "55P03": Trouble.LOCKED,  # lock_not_available: lock_timeout
+    "57014": Trouble.LOCKED,  # query_canceled: statement_timeout
+    "25P03": Trouble.CONNECTION,  # idle_in_transaction_session_timeout
+    "40001": Trouble.CONFLICT,
+    "40P01": Trouble.CONFLICT,
+    "23505": Trouble.DUPLICATE,
+    "42P01": Trouble.NO_TABLE,
+    "3F000": Trouble.NO_TABLE,  # no schema in search_path
+    "42703": Trouble.OLD_TABLE,
+    "42501": Trouble.DENIED,
+    "25006": Trouble.DENIED,  # read-only transaction: a standby
+    "25P02": Trouble.ABORTED,
+    "53300": Trouble.CONNECTION,  # too many connections
+}
+_REFUSALS: Final = ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied", "not permitted")
+
+_WAITING: Final = text(
+    "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :statement, true), "
+    # a claimer that is paused between its UPDATE and its COMMIT must not hold up everybody else
+    "set_config('idle_in_transaction_session_timeout', :idle, true)"
+)
+_TABLE_LOCKS: Final = text(
+    "SELECT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_backend_pid() "
+    "AND relation = to_regclass(:name) "
+    "AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
+)
+# The lock on a row is the lock on the transaction that stands in the row's xmax. pg_blocking_pids would need a second
+# connection while we wait, which a pool of one can't give.
+_XMAX: Final[Select[Any]] = select(literal_column("xmax::text")).select_from(t).where(t.c.transactional_id == bindparam("id"))
+_ROW_LOCK: Final = text(
+    "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_backend_pid() "
+    "AND transactionid::text = :xmax"
+)
+_BACKEND: Final = text(
+    "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
+    "FROM pg_stat_activity WHERE pid = :pid"
+)
+
+
+class PostgresqlDialect(StoreDialect):
+    """PostgreSQL. The mark of a transaction is a setting that is local to it."""
+
+    name: ClassVar[str] = "postgresql"
+    driver: ClassVar[str] = "psycopg"
+    package: ClassVar[str | None] = "psycopg"
+    extra: ClassVar[str | None] = "postgres"
+
+    def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
+        """Time limits for what the server can't limit: connecting, and a peer that has gone without a word."""
+        del lock_timeout
+        wanted = {
+            "connect_timeout": max(2, round(connect_timeout)),  # libpq takes less than 2 for 2
+            "fallback_application_name": "dualwrite",
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 60_000,  # milliseconds; a COMMIT whose peer is gone becomes unknown then, not never
+        }
+        return {"connect_args": {name: value for name, value in wanted.items() if name not in url.query}}
+
+    def begin(self, connection: Connection) -> None:
+        """See StoreDialect. psycopg sends BEGIN with the first statement."""
+        raw = _raw(connection)
+        if raw.autocommit:  # a user's engine; SQLAlchemy puts it back when the connection returns to its pool
+            connection.execution_options(isolation_level=connection.default_isolation_level or "READ COMMITTED")
+        connection.begin()
+
+    def begin_short(self, connection: Connection, timeout: float) -> None:
+        """See StoreDialect."""
+        self.begin(connection)
+        lock = max(1, int(timeout * 1000))
+        connection.execute(_WAITING, {"lock": str(lock), "statement": str(lock + 5000), "idle": str(lock + 10000)})
+
+    def marks(self) -> ColumnElement[Any] | None:
+        """See StoreDialect."""
+        return func.set_config(_MARKER, bindparam("token"), True)
+
+    def is_marked(self) -> ColumnElement[bool] | None:
+        """See StoreDialect."""
+        return func.current_setting(_MARKER, True) == bindparam("token")
+
+    def doomed(self, connection: Connection) -> str | None:
+        """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
+        match _raw(connection).info.transaction_status:
+            case TransactionStatus.INTRANS:
+                return None
+            case TransactionStatus.INERROR:
+                return "an earlier statement of the transaction failed, and PostgreSQL rolls such a transaction back"
+            case TransactionStatus.UNKNOWN:
+                return "the connection was lost before COMMIT was sent"
+            case status:
+                return f"the connection has no transaction any more ({status.name})"
+
+    def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
+        """An ERROR whose session lives on: the server has rolled back and waits for the next command."""
+        error = driver_error(error)
+        if not isinstance(error, PsycopgError) or error.sqlstate is None or error.sqlstate.startswith(_UNKNOWN):
+            return False
+        if error.diag.severity_nonlocalized != "ERROR" or connection.invalidated:
+            return False
+        return _raw(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """See StoreDialect."""
+        invalidated = getattr(error, "connection_invalidated", False)
+        error = driver_error(error)
+        if not isinstance(error, PsycopgError):
+            return Trouble.OTHER
+        if error.sqlstate is None:
+            return _without_sqlstate(error, invalidated=invalidated)
+        if error.sqlstate.startswith(_LOST_CONNECTION):
+            return Trouble.CONNECTION
+        if error.sqlstate.startswith(_INVALID_AUTHORIZATION):
+            return Trouble.REFUSED
+        return _TROUBLES.get(error.sqlstate, Trouble.OTHER)
+
+    def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
+        """See StoreDialect."""
+        with engine.connect() as connection:
+            self.begin_short(connection, 1.0)
+            pid = connection.scalar(_TABLE_LOCKS, {"name": TABLE_NAME})
+            if pid is None:
+                pid = connection.scalar(_ROW_LOCK, {"xmax": connection.scalar(_XMAX, {"id": transactional_id})})
+            if pid is None:
+                return None
+            found = connection.execute(_BACKEND, {"pid": pid}).one_or_none()
+        if found is None:
+            return None
+        return Blocker(
+            f"PostgreSQL backend pid {found.pid} (application_name {found.application_name!r}, user {found.usename}, client "
+            f"{found.client or 'local'}, state {found.state!r}, last query started {found.query_start}, transaction started "
+            f"{found.xact_start})",
+            f"end that process, or its connection: SELECT pg_terminate_backend({found.pid}); then try again",
+            found.pid,
+        )
+
+
+def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> Trouble:
+    """What an error means that libpq raised itself, or that it passes on from a failed attempt to connect as text only."""
+    if not invalidated and any(refusal in str(error) for refusal in _REFUSALS):
+        return Trouble.REFUSED
+    return Trouble.CONNECTION if invalidated or isinstance(error, OperationalError | InterfaceError) else Trouble.OTHER
+
+
+def _raw(connection: Connection) -> PsycopgConnection[Any]:
+    raw = connection.connection.dbapi_connection
+    assert isinstance(raw, PsycopgConnection)
+    return raw

@@ -1,0 +1,125 @@
+"""Transactions of our own beside the user's: claim, settle and the like, each bounded in what it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, Engine
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+
+from dualwrite.stores.sql.dialect import StoreDialect, Trouble
+from dualwrite.stores.sql.errors import ErrorMap, locked_too_long
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 3
+_RETRIED: Final = frozenset({Trouble.CONNECTION, Trouble.CONFLICT})
+_WAIT: Final = wait_exponential(multiplier=0.02, max=0.5) + wait_random(0, 0.02)
+
+
+@dataclass(frozen=True)
+class ShortTransactions:
+    """Opens them, and runs them again where that is harmless.
+
+    Args:
+        engine: Where connections come from.
+        dialect: The database's ways.
+        errors: Translates its errors.
+        lock_timeout: Seconds to wait for a lock, where the caller gives no time.
+        driver_errors: What the driver and SQLAlchemy raise.
+    """
+
+    engine: Engine
+    dialect: StoreDialect
+    errors: ErrorMap
+    lock_timeout: float
+    driver_errors: tuple[type[BaseException], ...]
+
+    @contextmanager
+    def begin(self, timeout: float) -> Iterator[Connection]:
+        """A transaction that waits at most `timeout` seconds for a lock; committed at the end of the `with` block."""
+        connection = self._begun(timeout)
+        try:
+            try:
+                yield connection
+                connection.commit()
+                self.dialect.finish(connection, "COMMIT")
+            except Exception:
+                if not connection.invalidated:
+                    connection.rollback()
+                    self.dialect.finish(connection, "ROLLBACK")
+                raise
+            except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
+                connection.invalidate()
+                raise
+        finally:
+            connection.close()
+
+    def _begun(self, timeout: float) -> Connection:
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.001, deadline - time.monotonic())
+            wait_slice = self.dialect.wait_slice
+            connection = self.engine.connect()
+            try:
+                self.dialect.begin_short(connection, left if wait_slice is None else min(left, wait_slice))
+            except BaseException as error:
+                connection.close()  # the pool rolls back
+                again = wait_slice is not None and left > wait_slice
+                if not (again and isinstance(error, self.driver_errors) and self.errors.trouble(error) is Trouble.LOCKED):
+                    raise
+            else:
+                return connection
+
+    def run(self, work: Callable[[Connection], T], doing: str, transactional_id: str) -> T:
+        """Run `work` in a transaction, up to three times where the connection breaks or the database asks to try again.
+
+        `work` must give the same when it runs after its own commit: the answer to COMMIT may be what was lost.
+
+        Raises:
+            ClaimTimeoutError: The row stayed locked.
+            StoreError: The database's own errors, translated.
+        """
+
+        def once() -> T:
+            with self.begin(self.lock_timeout) as connection:
+                return work(connection)
+
+        retrying = Retrying(
+            retry=retry_if_exception(
+                lambda error: isinstance(error, self.driver_errors) and self.errors.trouble(error) in _RETRIED
+            ),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=_WAIT,
+            reraise=True,
+        )
+        try:
+            return retrying(once)
+        except self.driver_errors as error:
+            if self.errors.trouble(error) is Trouble.LOCKED:
+                raise locked_too_long(self.errors, transactional_id, self.lock_timeout, error, doing) from error
+            raise self.errors.translated(error, doing, transactional_id) from error
+
+    def query(self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None) -> T:
+        """Run reading `work`, once more where the pool's connection turns out dead.
+
+        Raises:
+            StoreError: The database's own errors, translated.
+        """
+        try:
+            try:
+                return self._queried(work)
+            except self.driver_errors as error:
+                if self.errors.trouble(error) is not Trouble.CONNECTION:
+                    raise
+            return self._queried(work)
+        except self.driver_errors as error:
+            raise self.errors.translated(error, doing, transactional_id) from error
+
+    def _queried(self, work: Callable[[Connection], T]) -> T:
+        with self.engine.connect() as connection:
+            return work(connection)

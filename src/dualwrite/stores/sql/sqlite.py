@@ -1,0 +1,156 @@
+"""SQLite by Python's sqlite3: one writer at a time, from BEGIN IMMEDIATE on."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Any, ClassVar, Final, Literal, cast
+
+from sqlalchemy import URL, ColumnElement, Connection, Engine, event
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+
+_MARKER: Final = "dualwrite_transaction"
+_LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_SURELY_FAILED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CONSTRAINT})
+_TROUBLES: Final = {
+    sqlite3.SQLITE_BUSY: Trouble.LOCKED,
+    sqlite3.SQLITE_LOCKED: Trouble.LOCKED,
+    sqlite3.SQLITE_CONSTRAINT: Trouble.DUPLICATE,
+    sqlite3.SQLITE_READONLY: Trouble.DENIED,
+    sqlite3.SQLITE_PERM: Trouble.DENIED,
+    sqlite3.SQLITE_AUTH: Trouble.DENIED,
+    sqlite3.SQLITE_CANTOPEN: Trouble.REFUSED,
+    sqlite3.SQLITE_NOTADB: Trouble.REFUSED,
+    sqlite3.SQLITE_CORRUPT: Trouble.REFUSED,
+}
+
+
+class SqliteDialect(StoreDialect):
+    """SQLite.
+
+    The mark of a transaction is a savepoint opened right after BEGIN: COMMIT and ROLLBACK destroy it, so releasing it
+    fails in any other transaction.
+    """
+
+    name: ClassVar[str] = "sqlite"
+    driver: ClassVar[str] = "pysqlite"
+    package: ClassVar[str | None] = None
+    extra: ClassVar[str | None] = None
+    wait_slice: ClassVar[float | None] = 0.2  # SQLite's busy handler sleeps inside C, where Ctrl-C is not seen
+
+    def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
+        """See StoreDialect; `lock_timeout` becomes the busy timeout."""
+        del connect_timeout
+        if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
+            raise ConfigurationError(
+                "An in-memory SQLite database can't keep the state: it is gone with the process, and each thread has its own.",
+                next_step="sqlite:////absolute/path/to/file.db",
+            )
+        return {"connect_args": {"timeout": lock_timeout}}
+
+    def prepare_engine(self, engine: Engine) -> None:
+        """WAL, so that readers don't hold up a commit, and synchronous=FULL: in WAL, NORMAL may lose the last commits."""
+        event.listen(engine, "connect", _make_durable)
+
+    def begin(self, connection: Connection) -> None:
+        """BEGIN IMMEDIATE takes the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY."""
+        connection.begin()
+        raw = _raw(connection)
+        if raw.in_transaction:
+            raw.rollback()  # a BEGIN of the user's own `begin` listener, or of sqlite3's autocommit=False: nothing is in it
+        if raw.in_transaction:
+            raw.execute("COMMIT")  # autocommit=False begins the next one at once; this leaves it without
+        raw.execute("BEGIN IMMEDIATE")
+        raw.execute(f"SAVEPOINT {_MARKER}")
+
+    def begin_short(self, connection: Connection, timeout: float) -> None:
+        """See StoreDialect. The user's busy timeout is put back, since the connection goes back to the user's pool."""
+        raw = _raw(connection)
+        (before,) = raw.execute("PRAGMA busy_timeout").fetchone()
+        raw.execute(f"PRAGMA busy_timeout = {max(1, int(timeout * 1000))}")
+        try:
+            self.begin(connection)
+        finally:
+            raw.execute(f"PRAGMA busy_timeout = {before}")
+
+    def marks(self) -> ColumnElement[Any] | None:
+        """None: `begin` has opened the savepoint."""
+        return None
+
+    def is_marked(self) -> ColumnElement[bool] | None:
+        """None: see `still_marked`."""
+        return None
+
+    def still_marked(self, connection: Connection) -> bool:
+        """See StoreDialect."""
+        try:
+            _raw(connection).execute(f"RELEASE SAVEPOINT {_MARKER}")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such savepoint
+                return False
+            raise
+        return True
+
+    def doomed(self, connection: Connection) -> str | None:
+        """See StoreDialect."""
+        return None if _raw(connection).in_transaction else "SQLite has already rolled the transaction back"
+
+    def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
+        """See StoreDialect; sqlite3's commit() and rollback() do nothing with autocommit=True (Python 3.12)."""
+        super().finish(connection, command)
+        raw = _raw(connection)
+        if raw.in_transaction and getattr(raw, "autocommit", None) is True:
+            raw.execute(command)
+
+    def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
+        """A COMMIT that met a lock or a deferred constraint leaves its transaction open; whatever else happened is unknown."""
+        code = _code(driver_error(error))
+        return code in _SURELY_FAILED and not connection.invalidated and _raw(connection).in_transaction
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """See StoreDialect."""
+        error = driver_error(error)
+        code = _code(error)
+        text = str(error)
+        if code == sqlite3.SQLITE_ERROR:
+            if "no such table" in text:
+                return Trouble.NO_TABLE
+            return Trouble.OLD_TABLE if "no such column" in text or "has no column" in text else Trouble.OTHER
+        return _TROUBLES.get(code, Trouble.OTHER)
+
+    def known_blocker(self, engine: Engine) -> Blocker | None:
+        """SQLite does not tell who it is."""
+        return Blocker(
+            f"another connection, in the middle of its transaction and perhaps paused (SQLite has one write lock for the "
+            f"whole file {engine.url.database})",
+            "let the other writer finish or end its process (`fuser` or `lsof` on the file lists who has it open); "
+            "then try again",
+        )
+
+
+def _raw(connection: Connection) -> sqlite3.Connection:
+    return cast("sqlite3.Connection", connection.connection.dbapi_connection)
+
+
+def _code(error: BaseException) -> int:
+    code: int = getattr(error, "sqlite_errorcode", -1)
+    return code if code < 0 else code & 0xFF  # the primary result code
+
+
+def _make_durable(raw: sqlite3.Connection, _record: object) -> None:
+    raw.execute("PRAGMA synchronous = FULL")
+    (mode,) = raw.execute("PRAGMA journal_mode").fetchone()
+    if mode == "wal":
+        return
+    for _ in range(50):
+        # the change needs the file for itself, and SQLite answers SQLITE_BUSY at once, without its busy timeout
+        try:
+            raw.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if _code(error) not in _LOCKED:
+                raise
+            time.sleep(0.02)
+        else:
+            return

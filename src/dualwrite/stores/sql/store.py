@@ -1,0 +1,269 @@
+"""SqlStateStore: the rows in a SQL database, by SQLAlchemy Core 2."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from sqlalchemy import URL, Connection, Engine, RowMapping, bindparam, create_engine, func, make_url, select, update
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from dualwrite.errors import ConfigurationError, MissingDependencyError, NotSettledError
+from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.sql.claim import ClaimAttempt
+from dualwrite.stores.sql.dialect import StoreDialect, dialect_for
+from dualwrite.stores.sql.errors import ErrorMap, address, fenced
+from dualwrite.stores.sql.short import ShortTransactions
+from dualwrite.stores.sql.table import MAX_OWNER_LENGTH, lost_text, parse_lost, state_row, with_lost
+from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
+
+DEFAULT_CONNECT_TIMEOUT: Final = 10.0
+DEFAULT_LOCK_TIMEOUT: Final = 30.0
+
+_READ: Final = select(t).where(t.c.transactional_id == bindparam("id"))
+_READ_LOCKED: Final = _READ.with_for_update()
+# substr instead of LIKE: nothing to escape, and SQLite's LIKE does not tell a from A
+_LIST: Final = select(t.c.transactional_id).where(
+    func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.forgotten.is_(False)
+)
+_ALL_COLUMNS: Final = select(t).where(t.c.transactional_id == "").limit(1)
+
+
+class SqlStateStore(TxnStateStore):
+    """Keeps the rows in the table `kafka_transaction_state` of a PostgreSQL or SQLite database.
+
+    `SqlStateStore.from_url` makes an engine that suits; an engine of yours keeps its settings and its listeners.
+
+    Args:
+        engine: Where connections come from.
+        owns_engine: Whether `close` disposes of the engine.
+        lock_timeout: Seconds that settling and the like wait for a locked row; `claim` has its own.
+
+    Raises:
+        ConfigurationError: The database or the driver is none that this store knows, or the engine's pool gives the same
+            connection to everybody (in-memory SQLite), so that no claim can stand beside a transaction.
+    """
+
+    def __init__(self, engine: Engine, *, owns_engine: bool = False, lock_timeout: float = DEFAULT_LOCK_TIMEOUT) -> None:
+        if isinstance(engine.pool, SingletonThreadPool | StaticPool):
+            raise ConfigurationError(
+                f"The engine's {type(engine.pool).__name__} gives one connection to everybody; claims need one of their own.",
+                next_step="use a file: sqlite:////absolute/path/to/file.db",
+            )
+        self._engine = engine
+        self._owns_engine = owns_engine
+        self._dialect = dialect_for(engine.url)
+        errors = ErrorMap(engine, self._dialect)
+        self._room = TransactionRoom(engine, self._dialect, errors)
+        self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str | URL,
+        *,
+        connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        **engine_options: Any,
+    ) -> Self:
+        """A store with an engine of its own, made for the purpose; nothing connects yet.
+
+        Args:
+            url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same) or `sqlite:////path/to/file.db`.
+            connect_timeout: Seconds for one attempt to connect (PostgreSQL).
+            lock_timeout: Seconds that settling and the like wait for a locked row; for SQLite also the busy timeout.
+            engine_options: More arguments for SQLAlchemy's `create_engine`; they win over ours.
+
+        Raises:
+            ConfigurationError: The URL can't be read, or names a database that this store does not know.
+            MissingDependencyError: The driver is not installed.
+        """
+        parsed, dialect = parse_url(url)
+        ours = dialect.engine_options(parsed, connect_timeout=connect_timeout, lock_timeout=lock_timeout)
+        theirs = dict(engine_options)
+        ours["connect_args"] = {**ours.get("connect_args", {}), **theirs.pop("connect_args", {})}
+        engine = make_engine(parsed, dialect, **{**ours, **theirs})
+        dialect.prepare_engine(engine)
+        return cls(engine, owns_engine=True, lock_timeout=lock_timeout)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for schema work and tests."""
+        return self._engine
+
+    @property
+    def description(self) -> str:
+        """See TxnStateStore."""
+        return address(self._engine.url)
+
+    def check(self) -> None:
+        """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
+        self._short.query(lambda connection: connection.execute(_ALL_COLUMNS).first(), "checking the table")
+
+    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+        """See TxnStateStore."""
+        return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = SqlStoreTransaction(self._room, claim)
+        transaction.begin()
+        return transaction
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def read(self, transactional_id: str) -> StateRow | None:
+        """See TxnStateStore."""
+        found = self._short.query(
+            lambda connection: connection.execute(_READ, {"id": transactional_id}).mappings().one_or_none(),
+            "reading the row",
+            transactional_id,
+        )
+        return None if found is None else state_row(found)
+
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """See TxnStateStore."""
+        row = self.read(claim.transactional_id)
+        if row is None or row.fence != claim.fence:
+            raise fenced(claim, *((None, None) if row is None else (row.fence, row.owner)))
+        return row
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See TxnStateStore."""
+        parameters = {"prefix": prefix, "length": len(prefix)}
+        found = self._short.query(lambda connection: connection.scalars(_LIST, parameters).all(), "listing the ids")
+        return sorted(found)  # here, since each database has a collation of its own
+
+    # --- changing ---------------------------------------------------------------------------------------------------------
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        """See TxnStateStore."""
+        changes: dict[str, Any] = {}
+        if settlement.clear_state:
+            changes["prepared_transaction_state"] = ""
+        if settlement.settled_generation is not None:
+            changes["settled_generation"] = settlement.settled_generation
+
+        def work(connection: Connection) -> None:
+            row = _held(connection, claim)
+            if settlement.lost is not None:
+                listed = parse_lost(claim.transactional_id, row["lost"])
+                changes["lost"] = lost_text(with_lost(listed, settlement.lost))
+            _change(connection, claim.transactional_id, changes)
+
+        self._short.run(work, "settling a transaction", claim.transactional_id)
+
+    def take_generation(self, claim: Claim) -> int:
+        """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
+
+        def work(connection: Connection) -> int:
+            generation: int = _held(connection, claim)["generation"] + 1
+            _change(connection, claim.transactional_id, {"generation": generation})
+            return generation
+
+        return self._short.run(work, "taking a generation", claim.transactional_id)
+
+    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+        """See TxnStateStore."""
+        removed: list[LostTransaction] = []  # over all attempts: the answer to the COMMIT that removed them may be lost
+
+        def work(connection: Connection) -> None:
+            row = _locked(connection, transactional_id)
+            if row is None:
+                return
+            removed.extend(entry for entry in parse_lost(transactional_id, row["lost"]) if entry not in removed)
+            _change(connection, transactional_id, {"lost": "[]"})
+
+        self._short.run(work, "acknowledging lost transactions", transactional_id)
+        return tuple(removed)
+
+    def forget(self, transactional_id: str) -> None:
+        """See TxnStateStore."""
+
+        def work(connection: Connection) -> None:
+            found = _locked(connection, transactional_id)
+            if found is None or found["forgotten"]:
+                return
+            row = state_row(found)
+            if row.prepared_state is not None or row.unsettled_generations or row.lost:
+                raise _not_settled(row)
+            _change(connection, transactional_id, {"forgotten": True, "fence": row.fence + 1, "owner": ""})
+
+        self._short.run(work, "forgetting the id", transactional_id)
+
+    def close(self) -> None:
+        """See TxnStateStore."""
+        if self._owns_engine:
+            self._engine.dispose()
+
+
+def _locked(connection: Connection, transactional_id: str) -> RowMapping | None:
+    return connection.execute(_READ_LOCKED, {"id": transactional_id}).mappings().one_or_none()
+
+
+def _held(connection: Connection, claim: Claim) -> RowMapping:
+    """The row, locked until the end of the transaction, with our fence in it."""
+    row = _locked(connection, claim.transactional_id)
+    if row is None or row["fence"] != claim.fence:
+        raise fenced(claim, *((None, None) if row is None else (row["fence"], row["owner"])))
+    return row
+
+
+def _change(connection: Connection, transactional_id: str, changes: dict[str, Any]) -> None:
+    connection.execute(
+        update(t).where(t.c.transactional_id == transactional_id).values(**changes, updated_at=datetime.now(UTC)),
+    )
+
+
+def _not_settled(row: StateRow) -> NotSettledError:
+    if row.lost:
+        why, command = f"{len(row.lost)} lost or unverified transactions are not acknowledged", "acknowledge"
+    elif row.prepared_state is not None:
+        why, command = f"the state {row.prepared_state} is not settled", "recover"
+    else:
+        why, command = f"generations {row.settled_generation + 1} to {row.generation} are not settled", "recover"
+    return NotSettledError(
+        "The id can't be forgotten: something of it is still open.",
+        transactional_id=row.transactional_id,
+        cause=why,
+        next_step=f"run `dualwrite {command} {row.transactional_id}` first",
+    )
+
+
+def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
+    """A database URL with the driver that the store needs, and the dialect for it.
+
+    Raises:
+        ConfigurationError: It can't be read, or names a database that the SQL store does not know.
+        MissingDependencyError: The driver is not installed.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+        raise ConfigurationError(
+            "The database URL can't be read.",  # not quoted: it may hold a password
+            next_step="postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+        ) from error
+    try:
+        dialect = dialect_for(parsed)
+    except ModuleNotFoundError as error:
+        raise _missing_driver(parsed, error) from error
+    return parsed.set(drivername=f"{dialect.name}+{dialect.driver}"), dialect
+
+
+def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
+    """`create_engine`, with our error for a driver that is not installed."""
+    try:
+        return create_engine(url, **options)
+    except ModuleNotFoundError as error:
+        raise _missing_driver(url, error, dialect.extra) from error
+
+
+def _missing_driver(url: URL, error: ModuleNotFoundError, extra: str | None = None) -> MissingDependencyError:
+    extra = extra or {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}.get(url.get_backend_name())
+    return MissingDependencyError(
+        f"The Python package {error.name!r}, the driver for {url.get_backend_name()}, is not installed.",
+        next_step=f'pip install "dualwrite[{extra}]"',
+    )

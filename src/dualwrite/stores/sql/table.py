@@ -1,0 +1,142 @@
+"""The table `kafka_transaction_state` and the translation of its rows.
+
+It hangs on a MetaData of its own, so that the autogenerate of a user's alembic does not take it for the user's table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Boolean, Column, DateTime, Dialect, Integer, MetaData, RowMapping, String, Table, Text
+from sqlalchemy.types import TypeDecorator
+
+from dualwrite.errors import StoredStateError
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+
+TABLE_NAME: Final = "kafka_transaction_state"
+VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
+MAX_OWNER_LENGTH: Final = 255
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime in UTC, also where the database (SQLite) stores no time zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To what the driver takes: SQLite's text has no offset, so it must be UTC already."""
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC, whatever the session's time zone is."""
+        del dialect
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+metadata: Final = MetaData()
+
+state_table: Final = Table(
+    TABLE_NAME,
+    metadata,
+    Column("transactional_id", String(255), primary_key=True),
+    Column("fence", BigInteger, nullable=False),
+    Column("generation", Integer, nullable=False, server_default="0"),
+    Column("prepared_transaction_state", String(64), nullable=False, server_default=""),
+    Column("prepared_generation", Integer, nullable=False, server_default="0"),
+    Column("settled_generation", Integer, nullable=False, server_default="-1"),
+    Column("transaction_number", BigInteger, nullable=False, server_default="0"),
+    Column("lost", Text, nullable=False),
+    Column("owner", String(MAX_OWNER_LENGTH), nullable=False, server_default=""),
+    Column("claim_token", String(32), nullable=False, server_default=""),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Column("forgotten", Boolean, nullable=False),
+)
+
+
+def state_row(columns: RowMapping) -> StateRow:
+    """A stored row as the contract's value.
+
+    Raises:
+        StoredStateError: The prepared state or the list of lost transactions does not parse.
+    """
+    transactional_id = columns["transactional_id"]
+    return StateRow(
+        transactional_id=transactional_id,
+        fence=columns["fence"],
+        generation=columns["generation"],
+        prepared_state=_prepared_state(transactional_id, columns["prepared_transaction_state"]),
+        prepared_generation=columns["prepared_generation"],
+        settled_generation=columns["settled_generation"],
+        transaction_number=columns["transaction_number"],
+        lost=parse_lost(transactional_id, columns["lost"]),
+        owner=columns["owner"],
+        updated_at=columns["updated_at"],
+        forgotten=columns["forgotten"],
+    )
+
+
+def _prepared_state(transactional_id: str, text: str) -> PreparedTxnState | None:
+    try:
+        return PreparedTxnState.parse(text)
+    except StoredStateError as error:
+        error.transactional_id = transactional_id
+        raise
+
+
+def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
+    """The entries of a stored `lost` list.
+
+    Raises:
+        StoredStateError: It does not parse.
+    """
+    try:
+        return tuple(_lost_entry(entry) for entry in json.loads(text))
+    except (ValueError, TypeError, KeyError, StoredStateError) as error:
+        raise StoredStateError(
+            f"The stored list of lost transactions can't be read: {text[:200]!r}.",
+            transactional_id=transactional_id,
+            cause="the row was changed by hand or by a newer release",
+            next_step="nothing was changed; put back a JSON list of kind, state, generation, recorded_at; or upgrade",
+            text=text,
+        ) from error
+
+
+def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
+    state = PreparedTxnState.parse(entry["state"])
+    if state is None:
+        raise ValueError("an entry without a state")
+    recorded_at = datetime.fromisoformat(entry["recorded_at"])
+    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at)
+
+
+def lost_text(entries: Iterable[LostTransaction]) -> str:
+    """The text to store for a list of lost transactions."""
+    return json.dumps(
+        [
+            {
+                "kind": entry.kind.value,
+                "state": str(entry.state),
+                "generation": entry.generation,
+                "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
+            }
+            for entry in entries
+        ]
+    )
+
+
+def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
+    """The list with `added`, unless the same transaction stands in it already: a settlement may be sent twice."""
+    name = (added.kind, added.state, added.generation)
+    if any((entry.kind, entry.state, entry.generation) == name for entry in entries):
+        return entries
+    return (*entries, added)

@@ -1,0 +1,308 @@
+"""One business transaction on a SQL database: begin, record, commit, with as few round trips as it takes.
+
+PostgreSQL: BEGIN, the fence's SELECT, record's UPDATE, COMMIT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, Select, Update, bindparam, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from dualwrite.errors import (
+    DualWriteError,
+    FencedError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoreError,
+    TransactionControlError,
+    WriterClosedError,
+)
+from dualwrite.state import PreparedTxnState, state_text
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.errors import ErrorMap, address, fenced
+from dualwrite.stores.sql.guard import Guard, GuardedConnection, GuardedSession
+from dualwrite.stores.sql.table import state_table as t
+
+CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bindparam("id"))
+_tokens: Final = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class TransactionRoom:
+    """What all transactions of one store share; the statements are built once, so that SQLAlchemy finds them compiled.
+
+    Args:
+        engine: Where connections come from.
+        dialect: The database's ways.
+        errors: Translates its errors.
+    """
+
+    engine: Engine
+    dialect: StoreDialect
+    errors: ErrorMap
+    check_fence: Select[Any] = field(init=False)
+    record: Update = field(init=False)
+    driver_errors: tuple[type[BaseException], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        marks = self.dialect.marks()
+        check = CURRENT if marks is None else CURRENT.add_columns(marks)
+        record = (
+            update(t)
+            .where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("fence_"))
+            .values(
+                prepared_transaction_state=bindparam("state"),
+                prepared_generation=bindparam("generation_"),
+                transaction_number=bindparam("number"),
+                updated_at=bindparam("now"),
+            )
+        )
+        marked = self.dialect.is_marked()
+        object.__setattr__(self, "check_fence", check)
+        object.__setattr__(self, "record", record if marked is None else record.where(marked))
+        dbapi = self.engine.dialect.dbapi
+        object.__setattr__(self, "driver_errors", (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else [])))
+
+
+class SqlStoreTransaction(StoreTransaction):
+    """See StoreTransaction; `begin` opens one.
+
+    Args:
+        room: What it shares with the others of its store.
+        claim: The claim that it runs under.
+    """
+
+    def __init__(self, room: TransactionRoom, claim: Claim) -> None:
+        self._room = room
+        self._claim = claim
+        self._guard = Guard(claim.transactional_id)
+        self._token = f"{os.getpid()}.{next(_tokens)}"
+        self._connection: GuardedConnection | None = None
+        self._session: GuardedSession | None = None
+
+    def begin(self) -> None:
+        """Begin and check the fence, with one more attempt where the pool's connection turns out dead: nothing is in it yet.
+
+        That attempt stands for a pre-ping, without its round trip.
+        """
+        try:
+            self._begin_once()
+        except self._room.driver_errors as error:
+            if self._room.errors.trouble(error) is not Trouble.CONNECTION:
+                raise self._translated(error, "beginning a transaction") from error
+            try:
+                self._begin_once()
+            except self._room.driver_errors as again:
+                raise self._translated(again, "beginning a transaction") from again
+
+    def _begin_once(self) -> None:
+        guard = self._guard = Guard(self._claim.transactional_id)
+        try:
+            connection = self._connection = GuardedConnection(self._room.engine, guard)
+            self._room.dialect.begin(connection)
+            self._check_fence(connection)
+        except Exception:
+            self._release(discard=False)
+            raise
+        except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
+            self._release(discard=True)
+            raise
+        guard.lifted = False
+
+    def _check_fence(self, connection: Connection) -> None:
+        parameters = {"id": self._claim.transactional_id, "token": self._token}
+        current = connection.execute(self._room.check_fence, parameters).first()
+        if current is None or current.fence != self._claim.fence:
+            raise self._fenced(current)
+
+    def _fenced(self, current: Any) -> FencedError:
+        return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
+
+    # --- the user's side --------------------------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Connection:
+        """A SQLAlchemy Connection that can't end the transaction."""
+        return self._open_connection()
+
+    @property
+    def session(self) -> Session:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        if self._session is None:
+            self._session = GuardedSession(connection)
+        return self._session
+
+    def _open_connection(self) -> GuardedConnection:
+        if self._connection is None:
+            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+        return self._connection
+
+    # --- the writer's side ------------------------------------------------------------------------------------------------
+
+    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        self._flush()
+        self._guard.lifted = True
+        try:
+            if not self._room.dialect.still_marked(connection):
+                raise self._ended_behind_our_back()
+            changed = connection.execute(
+                self._room.record,
+                {
+                    "id": self._claim.transactional_id,
+                    "fence_": self._claim.fence,
+                    "state": state_text(state),
+                    "generation_": generation,
+                    "number": transaction_number,
+                    "now": datetime.now(UTC),
+                    "token": self._token,
+                },
+            ).rowcount
+            if changed != 1:
+                raise self._why_nothing_changed(connection)
+        except self._room.driver_errors as error:
+            raise self._record_failed(error) from error
+        finally:
+            self._guard.lifted = False
+
+    def _flush(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        if session.is_active:
+            session.flush()
+        else:
+            raise StoreError(
+                "The database's transaction can't be committed: a flush of the ORM session failed, and the block went on.",
+                transactional_id=self._claim.transactional_id,
+                next_step="let the error of the flush leave the block, or flush under a savepoint (session.begin_nested())",
+            )
+
+    def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
+        marked = self._room.dialect.is_marked()
+        query = CURRENT if marked is None else CURRENT.add_columns(marked.label("marked"))
+        current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
+        if current is not None and marked is not None and not current.marked:
+            return self._ended_behind_our_back()
+        return self._fenced(current)
+
+    def _record_failed(self, error: BaseException) -> DualWriteError:
+        """Under REPEATABLE READ a newer claim shows as a serialization failure: only a new transaction can tell them apart."""
+        failure = self._translated(error, "recording the prepared state")
+        if self._room.errors.trouble(error) is Trouble.CONFLICT:
+            self.rollback()
+            with contextlib.suppress(*self._room.driver_errors), self._room.engine.connect() as connection:
+                current = connection.execute(CURRENT, {"id": self._claim.transactional_id}).first()
+                if current is not None and current.fence != self._claim.fence:
+                    return self._fenced(current)
+        return failure
+
+    def _ended_behind_our_back(self) -> TransactionControlError:
+        return TransactionControlError(
+            "The block ended the database's transaction behind the writer's back: what it wrote before that may have been "
+            "committed WITHOUT its messages, which are aborted now.",
+            transactional_id=self._claim.transactional_id,
+            cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that rolls back by "
+            "itself (SQLite: ON CONFLICT ROLLBACK)",
+            next_step="check what the block wrote; take the commit or rollback out of it (savepoints are allowed)",
+        )
+
+    def commit(self) -> None:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        self._guard.lifted = True
+        try:
+            self._send_commit(connection)
+        except StoreCommitFailedError:
+            self._release(discard=False)
+            raise
+        except BaseException:  # unknown: the connection must not live on, since its transaction might
+            self._release(discard=True)
+            raise
+        self._release(discard=False)
+
+    def _send_commit(self, connection: GuardedConnection) -> None:
+        dialect = self._room.dialect
+        doomed = dialect.doomed(connection)
+        if doomed is not None:
+            raise self._commit_failed(doomed)
+        try:
+            connection.commit()
+            dialect.finish(connection, "COMMIT")
+        except self._room.driver_errors as error:
+            if dialect.commit_surely_failed(error, connection):
+                raise self._commit_failed(str(driver_error(error)).strip()) from error
+            raise self._commit_unknown(error) from error
+
+    def _commit_failed(self, cause: str) -> StoreCommitFailedError:
+        return StoreCommitFailedError(
+            f"The database {address(self._room.engine.url)} did not commit; nothing of the transaction is left in it.",
+            transactional_id=self._claim.transactional_id,
+            cause=cause,
+            next_step="if the cause is a conflict with another transaction, run the whole transaction again",
+        )
+
+    def _commit_unknown(self, error: BaseException) -> StoreCommitUnknownError:
+        return StoreCommitUnknownError(
+            f"The answer to COMMIT never came from {address(self._room.engine.url)}: it may have committed or not.",
+            transactional_id=self._claim.transactional_id,
+            cause=str(driver_error(error)).strip(),
+            next_step="claim the id again under the same fence and read the row",
+        )
+
+    def rollback(self) -> None:
+        """See StoreTransaction."""
+        self._release(discard=False)
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    def _release(self, *, discard: bool) -> None:
+        """Close session and connection; a connection that can't roll back, or with `discard`, is not used again."""
+        connection, session = self._connection, self._session
+        self._connection = self._session = None
+        if connection is None:
+            return
+        guard = self._guard
+        guard.lifted = True
+        try:
+            if session is not None:
+                _quietly(session.close)
+            if discard or not _quietly(lambda: self._roll_back(connection)):
+                _quietly(connection.invalidate)
+        except BaseException:  # KeyboardInterrupt while rolling back: the closed connection rolls back
+            _quietly(connection.invalidate)
+            raise
+        finally:
+            _quietly(connection.close)
+            guard.session = None
+            guard.ended = True
+            guard.lifted = False
+
+    def _roll_back(self, connection: GuardedConnection) -> None:
+        if connection.in_transaction() or connection.get_transaction() is not None:
+            connection.rollback()
+            if not connection.invalidated:
+                self._room.dialect.finish(connection, "ROLLBACK")
+
+    def _translated(self, error: BaseException, doing: str) -> DualWriteError:
+        return self._room.errors.translated(error, doing, self._claim.transactional_id)
+
+
+def _quietly(action: Any) -> bool:
+    """Run a step of the clean-up; whether it went well. What failed has nothing left to tell: the connection is closed."""
+    try:
+        action()
+    except Exception:  # noqa: BLE001  (rollback's contract: it raises no Exception)
+        return False
+    return True

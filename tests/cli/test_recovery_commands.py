@@ -1,0 +1,315 @@
+"""`dualwrite recover`, `status` and `forget` on a real broker and SQLite."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dualwrite
+from dualwrite import migration
+from dualwrite.cli import main
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import FencedError
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.registry import store_from_url
+
+LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 5, 1000), 0, datetime(2026, 1, 1, tzinfo=UTC))
+CRASHING_WRITER = """
+import sys, dualwrite
+writer = dualwrite.connect(transactional_id=sys.argv[1])
+with writer.transaction() as tx:
+    tx.send(sys.argv[2], "from the crashed writer")
+"""
+
+
+@dataclass
+class Scene:
+    """A database with the table, a broker, and the environment that names both."""
+
+    url: str
+    broker: DevCluster
+
+    def crash(self, transactional_id: str, topic: str, failpoint: str) -> None:
+        """A writer in a process of its own that ends at the failpoint."""
+        command = [sys.executable, "-W", "ignore", "-c", CRASHING_WRITER, transactional_id, topic]
+        done = subprocess.run(command, env={**os.environ, "DUALWRITE_FAILPOINTS": f"{failpoint}=exit"}, timeout=60)
+        assert done.returncode == 70
+
+    def lose(self, transactional_id: str) -> None:
+        """A row with a lost transaction, and nothing else unsettled."""
+        with store_from_url(self.url) as store:
+            claim = store.claim(transactional_id, "test", timeout=5)
+            store.settle(claim, Settlement(lost=LOST, settled_generation=0))
+
+
+@pytest.fixture
+def scene(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    url = f"sqlite:///{tmp_path}/app.db"
+    migration.upgrade(url)
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
+    return Scene(url, broker)
+
+
+@pytest.fixture
+def live_writer(scene: Scene) -> Iterator[dualwrite.DualWriter]:
+    with dualwrite.connect(transactional_id="live") as writer:
+        yield writer
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code, out, _ = output_of(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+# --- recover ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "outcome", "messages"),
+    [("after_db_commit", "COMMITTED", [b"from the crashed writer"]), ("after_prepare", "ABORTED", [])],
+)
+def test_what_a_crashed_writer_left_is_settled_and_told(
+    scene: Scene,
+    capsys: pytest.CaptureFixture[str],
+    new_name: Callable[[str], str],
+    committed: Callable[[str], list[bytes | None]],
+    failpoint: str,
+    outcome: str,
+    messages: list[bytes],
+) -> None:
+    topic, name = new_name("topic"), new_name("id")
+    scene.crash(name, topic, failpoint)
+    code, out, _ = output_of(capsys, "recover", "--yes")
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith(name)]
+    assert line.split()[1:3] == ["1", outcome]
+    assert committed(topic) == messages
+    code, out, _ = output_of(capsys, "recover")
+    assert (code, out) == (0, "Nothing is unsettled.\n")
+
+
+def test_a_live_writer_is_taken_only_with_consent(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
+) -> None:
+    code, out, err = output_of(capsys, "recover")
+    assert code == 2
+    assert out == ""
+    assert "live" in err
+    assert "FencedError" in err
+    assert "--yes" in err
+    with live_writer.transaction() as tx:
+        tx.send(new_name("topic"), b"still mine")
+    assert output_of(capsys, "recover", "--yes")[0] == 0
+    with pytest.raises(FencedError), live_writer.transaction():
+        pytest.fail("the block was entered")
+    live_writer.reopen()
+    with live_writer.transaction() as tx:
+        tx.send(new_name("topic"), b"mine again")
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+def test_at_a_terminal_the_user_is_asked(
+    scene: Scene,
+    live_writer: dualwrite.DualWriter,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    code: int,
+) -> None:
+    terminal = io.StringIO(answer)
+    terminal.isatty = lambda: True  # type: ignore[method-assign]  # a terminal that somebody types at
+    monkeypatch.setattr(sys, "stdin", terminal)
+    found, _, err = output_of(capsys, "recover", "--id", "live")
+    assert found == code
+    assert "Recovery takes 1 transactional ids: live." in err
+
+
+def test_a_prefix_and_ids_choose_what_is_recovered(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output_of(capsys, "recover", "--prefix", "other")[:2] == (0, "Nothing is unsettled.\n")
+    code, report = json_of(capsys, "recover", "--prefix", "li", "--yes")
+    assert code == 0
+    assert [one["transactional_id"] for one in report["ids"]] == ["live"]
+    assert [found["outcome"] for found in report["ids"][0]["outcomes"]] == ["NOTHING"]
+    code, _, err = output_of(capsys, "recover", "--prefix", "li", "--id", "live")
+    assert code == 2
+    assert "not both" in err
+
+
+def test_an_id_that_is_not_there_is_told_and_the_others_are_recovered(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = output_of(capsys, "recover", "--id", "nobody", "--id", "live", "--yes")
+    assert code == 1
+    assert "NOT RECOVERED" in out
+    assert "no such transactional id" in err
+    assert [line.split()[:3] for line in out.splitlines() if line.startswith("live")] == [["live", "1", "NOTHING"]]
+
+
+def test_what_is_lost_stays_until_it_is_acknowledged(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.lose("orders")
+    for _ in range(2):
+        code, out, _ = output_of(capsys, "recover")
+        assert code == 3
+        assert "7:5@1000" in out
+        assert "LOST" in out
+    code, _, err = output_of(capsys, "recover", "--acknowledge")
+    assert code == 2
+    assert "off the record" in err
+    code, report = json_of(capsys, "recover", "--acknowledge", "--yes")
+    assert code == 0
+    assert report["unacknowledged"] == []
+    assert [(entry["transactional_id"], entry["kind"], entry["state"]) for entry in report["acknowledged"]] == [
+        ("orders", "LOST", "7:5@1000")
+    ]
+    assert output_of(capsys, "recover")[0] == 0
+
+
+def test_json_tells_what_is_unacknowledged(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.lose("orders")
+    code, report = json_of(capsys, "recover")
+    assert code == 3
+    assert report["unacknowledged"] == [
+        {
+            "transactional_id": "orders",
+            "kind": "LOST",
+            "state": "7:5@1000",
+            "generation": 0,
+            "recorded_at": "2026-01-01T00:00:00+00:00",
+        }
+    ]
+    assert report["acknowledged"] == []
+
+
+def test_an_unreachable_broker_is_an_error_of_the_id(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
+    code, out, err = output_of(capsys, "recover", "--kafka", "127.0.0.1:1", "--yes")
+    assert code == 1
+    assert "NOT RECOVERED" in out
+    assert "127.0.0.1:1" in err
+
+
+def test_a_bad_kafka_setting_is_refused(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = output_of(capsys, "recover", "--kafka-config", "nonsense")
+    assert code == 2
+    assert "key=value" in err
+    code, _, err = output_of(capsys, "recover", "--kafka-config", "security.protocol=TLS")
+    assert code == 1
+    assert "security.protocol" in err
+
+
+def test_without_a_database_the_command_says_how_to_name_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DUALWRITE_DATABASE_URL", raising=False)
+    for command in (["recover"], ["status"], ["forget", "--id", "x", "--yes"]):
+        code, _, err = output_of(capsys, *command)
+        assert code == 2
+        assert "--url" in err
+        assert "DUALWRITE_DATABASE_URL" in err
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_shows_the_row_and_what_kafka_says(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
+) -> None:
+    with live_writer.transaction() as tx:
+        tx.send(new_name("topic"), b"v")
+    scene.lose("orders")
+    code, rows = json_of(capsys, "status")
+    assert code == 0
+    live, orders = rows
+    assert (live["transactional_id"], live["generation"], live["settled_generation"]) == ("live", 1, 0)
+    assert live["owner"].startswith("writer ")
+    assert live["prepared_state"].startswith(f"{live['kafka'][0]['producer_id']}:{live['kafka'][0]['epoch']}@")
+    assert live["kafka"][0]["kafka_transactional_id"] == "live#1"
+    assert live["kafka"][0]["status"] in ("PrepareCommit", "CompleteCommit")
+    assert [entry["kind"] for entry in orders["lost"]] == ["LOST"]
+    assert orders["kafka"][0]["status"] is None
+    code, out, _ = output_of(capsys, "status", "--prefix", "live")
+    assert code == 0
+    assert "live#1: " in out
+    assert live["prepared_state"] in out
+    assert "orders" not in out
+    with live_writer.transaction() as tx:  # status took nothing
+        tx.send(new_name("topic"), b"v")
+
+
+def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
+    code, out, _ = output_of(capsys, "status")
+    assert code == 0
+    assert "no transactional id in sqlite" in out
+    scene.lose("orders")
+    code, rows = json_of(capsys, "status")
+    assert code == 0
+    assert rows[0]["kafka"] is None
+
+
+def test_status_shows_the_rows_although_kafka_is_away(
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
+    scene.lose("orders")
+    code, out, err = output_of(capsys, "status", "--kafka", "127.0.0.1:1")
+    assert code == 1
+    assert "orders" in out
+    assert "127.0.0.1:1" in err
+
+
+def test_a_missing_table_is_an_error_that_names_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = output_of(capsys, "status", "--url", f"sqlite:///{tmp_path}/empty.db")
+    assert code == 1
+    assert "dualwrite db upgrade --url" in err
+
+
+# --- forget -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_settled_id_can_be_forgotten(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    with dualwrite.connect(transactional_id="old"):
+        pass
+    code, _, err = output_of(capsys, "forget", "--id", "old")
+    assert code == 2
+    assert "Forget old?" in err
+    code, out, _ = output_of(capsys, "forget", "--id", "old", "--yes")
+    assert (code, out) == (0, "old is forgotten; its fence stays.\n")
+    assert "no transactional id" in output_of(capsys, "status")[1]
+
+
+def test_an_id_with_something_unsettled_is_not_forgotten(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = output_of(capsys, "forget", "--id", "live", "--yes")
+    assert code == 1
+    assert "live" in err
+    assert json_of(capsys, "status")[1][0]["transactional_id"] == "live"
+
+
+def test_forget_wants_an_id(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    assert output_of(capsys, "forget", "--yes")[0] == 2

@@ -1,0 +1,169 @@
+"""A crash test's scene: one database, one broker, one id, one topic; start, kill, recover, compare record by record."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from dualwrite.testing.topics import read_committed
+
+WORKER = Path(__file__).with_name("worker.py")
+LIMIT = 60.0
+
+
+class Worker:
+    """A worker process and the lines that it prints."""
+
+    def __init__(self, arguments: list[str], failpoints: str = "", **environment: str) -> None:
+        environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", **environment}
+        environ.pop("DUALWRITE_FAILPOINTS", None)
+        if failpoints:
+            environ["DUALWRITE_FAILPOINTS"] = failpoints
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER), *arguments],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._errors: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._read_output, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read_output(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            self._new.put(line.rstrip("\n"))
+        self._new.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._errors.extend(self.process.stderr)
+
+    def wait_for(self, prefix: str) -> str:
+        """Wait for a line that begins with `prefix`."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            line = self._new.get(timeout=max(deadline - time.monotonic(), 0.01))
+            assert line is not None, f"ended before it said {prefix!r}: {self.lines} {''.join(self._errors)[-2000:]}"
+            if line.startswith(prefix):
+                return line
+
+    def wait_until_stopped(self) -> None:
+        """Wait until the process is stopped by SIGSTOP."""
+        deadline = time.monotonic() + LIMIT
+        status = Path(f"/proc/{self.process.pid}/status")
+        while "State:\tT" not in status.read_text():
+            assert self.process.poll() is None, f"ended instead: {self.lines} {''.join(self._errors)[-2000:]}"
+            assert time.monotonic() < deadline, f"never stopped: {self.lines} {''.join(self._errors)[-2000:]}"
+            time.sleep(0.01)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> int:
+        """Wait for its end; its exit code."""
+        try:
+            code = self.process.wait(LIMIT)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            for thread in self._threads:
+                thread.join(LIMIT)
+            for stream in (self.process.stdout, self.process.stderr):
+                if stream is not None:
+                    stream.close()
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    @property
+    def errors(self) -> str:
+        return "".join(self._errors)
+
+    def last(self) -> str:
+        return self.lines[-1] if self.lines else ""
+
+
+@dataclass
+class Scene:
+    """One id with its own topic, on a database and a broker that other scenes share."""
+
+    engine: sa.Engine
+    url: str
+    bootstrap: str
+    transactional_id: str = field(default_factory=lambda: f"w-{uuid.uuid4().hex[:12]}")
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def topic(self) -> str:
+        return f"events-{self.transactional_id}"
+
+    def _extra(self) -> list[str]:
+        return [json.dumps(dict(self.kafka))] if self.kafka else []
+
+    def write(self, first: int = 1, count: int = 1, failpoints: str = "", **environment: str) -> Worker:
+        where = [self.url, self.bootstrap, self.transactional_id, self.topic]
+        return Worker(["write", *where, str(first), str(count), *self._extra()], failpoints, **environment)
+
+    def recovery(self, failpoints: str = "") -> Worker:
+        return Worker(["recover", self.url, self.bootstrap, self.transactional_id, *self._extra()], failpoints)
+
+    def recover(self) -> dict[str, Any]:
+        """Recover in a process of its own; its report."""
+        return report_of(self.recovery())
+
+    def recover_twice_at_once(self) -> list[dict[str, Any]]:
+        """Recover in two processes at once; both reports."""
+        return [report_of(w) for w in (self.recovery(), self.recovery())]
+
+    def rows(self) -> list[int]:
+        """The numbers in the database."""
+        with self.engine.connect() as connection:
+            found = connection.execute(
+                sa.text("SELECT number FROM events WHERE writer = :w ORDER BY number"), {"w": self.transactional_id}
+            )
+            return [int(row[0]) for row in found]
+
+    def messages(self) -> list[int]:
+        """The numbers that a read_committed consumer gets."""
+        settings = {"bootstrap.servers": self.bootstrap, **self.kafka}
+        return sorted(int(m.value or b"-1") for m in read_committed(settings, self.topic))
+
+    def agree(self) -> list[int]:
+        """The numbers, seen to be the same on both sides, each once."""
+        rows, messages = self.rows(), self.messages()
+        assert Counter(rows) == Counter(messages), f"database {rows}, topic {messages}"
+        assert len(set(rows)) == len(rows), f"duplicates: {rows}"
+        return rows
+
+
+def report_of(worker: Worker) -> dict[str, Any]:
+    code = worker.end()
+    assert code == 0, f"recovery ended with {code}: {worker.lines} {worker.errors[-3000:]}"
+    report: dict[str, Any] = json.loads(worker.last())
+    return report

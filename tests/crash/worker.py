@@ -1,0 +1,70 @@
+"""What the crash tests kill: a process that writes events to the database and to Kafka, told what to do by its arguments.
+
+python worker.py write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one a transaction
+python worker.py recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
+
+It prints a line before and after each step, so that a test can wait for it. Failpoints come from DUALWRITE_FAILPOINTS.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from sqlalchemy import text
+
+import dualwrite
+
+TIMEOUTS = dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20")), kafka=30, delivery=20)
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: int, count: int) -> None:
+    with dualwrite.connect(url, kafka=settings(bootstrap), transactional_id=transactional_id, timeouts=TIMEOUTS) as writer:
+        say("open", ",".join(o.outcome.value for o in writer.recovery_report))
+        for number in range(first, first + count):
+            say("begin", number)
+            with writer.transaction() as tx:
+                row = {"id": transactional_id, "n": number}
+                tx.db.execute(text("INSERT INTO events (writer, number) VALUES (:id, :n)"), row)
+                tx.send(topic, str(number), key=transactional_id)
+            say("done", number)
+    say("closed")
+
+
+def recover(url: str, bootstrap: str, transactional_id: str) -> None:
+    report = dualwrite.recover(url, kafka=settings(bootstrap), ids=[transactional_id], timeouts=TIMEOUTS)
+    only = report.ids[0]
+    say(
+        json.dumps(
+            {
+                "outcomes": [o.outcome.value for o in only.outcomes],
+                "unacknowledged": [[lost.kind.value, str(lost.state)] for lost in only.unacknowledged],
+                "taken_over_by": only.taken_over_by,
+                "error": None if only.error is None else str(only.error),
+            }
+        )
+    )
+
+
+def settings(bootstrap: str) -> dict[str, Any]:
+    more = json.loads(sys.argv[-1]) if sys.argv[-1].startswith("{") else {}
+    return {"bootstrap.servers": bootstrap, **more}
+
+
+def main() -> None:
+    try:
+        if sys.argv[1] == "write":
+            write(*sys.argv[2:6], int(sys.argv[6]), int(sys.argv[7]))
+        else:
+            recover(*sys.argv[2:5])
+    except dualwrite.DualWriteError as error:
+        say("error", type(error).__name__, getattr(error, "facts", {}).get("database_committed"), error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

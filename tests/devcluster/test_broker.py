@@ -1,0 +1,146 @@
+"""What a broker that is up can do, and what becomes of it when it is hurt."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from kafka.protocol.metadata import ApiVersionsRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from dualwrite.devcluster import DevCluster, DevClusterError, probe
+
+
+def ask(cluster: DevCluster, request: object) -> object:
+    with probe._Nodes({1: cluster.status().nodes[0].port}, timeout=5.0) as nodes:
+        return nodes.ask(1, request)
+
+
+def commit_one(cluster: DevCluster, *, value: str = "v") -> None:
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": f"t-{uuid.uuid4()}", "log_level": 0}
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce("events", value)
+    producer.commit_transaction(20)
+
+
+def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
+    status = cluster.status()
+    assert status.ready
+    assert status.running
+    assert status.bootstrap_servers == cluster.bootstrap_servers == cluster.listeners["PLAINTEXT"]
+    assert [node.node_id for node in status.nodes] == [1]
+    assert "started" in cluster.logs(1)
+    assert len(cluster.logs(1, lines=3).splitlines()) == 3
+
+
+def test_the_first_answers_of_its_coordinators_are_no_excuses(cluster: DevCluster) -> None:
+    topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=5).topics
+    assert len(topics["__transaction_state"].partitions) == 4
+    assert len(topics["__consumer_offsets"].partitions) == 4
+
+
+def test_two_phase_commit_is_on(cluster: DevCluster) -> None:
+    for number in range(4):  # one of them is on each partition of __transaction_state
+        answer = ask(
+            cluster,
+            InitProducerIdRequest(
+                version=6,
+                transactional_id=f"two-phase-{number}",
+                transaction_timeout_ms=60000,
+                producer_id=-1,
+                producer_epoch=-1,
+                enable2_pc=True,
+                keep_prepared_txn=False,
+            ),
+        )
+        assert answer.error_code == 0  # type: ignore[attr-defined]
+
+
+def test_a_killed_broker_comes_back_with_its_address(cluster: DevCluster) -> None:
+    commit_one(cluster)
+    before = cluster.status()
+    cluster.kill(1)
+    status = cluster.status()
+    assert not status.ready
+    assert not status.nodes[0].alive
+    assert len(list(cluster.follow_logs(1, lines=5))) == 5  # ends, since the broker has
+    with pytest.raises(DevClusterError, match="does not run"):
+        cluster.pause(1)
+
+    thread = threading.Thread(target=cluster.start)  # its life is bound to this process, not to the thread
+    thread.start()
+    thread.join()
+    after = cluster.status()
+    assert after.ready
+    assert after.bootstrap_servers == before.bootstrap_servers
+    assert after.nodes[0].pid != before.nodes[0].pid
+    commit_one(cluster)
+
+
+def test_a_paused_broker_holds_its_connections_and_says_nothing(cluster: DevCluster) -> None:
+    cluster.pause(1)
+    try:
+        status = cluster.status()
+        assert status.nodes[0].alive
+        assert status.nodes[0].paused
+        assert not status.ready
+        with socket.create_connection(("127.0.0.1", status.nodes[0].port), timeout=1):
+            pass
+    finally:
+        cluster.resume(1)
+    cluster.start(1)  # runs already: only waits until it is ready again
+    assert cluster.status().ready
+
+
+def test_a_node_that_is_not_there_is_named(cluster: DevCluster) -> None:
+    with pytest.raises(DevClusterError, match=r"no node 7.*Its nodes are 1"):
+        cluster.kill(7)
+
+
+@pytest.mark.slow
+def test_feature_levels_can_be_turned_down() -> None:
+    with DevCluster.temporary(features={"transaction.version": "1"}) as plain:
+        versions = ask(plain, ApiVersionsRequest(version=3, client_software_name="test", client_software_version="0"))
+        levels = {each.name: each.max_version_level for each in versions.finalized_features}  # type: ignore[attr-defined]
+        assert levels["transaction.version"] == 1
+
+
+@pytest.mark.slow
+def test_an_older_kafka_starts_and_does_not_know_the_newer_properties() -> None:
+    with DevCluster.temporary(kafka_version="3.9.1") as old:
+        assert old.status().kafka_version == "3.9.1"
+        commit_one(old)
+        versions = ask(old, ApiVersionsRequest(version=3, client_software_name="test", client_software_version="0"))
+        highest = {each.api_key: each.max_version for each in versions.api_keys}  # type: ignore[attr-defined]
+        assert highest[22] < 6
+
+
+@pytest.mark.slow
+def test_the_bundled_java_runs_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin-without-java")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with DevCluster.temporary(java="bundled") as cluster:
+        commit_one(cluster)
+
+
+@pytest.mark.slow
+def test_three_nodes_go_on_with_two() -> None:
+    with DevCluster.temporary(nodes=3) as three:
+        assert three.status().ready
+        assert three.bootstrap_servers.count(":") == 3
+        commit_one(three)
+        three.kill(2)
+        commit_one(three)
+        assert not three.status().ready
+        three.start(2)
+        assert three.status().ready
+        three.restart(1)
+        assert three.status().ready
+        commit_one(three)

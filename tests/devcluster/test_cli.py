@@ -1,0 +1,66 @@
+"""`dualwrite dev`, as a person or a script calls it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dualwrite.cli import main
+
+
+def test_a_cluster_by_command(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "up", "--name", "c", "--config", "num.partitions=3"]) == 0
+    assert "c: Kafka" in capsys.readouterr().out
+    assert main(["dev", "status", "--name", "c", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["ready"]
+    assert status["bootstrap_servers"].startswith("127.0.0.1:")
+    assert status["nodes"][0]["alive"]
+    assert main(["dev", "status", "--all", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["c"]
+    assert main(["dev", "logs", "--name", "c", "--lines", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["dev", "up", "--name", "c", "--nodes", "3"]) == 1
+    assert "Next step: " in capsys.readouterr().err
+    assert main(["dev", "down", "--all", "--purge"]) == 0
+    assert not state_dir.exists()
+
+
+def test_an_error_is_a_few_lines_and_code_1(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "status"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "Error: There is no cluster 'default'.\nNext step: dualwrite dev up --name default\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["dev", "up", "--config", "x"], ["dev", "nothing"], ["nothing"], ["dev", "up", "--nodes", "x"]]
+)
+def test_a_wrong_call_is_code_2(arguments: list[str], state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert not state_dir.exists()
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dualwrite ")
+    assert main(["--help"]) == 0
+    assert "dev" in capsys.readouterr().out
+
+
+def test_missing_packages_name_the_pip_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert main(["dev", "status"]) == 1
+    assert 'pip install "dualwrite[cli]"' in capsys.readouterr().err
+
+
+def test_missing_packages_of_one_command_do_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "dualwrite.cli.dev", None)
+    assert main(["dev", "status"]) == 1
+    assert 'pip install "dualwrite[dev]"' in capsys.readouterr().err
+    assert main(["--version"]) == 0

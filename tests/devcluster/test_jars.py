@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import jgo.util.http
+import pytest
+import requests
+
+from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, DevClusterError, jars
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(jars, "cache_dir", lambda: tmp_path)
+    return tmp_path
+
+
+def offline(*_args: object, **_kwargs: object) -> None:
+    raise requests.ConnectionError("no route to host")
+
+
+def test_a_broker_can_speak_its_mind() -> None:
+    names = {jar.name for jar in jars.classpath(DEFAULT_KAFKA_VERSION)}
+    assert f"kafka-clients-{DEFAULT_KAFKA_VERSION}.jar" in names
+    assert any(name.startswith("log4j-slf4j-impl-2.25") for name in names)
+    assert any(name.startswith("slf4j-api-1.7") for name in names)
+
+
+def test_what_is_known_needs_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = jars.classpath(DEFAULT_KAFKA_VERSION)
+    monkeypatch.setattr(jgo.util.http, "request", offline)
+    assert jars.classpath(DEFAULT_KAFKA_VERSION) == first
+
+
+def test_no_network_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("M2_REPO", str(tmp_path / "empty"))
+    monkeypatch.setattr(jgo.util.http, "request", offline)
+    with pytest.raises(DevClusterError, match=r"could not be downloaded.*no route to host.*Check the network"):
+        jars.classpath(DEFAULT_KAFKA_VERSION)
+
+
+def test_a_text_that_is_no_version_is_refused() -> None:
+    with pytest.raises(DevClusterError, match="no version"):
+        jars.classpath("latest")
+
+
+class Artifact:
+    """Stands for jgo's: "downloads" by copying a whole jar."""
+
+    def __init__(self, path: Path, source: Path) -> None:
+        self.path, self.source, self.downloads = path, source, 0
+
+    def resolve(self) -> Path:
+        if not self.path.exists():
+            shutil.copy(self.source, self.path)
+            self.downloads += 1
+        return self.path
+
+
+def test_a_jar_cut_off_in_the_middle_is_downloaded_again(tmp_path: Path) -> None:
+    whole = next(jar for jar in jars.classpath(DEFAULT_KAFKA_VERSION) if jar.name.startswith("slf4j-api"))
+    path = tmp_path / "slf4j.jar"
+    path.write_bytes(whole.read_bytes()[:1000])
+    artifact = Artifact(path, whole)
+    assert jars._whole(artifact).read_bytes() == whole.read_bytes()
+    assert artifact.downloads == 1
+
+
+def test_only_one_of_two_downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jar = cache / "a.jar"
+    jar.touch()
+    calls: list[str] = []
+    release = threading.Event()
+
+    def download(version: str, _progress: object) -> list[Path]:
+        calls.append(version)
+        release.wait(5)
+        return [jar]
+
+    monkeypatch.setattr(jars, "_download", download)
+    run: Callable[[], object] = lambda: jars.classpath("9.9.9")  # noqa: E731
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert calls == ["9.9.9"]
+    assert json.loads((cache / "kafka-9.9.9.json").read_text()) == [str(jar)]

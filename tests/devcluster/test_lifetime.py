@@ -1,0 +1,89 @@
+"""Who outlives whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dualwrite.devcluster import DevCluster
+
+TEMPORARY = """
+import time
+from dualwrite.devcluster import DevCluster
+with DevCluster.temporary() as cluster:
+    print(cluster.status().nodes[0].pid, cluster.data_dir, flush=True)
+    time.sleep(600)
+"""
+
+INTERRUPTED = """
+import sys
+from dualwrite.cli import main
+import dualwrite.cli.dev
+print("go", flush=True)
+sys.exit(main(["dev", "up"]))
+"""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_temporary_broker_dies_with_its_owner_however_that_dies() -> None:
+    with subprocess.Popen([sys.executable, "-c", TEMPORARY], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid, data_dir = owner.stdout.readline().split()
+        assert not gone(int(pid))
+        owner.kill()
+    assert wait_until(lambda: gone(int(pid)))
+    assert wait_until(lambda: not Path(data_dir).exists())
+
+
+@pytest.mark.slow
+def test_a_temporary_broker_dies_with_its_launcher() -> None:
+    with DevCluster.temporary() as cluster:
+        pid = cluster.status().nodes[0].pid or -1
+        psutil.Process(pid).parent().kill()  # type: ignore[union-attr]
+        assert wait_until(lambda: gone(pid))
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_starting_leaves_no_broker(state_dir: Path) -> None:
+    for delay in (0.3, 1.2):
+        with subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as starter:
+            assert starter.stdout is not None
+            starter.stdout.readline()
+            time.sleep(delay)
+            os.kill(starter.pid, signal.SIGINT)
+        assert starter.returncode == 130
+        here = str(state_dir)
+        running = [p.pid for p in psutil.process_iter(["cmdline"]) if any(here in arg for arg in p.info["cmdline"] or [])]
+        assert running == []
+
+
+@pytest.mark.slow
+def test_a_detached_broker_outlives_its_starter(state_dir: Path) -> None:
+    code = "from dualwrite.devcluster import DevCluster; DevCluster('c').up()"
+    subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)
+    assert DevCluster("c").status().ready

@@ -1,0 +1,116 @@
+"""Clusters that have a name and outlive their maker."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dualwrite.devcluster import BrokerExitedError, DevCluster, DevClusterError, SettingsDifferError, cluster_names
+from dualwrite.devcluster.process import BrokerProcess
+from dualwrite.devcluster.record import ClusterRecord
+
+
+def pretend_reboot(cluster: DevCluster) -> None:
+    """Somebody else has the process id of the broker now."""
+    record = ClusterRecord.load(cluster.data_dir)
+    assert record is not None
+    record.nodes[0].process = BrokerProcess(psutil.Process().pid, time.time() - 1e6)
+    record.save(cluster.data_dir)
+
+
+def test_up_twice_is_up_once_and_down_leaves_the_data(state_dir: Path) -> None:
+    cluster = DevCluster("mine")
+    first = cluster.up()
+    assert DevCluster("mine").up().nodes[0].pid == first.nodes[0].pid
+    with pytest.raises(SettingsDifferError, match="nodes: 1, not 3"):
+        DevCluster("mine", nodes=3).up()
+    assert cluster_names() == ["mine"]
+
+    cluster.down()
+    assert not cluster.status().running
+    cluster.down()
+    pretend_reboot(cluster)
+    assert not cluster.status().running
+    again = DevCluster("mine", config={"num.partitions": "3"}).up()
+    assert again.bootstrap_servers == first.bootstrap_servers
+
+    cluster.down(purge=True)
+    assert cluster_names() == []
+    assert not state_dir.exists()
+    with pytest.raises(DevClusterError, match=r"no cluster 'mine'.*dualwrite dev up"):
+        cluster.status()
+    cluster.down(purge=True)
+
+
+@pytest.mark.slow
+def test_two_clusters_live_side_by_side(state_dir: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    one, two = DevCluster("one").up(), DevCluster("two", data_dir=elsewhere).up()
+    assert one.ready
+    assert two.ready
+    assert one.bootstrap_servers != two.bootstrap_servers
+    assert DevCluster("two").data_dir == elsewhere
+    with pytest.raises(DevClusterError, match=r"belongs to the cluster 'two', which runs"):
+        DevCluster("three", data_dir=elsewhere).up()
+    with pytest.raises(DevClusterError, match=r"is in .*elsewhere, not in"):
+        DevCluster("two", data_dir=tmp_path / "other").up()
+    DevCluster("one").down(purge=True)
+    assert DevCluster("two").status().ready
+    DevCluster("two").down(purge=True)
+    assert not elsewhere.exists()
+    assert not state_dir.exists()
+
+
+def test_a_busy_port_is_said_to_be_busy_and_nothing_is_left(state_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DevClusterError, match=f"Port {port} of node 1 is busy") as caught:
+            DevCluster("busy", port=port).up()
+    assert caught.value.port == port
+    assert not state_dir.exists()
+
+
+def test_a_directory_with_something_else_in_it_is_left_alone(state_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(DevClusterError, match="not empty"):
+        DevCluster("c", data_dir=tmp_path).up()
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_name_can_not_leave_its_directory(state_dir: Path) -> None:
+    with pytest.raises(DevClusterError, match="can't be a cluster's name"):
+        DevCluster("../../etc")
+
+
+def test_a_bad_property_is_told_in_kafkas_words(state_dir: Path) -> None:
+    with pytest.raises(BrokerExitedError, match=r"broker\.heartbeat\.interval\.ms"):
+        DevCluster("c", config={"broker.heartbeat.interval.ms": "often"}).up()
+    assert not DevCluster("c").status().running
+    with pytest.raises(BrokerExitedError, match=r"no\.such\.Authorizer") as caught:
+        DevCluster("c", config={"authorizer.class.name": "no.such.Authorizer"}).up()
+    assert "no.such.Authorizer" in caught.value.log_tail
+    assert not DevCluster("c").status().running
+
+
+def test_a_process_id_of_somebody_else_is_not_taken_for_a_broker(tmp_path: Path) -> None:
+    me = psutil.Process()
+    assert BrokerProcess(me.pid, me.create_time()).alive
+    assert not BrokerProcess(me.pid, me.create_time() - 3600).alive
+    assert not BrokerProcess(me.pid, me.create_time() - 3600).send(__import__("signal").SIGTERM)
+
+
+def test_a_second_process_waits_for_its_turn(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dualwrite.devcluster import registry  # noqa: PLC0415
+
+    with (
+        registry.lock("c", timeout=1),
+        pytest.raises(DevClusterError, match="Another process"),
+        registry.lock("c", timeout=0.1),
+    ):
+        pass

@@ -1,0 +1,121 @@
+"""Settings, the plan made from them, and the files written from the plan: no broker runs here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dualwrite.devcluster import DevClusterError, Security, SettingsDifferError, TlsFiles
+from dualwrite.devcluster.plan import plan
+from dualwrite.devcluster.properties import render, server_properties
+from dualwrite.devcluster.record import ClusterRecord
+from dualwrite.devcluster.settings import ClusterSettings
+
+
+def properties(record: ClusterRecord, index: int = 0) -> dict[str, str]:
+    return server_properties(
+        record.settings, record.nodes, record.nodes[index], storage=Path("/s"), keystore=Path("/k/keystore.pem")
+    )
+
+
+def formatted(**settings: object) -> ClusterRecord:
+    record = plan("c", None, settings, None)
+    record.formatted = True
+    return record
+
+
+def test_one_node_keeps_one_replica_and_three_nodes_keep_three_with_two_in_sync() -> None:
+    one = properties(plan("c", None, {}, None))
+    three = properties(plan("c", None, {"nodes": 3}, None), 2)
+    assert (one["transaction.state.log.replication.factor"], one["transaction.state.log.min.isr"]) == ("1", "1")
+    assert (three["transaction.state.log.replication.factor"], three["transaction.state.log.min.isr"]) == ("3", "2")
+    assert three["node.id"] == "3"
+    assert three["controller.quorum.voters"].count("@") == 3
+
+
+def test_two_phase_commit_is_on_and_the_users_own_properties_win() -> None:
+    assert properties(plan("c", None, {}, None))["transaction.two.phase.commit.enable"] == "true"
+    own = plan("c", None, {"config": {"transaction.two.phase.commit.enable": "false"}}, None)
+    assert properties(own)["transaction.two.phase.commit.enable"] == "false"
+
+
+def test_all_ports_are_distinct_and_the_one_asked_for_is_the_first_nodes() -> None:
+    record = plan("c", None, {"nodes": 3, "security": Security(users={"alice": "secret"})}, 20500)
+    ports = [port for node in record.nodes for port in node.ports.values()]
+    assert len(set(ports)) == 9
+    assert record.bootstrap_servers("PLAINTEXT") == "127.0.0.1:20500,127.0.0.1:20501,127.0.0.1:20502"
+
+
+@pytest.mark.parametrize("config", [{"listeners": "x"}, {"a": "1\n2"}, {"": "1"}])
+def test_properties_that_would_break_the_cluster_are_refused(config: dict[str, str]) -> None:
+    with pytest.raises(DevClusterError):
+        ClusterSettings(config=config)
+
+
+def test_two_nodes_are_no_cluster() -> None:
+    with pytest.raises(DevClusterError, match="1 or 3"):
+        ClusterSettings(nodes=2)
+
+
+def test_a_record_survives_being_written_and_read(tmp_path: Path) -> None:
+    security = Security(users={"alice": "secret"}, tls=TlsFiles(tmp_path / "ca", tmp_path / "cert", tmp_path / "key"))
+    record = plan("c", None, {"nodes": 3, "config": {"a": "1"}, "features": {"f": "1"}, "security": security}, None)
+    record.save(tmp_path)
+    assert ClusterRecord.load(tmp_path) == record
+    assert (tmp_path / "cluster.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(DevClusterError, match=r"can't be read.*Next step: Remove"):
+        ClusterRecord.load(tmp_path)
+
+
+def test_a_stopped_cluster_keeps_its_ports_and_takes_new_properties() -> None:
+    known = formatted()
+    again = plan("c", known, {"config": {"num.partitions": "3"}}, None)
+    assert again.nodes[0].ports == known.nodes[0].ports
+    assert again.cluster_id == known.cluster_id
+    assert again.formatted
+    assert again.settings.config == {"num.partitions": "3"}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"nodes": 3},
+        {"features": {"transaction.version": "1"}},
+        {"kafka_version": "3.9.1"},
+        {"security": Security(users={"alice": "secret"})},
+    ],
+)
+def test_what_formatting_has_settled_can_not_be_changed(asked: dict[str, object]) -> None:
+    with pytest.raises(SettingsDifferError, match="down --purge") as caught:
+        plan("c", formatted(), asked, None)
+    assert len(caught.value.differences) == 1
+
+
+def test_settings_that_never_worked_are_not_taken_over() -> None:
+    failed = plan("c", None, {"config": {"broker.heartbeat.interval.ms": "x"}}, None)
+    assert plan("c", failed, {}, None).settings.config == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("C\\:b", "C\\\\:b"), ("é→", "\\u00e9\\u2192"), ("😀", "\\ud83d\\ude00"), (" x=y", "\\ x=y")]
+)
+def test_values_survive_the_properties_grammar(value: str, text: str) -> None:
+    assert render({"a b": value}).splitlines()[-1] == f"a\\ b={text}"
+
+
+def test_listeners_follow_users_and_certificate(tmp_path: Path) -> None:
+    tls = TlsFiles(tmp_path, tmp_path, tmp_path)
+    assert Security(users={"a": "b"}).listeners == ("SASL_PLAINTEXT",)
+    assert Security(tls=tls).listeners == ("SSL",)
+    assert Security(users={"a": "b"}, tls=tls).listeners == ("SASL_PLAINTEXT", "SSL", "SASL_SSL")
+    assert Security(users={"a": "b"}).scram_arguments[1] == "SCRAM-SHA-256=[name=a,password=b]"
+
+
+def test_a_password_that_would_break_out_of_its_quotes_is_refused() -> None:
+    with pytest.raises(DevClusterError, match="password"):
+        Security(users={"alice": 'se"cret'})

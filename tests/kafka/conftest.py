@@ -1,0 +1,82 @@
+"""Coordinators, and transactions made by a plain client, for the tests of Kafka's side."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from confluent_kafka import Producer
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+
+Opener = Callable[..., Producer]
+
+
+@pytest.fixture(scope="session")
+def coordinator(broker: DevCluster) -> Iterator[WireTransactionCoordinator]:
+    made = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=20)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def coordinator_v4(broker_v4: DevCluster) -> Iterator[WireTransactionCoordinator]:
+    made = WireTransactionCoordinator(KafkaConfig.of(broker_v4.bootstrap_servers), timeout=20)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def new_coordinator() -> Iterator[Callable[..., WireTransactionCoordinator]]:
+    """Makes coordinators for settings of the test's own; closes them."""
+    with ExitStack() as opened:
+
+        def new(config: KafkaConfig | str, *, timeout: float = 20) -> WireTransactionCoordinator:
+            made = WireTransactionCoordinator(KafkaConfig.of(config), timeout=timeout)
+            opened.callback(made.close)
+            return made
+
+        yield new
+
+
+def open_transaction(servers: str, transactional_id: str, topic: str, value: bytes = b"v") -> Producer:
+    """A transaction of a plain client with one stored message, left ongoing."""
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": transactional_id, "linger.ms": 0})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(topic, value)
+    assert producer.flush(20) == 0
+    return producer
+
+
+@pytest.fixture
+def ongoing(broker: DevCluster) -> Opener:
+    """Begins a transaction on `broker` for (transactional id, topic, value) and leaves it ongoing."""
+    return lambda *what: open_transaction(broker.bootstrap_servers, *what)
+
+
+@pytest.fixture
+def ongoing_v4(broker_v4: DevCluster) -> Opener:
+    """The same on `broker_v4`."""
+    return lambda *what: open_transaction(broker_v4.bootstrap_servers, *what)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """The port of a server that takes connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield int(server.getsockname()[1])

@@ -1,0 +1,311 @@
+"""The coordinator's requests against real brokers, with and without EndTxn v5."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import INVALID_TXN_STATE, WireTransactionCoordinator
+from dualwrite.state import TransactionDescription, TransactionStatus
+
+S = TransactionStatus
+NewName = Callable[[str], str]
+Opener = Callable[..., Producer]
+Committed = Callable[[str], list[bytes | None]]
+
+
+def settled(coordinator: WireTransactionCoordinator, transactional_id: str) -> TransactionDescription:
+    """The description, once the markers are written."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = coordinator.describe(transactional_id)
+        assert found is not None
+        if found.status not in (S.PREPARE_COMMIT, S.PREPARE_ABORT):
+            return found
+    raise AssertionError(f"{transactional_id} stays {found.status}")
+
+
+# --- describe ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_id_has_no_description(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
+    assert coordinator.describe(new_name("id")) is None
+
+
+def test_an_ongoing_transaction_is_described_with_what_names_it(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
+) -> None:
+    before = time.time() * 1000
+    name, topic = new_name("id"), new_name("topic")
+    ongoing(name, topic)
+    found = coordinator.describe(name)
+    assert found is not None
+    assert found.status is S.ONGOING
+    assert found.epoch == 0
+    assert before - 1000 <= found.start_time_ms <= time.time() * 1000 + 1000
+    assert found.partitions == {(topic, 0)}
+    assert found.timeout_ms == 60_000
+
+
+@pytest.mark.parametrize(("commit", "status"), [(True, S.COMPLETE_COMMIT), (False, S.COMPLETE_ABORT)])
+def test_an_ended_transaction_keeps_its_start_time(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, commit: bool, status: S
+) -> None:
+    name = new_name("id")
+    producer = ongoing(name, new_name("topic"))
+    during = coordinator.describe(name)
+    (producer.commit_transaction if commit else producer.abort_transaction)(20)
+    after = settled(coordinator, name)
+    assert during is not None
+    assert after.status is status
+    assert (after.producer_id, after.start_time_ms) == (during.producer_id, during.start_time_ms)
+
+
+# --- EndTxn v5 --------------------------------------------------------------------------------------------------------
+
+
+def test_endtxn_v5_is_known_by_the_brokers_features(coordinator: WireTransactionCoordinator) -> None:
+    assert coordinator.ends_by_epoch
+
+
+def test_a_commit_is_proven_and_may_be_repeated_and_raises_the_epoch(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, committed: Committed
+) -> None:
+    name, topic = new_name("id"), new_name("topic")
+    ongoing(name, topic, b"kept")
+    assert committed(topic) == []
+    found = coordinator.describe(name)
+    assert found is not None
+    for _ in range(3):
+        answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True)
+        assert answer.proven
+        assert (answer.name, answer.producer_id, answer.epoch) == ("NONE", found.producer_id, found.epoch + 1)
+    after = settled(coordinator, name)
+    assert (after.status, after.epoch) == (S.COMPLETE_COMMIT, found.epoch + 1)
+    assert committed(topic) == [b"kept"]
+
+
+def test_an_abort_is_proven_and_may_be_repeated(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, committed: Committed
+) -> None:
+    name, topic = new_name("id"), new_name("topic")
+    ongoing(name, topic)
+    found = coordinator.describe(name)
+    assert found is not None
+    for _ in range(2):
+        assert coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=False).proven
+    assert settled(coordinator, name).status is S.COMPLETE_ABORT
+    assert committed(topic) == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_opposite_outcome_is_refused_and_changes_nothing(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, commit: bool
+) -> None:
+    name = new_name("id")
+    ongoing(name, new_name("topic"))
+    found = coordinator.describe(name)
+    assert found is not None
+    assert coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit).proven
+    before = settled(coordinator, name)
+    answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
+    assert not answer.proven
+    assert answer.code == INVALID_TXN_STATE
+    assert settled(coordinator, name) == before
+
+
+def test_another_epoch_is_fenced_and_the_transaction_goes_on(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
+) -> None:
+    name = new_name("id")
+    ongoing(name, new_name("topic"))
+    found = coordinator.describe(name)
+    assert found is not None
+    for epoch in (found.epoch + 1, found.epoch + 7):
+        answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=epoch, commit=True)
+        assert not answer.proven
+        assert answer.name in ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+    answer = coordinator.end_transaction(name, producer_id=found.producer_id + 1000, epoch=found.epoch, commit=True)
+    assert answer.name == "INVALID_PRODUCER_ID_MAPPING"
+    assert coordinator.describe(name) == found
+
+
+def test_an_id_that_is_unknown_ends_nothing(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
+    answer = coordinator.end_transaction(new_name("id"), producer_id=1, epoch=0, commit=True)
+    assert not answer.proven
+
+
+def test_an_abort_with_nothing_ongoing_raises_the_epoch(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
+) -> None:
+    """How recovery fences old holders: a compare-and-set on the described epoch."""
+    name = new_name("id")
+    ongoing(name, new_name("topic")).commit_transaction(20)
+    found = settled(coordinator, name)
+    answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=False)
+    assert answer.proven
+    assert answer.epoch == found.epoch + 1
+    again = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch + 7, commit=False)
+    assert not again.proven
+
+
+# --- EndTxn v4 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_broker_of_transaction_version_1_has_no_endtxn_v5(coordinator_v4: WireTransactionCoordinator) -> None:
+    assert not coordinator_v4.ends_by_epoch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("commit", "status"), [(True, S.COMPLETE_COMMIT), (False, S.COMPLETE_ABORT)])
+def test_v4_ends_a_transaction_and_keeps_the_epoch(
+    coordinator_v4: WireTransactionCoordinator, ongoing_v4: Opener, new_name: NewName, commit: bool, status: S
+) -> None:
+    name = new_name("id")
+    ongoing_v4(name, new_name("topic"))
+    found = coordinator_v4.describe(name)
+    assert found is not None
+    answer = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit)
+    assert answer.proven
+    after = settled(coordinator_v4, name)
+    assert (after.status, after.epoch, after.start_time_ms) == (status, found.epoch, found.start_time_ms)
+    assert coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit).proven
+    opposite = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
+    assert opposite.code == INVALID_TXN_STATE
+    fenced = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch + 1, commit=commit)
+    assert not fenced.proven
+
+
+@pytest.mark.slow
+def test_v4_init_producer_id_aborts_what_is_ongoing_and_fences(
+    coordinator_v4: WireTransactionCoordinator, ongoing_v4: Opener, new_name: NewName
+) -> None:
+    _init_aborts_and_fences(coordinator_v4, ongoing_v4, new_name)
+
+
+# --- InitProducerId, ListTransactions, settings -----------------------------------------------------------------------
+
+
+def test_init_producer_id_aborts_what_is_ongoing_and_fences(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
+) -> None:
+    _init_aborts_and_fences(coordinator, ongoing, new_name)
+
+
+def _init_aborts_and_fences(coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName) -> None:
+    name = new_name("id")
+    ongoing(name, new_name("topic"))
+    found = coordinator.describe(name)
+    assert found is not None
+    answer = coordinator.init_producer_id(name)
+    assert answer.proven or answer.name == "CONCURRENT_TRANSACTIONS"
+    assert settled(coordinator, name).status in (S.COMPLETE_ABORT, S.EMPTY)
+    deadline = time.monotonic() + 20
+    while not answer.proven and time.monotonic() < deadline:
+        answer = coordinator.init_producer_id(name)
+    assert answer.proven
+    assert not coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True).proven
+
+
+def test_init_producer_id_makes_an_unknown_id(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
+    name = new_name("id")
+    answer = coordinator.init_producer_id(name)
+    assert answer.proven
+    assert answer.producer_id >= 0
+    found = coordinator.describe(name)
+    assert found is not None
+    assert (found.status, found.producer_id) == (S.EMPTY, answer.producer_id)
+
+
+def test_listing_gives_the_ids_of_a_prefix_sorted(
+    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
+) -> None:
+    prefix, topic = new_name("list"), new_name("topic")
+    ongoing(f"{prefix}-b", topic)
+    ongoing(f"{prefix}-a", topic)
+    listed = coordinator.list_transactions(prefix)
+    assert [(t.kafka_transactional_id, t.status) for t in listed] == [(f"{prefix}-a", S.ONGOING), (f"{prefix}-b", S.ONGOING)]
+    assert {t.kafka_transactional_id for t in coordinator.list_transactions()} >= {f"{prefix}-a", f"{prefix}-b"}
+    assert coordinator.list_transactions(f"{prefix}-none") == []
+
+
+def test_the_brokers_longest_timeout_is_read(coordinator: WireTransactionCoordinator) -> None:
+    assert coordinator.transaction_max_timeout_ms() == 900_000
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_not_there_is_named_with_the_setting_within_the_time_limit(free_port: int) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.5)
+    began = time.monotonic()
+    for ask in (
+        lambda: coordinator.describe("x"),
+        lambda: coordinator.ends_by_epoch,
+        coordinator.list_transactions,
+        coordinator.transaction_max_timeout_ms,
+        lambda: coordinator.init_producer_id("x"),
+        lambda: coordinator.end_transaction("x", producer_id=1, epoch=0, commit=True),
+    ):
+        with pytest.raises(BrokerUnavailableError) as caught:
+            ask()
+        assert f"127.0.0.1:{free_port}" in str(caught.value)
+        assert "bootstrap.servers" in str(caught.value)
+        assert "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS" in str(caught.value)
+        assert caught.value.retriable
+    assert time.monotonic() - began < 10
+
+
+def test_what_answers_but_is_no_broker_is_an_error_in_time(silent_server: int) -> None:
+    config = KafkaConfig.of(
+        {"bootstrap.servers": f"127.0.0.1:{silent_server}", "socket.connection.setup.timeout.ms": 200, "socket.timeout.ms": 200}
+    )
+    coordinator = WireTransactionCoordinator(config, timeout=0.5)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{silent_server}"):
+        coordinator.describe("x")
+    assert time.monotonic() - began < 5
+
+
+def test_one_of_the_servers_is_enough(broker: DevCluster, free_port: int, new_name: NewName) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port},{broker.bootstrap_servers}"), timeout=10)
+    assert coordinator.describe(new_name("id")) is None
+    coordinator.close()
+
+
+def test_a_closed_coordinator_connects_again_when_it_is_asked(broker: DevCluster, new_name: NewName) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=10)
+    assert coordinator.describe(new_name("id")) is None
+    coordinator.close()
+    coordinator.close()
+    assert coordinator.describe(new_name("id")) is None
+    coordinator.close()
+
+
+def test_several_threads_may_ask_at_once(coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName) -> None:
+    topic = new_name("topic")
+    names = [new_name("id") for _ in range(4)]
+    for name in names:
+        ongoing(name, topic)
+    wrong: list[object] = []
+
+    def ask(name: str) -> None:
+        for _ in range(20):
+            found = coordinator.describe(name)
+            if found is None or found.status is not S.ONGOING:
+                wrong.append((name, found))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []

@@ -1,0 +1,126 @@
+"""A broker that makes no topics by itself and asks for a login: unknown topics, SASL, TLS, and wrong passwords."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerAuthorizationError, BrokerError, UnknownTopicError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from fixtures.broker import USERS, make_topic, read_topic
+
+NewName = Callable[[str], str]
+NewCoordinator = Callable[..., WireTransactionCoordinator]
+LOGIN = {"sasl.username": "writer", "sasl.password": USERS["writer"]}
+SETTINGS = {
+    "SASL PLAIN": ("SASL_PLAINTEXT", {"sasl.mechanism": "PLAIN", **LOGIN}),
+    "SCRAM-SHA-256": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-256", **LOGIN}),
+    "SCRAM-SHA-512": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
+    "TLS": ("SSL", {}),
+    "SCRAM over TLS": ("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
+}
+
+
+def settings_for(cluster: DevCluster, protocol: str, **more: Any) -> dict[str, Any]:
+    settings = {"bootstrap.servers": cluster.listeners[protocol], "security.protocol": protocol, **more}
+    if protocol.endswith("SSL"):
+        settings["ssl.ca.location"] = str(cluster.tls_files.ca)  # type: ignore[attr-defined]  # see the fixture
+    return settings
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+def test_a_whole_transaction_over_every_protocol(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName, how: str
+) -> None:
+    protocol, login = SETTINGS[how]
+    config = KafkaConfig.of(settings_for(strict_broker, protocol, **login))
+    topic = new_name("topic")
+    make_topic(strict_broker, topic)
+    coordinator = new_coordinator(config)
+    producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
+    try:
+        producer.init_transactions(timeout=20)
+        producer.begin_transaction()
+        producer.send(topic, how)
+        state = producer.prepare_transaction(timeout=20)
+        assert state is not None
+        assert coordinator.end_transaction(
+            producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
+        ).proven
+    finally:
+        producer.close()
+    assert [message.value() for message in read_topic(strict_broker.bootstrap_servers, topic)] == [how.encode()]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("wrong", [{"sasl.password": "wrong"}, {"sasl.username": "nobody"}])
+def test_a_refused_login_is_told_at_once_by_name_and_without_the_password(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, mechanism: str, wrong: dict[str, str]
+) -> None:
+    login = {"sasl.mechanism": mechanism, **LOGIN, **wrong}
+    config = KafkaConfig.of(settings_for(strict_broker, "SASL_PLAINTEXT", **login))
+    coordinator = new_coordinator(config)
+    began = time.monotonic()
+    with pytest.raises(BrokerAuthorizationError) as caught:
+        coordinator.describe("x")
+    assert time.monotonic() - began < 5
+    text = str(caught.value)
+    assert repr(login["sasl.username"]) in text
+    assert mechanism in text
+    assert "sasl.password" in text
+    assert login["sasl.password"] not in text.replace("sasl.password", "")
+
+
+def test_a_certificate_of_an_unknown_authority_is_told_at_once(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator
+) -> None:
+    config = KafkaConfig.of({"bootstrap.servers": strict_broker.listeners["SSL"], "security.protocol": "SSL"})
+    began = time.monotonic()
+    with pytest.raises(BrokerAuthorizationError, match=r"not trusted.*ssl\.ca\.location"):
+        new_coordinator(config).describe("x")
+    assert time.monotonic() - began < 5
+
+
+def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator
+) -> None:
+    config = KafkaConfig.of({"bootstrap.servers": strict_broker.listeners["SSL"], "socket.connection.setup.timeout.ms": 500})
+    began = time.monotonic()
+    with pytest.raises(BrokerError, match=r"security\.protocol"):
+        new_coordinator(config, timeout=1).describe("x")
+    assert time.monotonic() - began < 10
+
+
+def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_aborted(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName
+) -> None:
+    """librdkafka itself tells after 30 s."""
+    config = KafkaConfig.of(strict_broker.bootstrap_servers)
+    coordinator = new_coordinator(config)
+    producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
+    missing, there = new_name("missing"), new_name("there")
+    make_topic(strict_broker, there)
+    try:
+        producer.init_transactions(timeout=20)
+        producer.begin_transaction()
+        began = time.monotonic()
+        with pytest.raises(UnknownTopicError, match=missing) as caught:
+            producer.send(missing, b"v")
+        assert time.monotonic() - began < 15
+        assert "create it" in str(caught.value)
+        producer.abort_transaction(timeout=20)
+        assert not producer.must_be_replaced
+        producer.begin_transaction()
+        producer.send(there, b"v")
+        producer.prepare_transaction(timeout=20)
+        producer.commit_transaction(timeout=20)
+    finally:
+        producer.close()
+    assert read_topic(strict_broker.bootstrap_servers, missing) == []
+    assert len(read_topic(strict_broker.bootstrap_servers, there)) == 1

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from store_scene import ID, user_metadata
+from typer.testing import CliRunner
+
+from dualwrite import migration
+from dualwrite.cli import db
+from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreUnavailableError
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import metadata
+from dualwrite.testing.postgres import PostgresServer
+
+ROOT = Path(__file__).parents[2]
+TABLES = {"kafka_transaction_state", "kafka_transaction_state_version"}
+
+
+@pytest.fixture
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.create_database(f"empty_{abs(hash(tmp_path))}")
+
+
+both = pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
+
+
+def tables(url: str) -> set[str]:
+    engine = sa.create_engine(url)
+    try:
+        return set(sa.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+@both
+def test_up_and_down(empty_url: str) -> None:
+    assert migration.current(empty_url) is None
+    with SqlStateStore.from_url(empty_url) as store, pytest.raises(StateTableMissingError):
+        store.check()
+    for _ in range(2):
+        migration.upgrade(empty_url)
+        assert migration.current(empty_url) == migration.newest()
+        assert tables(empty_url) == TABLES
+    with SqlStateStore.from_url(empty_url) as store:
+        store.check()
+        assert store.claim(ID, "tests", timeout=5).fence == 1
+    migration.downgrade(empty_url, "base")
+    assert migration.current(empty_url) is None
+    assert tables(empty_url) == {"kafka_transaction_state_version"}
+    migration.upgrade(empty_url)
+
+
+@both
+def test_the_migrations_make_what_the_code_expects(empty_url: str) -> None:
+    migration.upgrade(empty_url)
+    engine = sa.create_engine(empty_url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "version_table": "kafka_transaction_state_version"}
+        )
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+@both
+def test_an_engine_of_the_users(empty_url: str) -> None:
+    engine = sa.create_engine(empty_url)
+    migration.upgrade(engine)
+    assert migration.current(engine) == migration.newest()
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT 1")) == 1
+    migration.downgrade(engine, "base")
+    engine.dispose()
+
+
+@both
+def test_upgrades_at_once(empty_url: str) -> None:
+    program = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from dualwrite import migration\n"
+        f"with ThreadPoolExecutor(2) as t: list(t.map(migration.upgrade, [{empty_url!r}] * 2))"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert migration.current(empty_url) == migration.newest()
+
+
+@both
+def test_the_users_own_tables_stay(empty_url: str) -> None:
+    engine = sa.create_engine(empty_url)
+    user_metadata.create_all(engine)
+    engine.dispose()
+    migration.upgrade(empty_url)
+    migration.downgrade(empty_url, "base")
+    assert {"orders", "orm_orders"} <= tables(empty_url)
+
+
+def test_sql_runs_as_it_is(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    path = tmp_path / "by_hand.db"
+    script = migration.sql("sqlite://")
+    assert "CREATE TABLE kafka_transaction_state (" in script
+    subprocess.run(
+        [sys.executable, "-c", f"import sqlite3; sqlite3.connect({str(path)!r}).executescript({script!r})"], check=True
+    )
+    assert migration.current(f"sqlite:///{path}") == migration.newest()
+    url = postgres_server.create_database("by_hand")
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as server:
+        server.exec_driver_sql(migration.sql("postgresql://nobody:s3cret@nowhere/x"))
+    engine.dispose()
+    assert migration.current(url) == migration.newest()
+
+
+def test_a_revision_that_is_unknown(sqlite_url: str) -> None:
+    for call in (migration.upgrade, migration.downgrade, migration.sql):
+        with pytest.raises(ConfigurationError, match="nonsense"):
+            call(sqlite_url, "nonsense")
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(StoreUnavailableError, match="upgrading") as caught:
+        migration.upgrade("postgresql://me:s3cret@127.0.0.1:1/db")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'cli.db'}"
+    run = CliRunner().invoke
+
+    def output(*arguments: str, **options: str) -> str:
+        result = run(db.app, list(arguments), env={"DUALWRITE_DATABASE_URL": url}, **options)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert output("current") == "none (newest: 0001)\n"
+    assert output("upgrade") == "Upgraded from nothing to 0001.\n"
+    assert output("upgrade", "--url", url) == "Already at revision 0001.\n"
+    assert output("current", "--url", url) == "0001 (newest: 0001)\n"
+    assert "CREATE TABLE" in output("sql")
+    refused = run(db.app, ["downgrade", "--url", url, "--revision", "base"], input="n\n")
+    assert refused.exit_code == 1
+    assert migration.current(url) == "0001"
+    assert "dropped" in output("downgrade", "--revision", "base", "--yes")
+    assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_its_migrations(tmp_path: Path) -> None:
+    built, site = tmp_path / "built", tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", str(ROOT), "--no-deps", "-w", str(built)], check=True)
+    (wheel,) = built.glob("dualwrite-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    url = f"sqlite:///{tmp_path / 'wheel.db'}"
+    program = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "from dualwrite import migration\n"
+        f"folder = migration.scripts_folder(); assert str(folder).startswith({str(site)!r}), folder\n"
+        f"migration.upgrade({url!r}); print(migration.current({url!r}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.stdout == "0001\n"

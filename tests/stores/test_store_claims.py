@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from store_scene import ID, STATE, assert_nothing_is_checked_out
+
+from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.proxy import TcpProxy
+
+
+def test_the_first_claim_makes_the_row(store: SqlStateStore) -> None:
+    claim = store.claim(ID, "host:1", timeout=5)
+    assert claim == Claim(ID, 1, "host:1")
+    row = store.read_claimed(claim)
+    assert (row.fence, row.generation, row.settled_generation, row.prepared_state) == (1, 0, -1, None)
+    assert (row.transaction_number, row.lost, row.owner, row.forgotten) == (0, (), "host:1", False)
+    assert row.updated_at.utcoffset() is not None
+    assert list(row.unsettled_generations) == [0]
+    assert_nothing_is_checked_out(store)
+
+
+def test_each_claim_fences_the_one_before(store: SqlStateStore, rival: SqlStateStore) -> None:
+    ours = store.claim(ID, "ours", timeout=5)
+    theirs = rival.claim(ID, "theirs", timeout=5)
+    assert theirs.fence == ours.fence + 1
+    for use in (store.read_claimed, store.begin, store.take_generation):
+        with pytest.raises(FencedError) as caught:
+            use(ours)
+        assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
+    assert_nothing_is_checked_out(store)
+
+
+def test_a_claim_resets_the_transaction_number_but_an_expected_one_keeps_it(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=7)
+    transaction.commit()
+    kept = store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+    assert store.read_claimed(kept).transaction_number == 7
+    renewed = store.claim(ID, "tests", timeout=5)
+    assert store.read_claimed(renewed).transaction_number == 0
+    assert store.read_claimed(renewed).prepared_state == STATE
+
+
+def test_an_expected_fence_that_has_moved_on(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
+    rival.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError) as caught:
+        store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+    assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
+    assert store.read(ID).fence == 2  # type: ignore[union-attr]
+
+
+def test_an_expected_fence_of_an_id_without_row(store: SqlStateStore) -> None:
+    with pytest.raises(FencedError, match="gone"):
+        store.claim(ID, "tests", timeout=5, expected_fence=1)
+    assert store.read(ID) is None
+
+
+def test_threads_that_claim_at_once_get_a_fence_each(store: SqlStateStore) -> None:
+    barrier = threading.Barrier(8)
+
+    def one(number: int) -> list[int]:
+        barrier.wait()
+        return [store.claim(ID, f"thread {number}", timeout=20).fence for _ in range(3)]
+
+    with ThreadPoolExecutor(8) as threads:
+        fences = [fence for got in threads.map(one, range(8)) for fence in got]
+    assert sorted(fences) == list(range(1, 25))
+
+
+def test_threads_that_expect_the_same_fence(store: SqlStateStore, claim: Claim) -> None:
+    barrier = threading.Barrier(6)
+
+    def one(number: int) -> int | None:
+        barrier.wait()
+        try:
+            return store.claim(ID, f"thread {number}", timeout=20, expected_fence=claim.fence).fence
+        except FencedError:
+            return None
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sorted(threads.map(one, range(6)), key=str) == [2, None, None, None, None, None]
+
+
+def _claim_in_a_process(url: str, results: multiprocessing.Queue[int]) -> None:
+    with SqlStateStore.from_url(url) as store:
+        for _ in range(5):
+            results.put(store.claim(ID, "process", timeout=30).fence)
+
+
+def test_processes_that_make_the_row_at_once(database_url: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[int] = context.Queue()
+    processes = [context.Process(target=_claim_in_a_process, args=(database_url, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    fences = sorted(results.get(timeout=60) for _ in range(15))
+    for process in processes:
+        process.join(30)
+        process.close()
+    results.close()
+    assert fences == list(range(1, 16))
+
+
+def test_a_claim_waits_for_a_transaction_that_is_about_to_commit(
+    store: SqlStateStore, rival: SqlStateStore, claim: Claim
+) -> None:
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(rival.claim, ID, "theirs", timeout=10)
+        time.sleep(0.3)
+        assert not waiting.done()
+        transaction.commit()
+        theirs = waiting.result(timeout=10)
+    assert rival.read_claimed(theirs).prepared_state == STATE
+
+
+def test_a_claim_gives_up_in_time_and_names_the_blocker(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    if store.engine.name == "postgresql":
+        pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
+        expected = f"pid {pid} (application_name 'dualwrite'"
+    else:
+        pid, expected = None, "one write lock"
+    began = time.monotonic()
+    with pytest.raises(ClaimTimeoutError) as caught:
+        rival.claim(ID, "theirs", timeout=0.7)
+    assert 0.6 < time.monotonic() - began < 3
+    assert (caught.value.timeout, caught.value.blocker_pid) == (0.7, pid)
+    assert expected in str(caught.value)
+    if pid is not None:
+        assert f"pg_terminate_backend({pid})" in caught.value.next_step
+        assert "idle in transaction" in caught.value.blocker
+    assert_nothing_is_checked_out(rival)
+    transaction.commit()
+    assert rival.claim(ID, "theirs", timeout=5).fence == 2
+
+
+def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(
+    postgres_store: SqlStateStore,
+) -> None:
+    first = postgres_store.claim(ID, "ours", timeout=5)
+    transaction = postgres_store.begin(first)
+    assert postgres_store.claim(ID, "theirs", timeout=1).fence == 2
+    with pytest.raises(FencedError):
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    assert_nothing_is_checked_out(postgres_store)
+
+
+def test_a_claim_names_the_holder_of_a_table_lock(postgres_store: SqlStateStore) -> None:
+    with postgres_store.engine.connect() as connection:
+        pid = connection.scalar(sa.text("SELECT pg_backend_pid()"))
+        connection.execute(sa.text("LOCK TABLE kafka_transaction_state IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(ClaimTimeoutError) as caught:
+            postgres_store.claim(ID, "ours", timeout=0.3)
+    assert caught.value.blocker_pid == pid
+
+
+def test_an_open_user_transaction_keeps_sqlite_busy(sqlite_url: str) -> None:
+    with SqlStateStore.from_url(sqlite_url, lock_timeout=0.2) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = store.begin(claim)
+        with pytest.raises(StoreUnavailableError, match="one write lock"):
+            store.begin(claim)
+        assert store.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # QueuePool
+        transaction.rollback()
+        store.begin(claim).rollback()
+
+
+def test_a_claim_keeps_the_users_busy_timeout(sqlite_url: str) -> None:
+    engine = sa.create_engine(sqlite_url, connect_args={"timeout": 1.234}, pool_size=1)
+    SqlStateStore(engine).claim(ID, "ours", timeout=5)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("PRAGMA busy_timeout")) == 1234
+    engine.dispose()
+
+
+# --- connections that break -----------------------------------------------------------------------------------------------
+
+
+def test_a_claim_survives_a_connection_that_breaks(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+    assert proxied_store.claim(ID, "ours", timeout=5).fence == 1
+    postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", lambda link: link.cut(), times=2)
+    assert proxied_store.claim(ID, "ours", timeout=5).fence == 2
+    assert_nothing_is_checked_out(proxied_store)
+
+
+def test_a_claim_whose_commit_was_not_answered_claims_again(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+    assert proxied_store.claim(ID, "ours", timeout=5).fence == 1
+    postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
+    claim = proxied_store.claim(ID, "ours", timeout=5)
+    assert claim.fence == 3
+    assert proxied_store.read_claimed(claim).owner == "ours"
+
+
+def test_an_expected_claim_whose_commit_was_not_answered_knows_its_own(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
+) -> None:
+    first = proxied_store.claim(ID, "ours", timeout=5)
+    postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut_with_reset(), when="answered")
+    claim = proxied_store.claim(ID, "ours", timeout=5, expected_fence=first.fence)
+    assert claim.fence == 2
+    assert proxied_store.read_claimed(claim).fence == 2
+
+
+def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
+) -> None:
+    first = proxied_store.claim(ID, "ours", timeout=5)
+
+    def claim_meanwhile(link: object) -> None:
+        postgres_store.claim(ID, "ours", timeout=5)
+        link.cut()  # type: ignore[attr-defined]  # Link
+
+    postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", claim_meanwhile)
+    with pytest.raises(FencedError):
+        proxied_store.claim(ID, "ours", timeout=5, expected_fence=first.fence)
+
+
+def test_a_claim_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+    postgres_proxy.refuse()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailableError) as caught:
+        proxied_store.claim(ID, "ours", timeout=1)
+    assert time.monotonic() - began < 5
+    assert "--url" in caught.value.next_step
+    assert "DUALWRITE_DATABASE_URL" in caught.value.next_step
+    postgres_proxy.refuse(refusing=False)
+    assert proxied_store.claim(ID, "ours", timeout=5).fence == 1

@@ -1,0 +1,265 @@
+"""The heart of the contract: does a failed commit surely leave nothing behind, or is its outcome unknown?"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import insert
+from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+
+from dualwrite import migration
+from dualwrite.errors import (
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoreError,
+    StoreUnavailableError,
+)
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.proxy import Link, TcpProxy
+
+COMMIT = b"COMMIT\0"
+
+
+def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    return transaction
+
+
+def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
+    """What the writer does after an unknown COMMIT (rule F8)."""
+    again = store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
+    row = store.read_claimed(again)
+    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
+    assert rows(store.engine) == (1 if committed else 0)
+    assert_nothing_is_checked_out(store)
+
+
+@pytest.fixture
+def proxied_claim(proxied_store: SqlStateStore) -> Claim:
+    user_metadata.create_all(proxied_store.engine)
+    return proxied_store.claim(ID, "tests", timeout=5)
+
+
+@pytest.fixture
+def postgres_claim(postgres_store: SqlStateStore) -> Claim:
+    user_metadata.create_all(postgres_store.engine)
+    return postgres_store.claim(ID, "tests", timeout=5)
+
+
+# --- surely failed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_serialization_failure(postgres_url: str) -> None:
+    engine = sa.create_engine(postgres_url, isolation_level="SERIALIZABLE")
+    store = SqlStateStore(engine)
+    user_metadata.create_all(engine)
+    claim = store.claim(ID, "tests", timeout=5)
+    count = sa.select(sa.func.count()).select_from(orders)
+    transaction = store.begin(claim)
+    transaction.handle.execute(count)
+    with engine.connect() as other:
+        other.execute(count)
+        other.execute(insert(orders).values(id=2, item="table"))
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        transaction.record(STATE, generation=0, transaction_number=1)
+        other.commit()
+    with pytest.raises(StoreCommitFailedError) as caught:
+        transaction.commit()
+    assert caught.value.retriable
+    assert "could not serialize" in caught.value.cause
+    transaction.rollback()
+    assert store.read_claimed(claim).prepared_state is None
+    assert rows(engine) == 1
+    assert_nothing_is_checked_out(store)
+    engine.dispose()
+
+
+def test_a_deferred_constraint_of_postgresql(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
+    with postgres_store.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+    transaction = recorded(postgres_store, postgres_claim)
+    transaction.handle.execute(sa.text("INSERT INTO once VALUES (1), (1)"))
+    with pytest.raises(StoreCommitFailedError, match="once_id_key"):
+        transaction.commit()
+    assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
+
+
+def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
+    with SqlStateStore.from_url(sqlite_url) as store:
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        with store.engine.begin() as connection:
+            connection.execute(
+                sa.text("CREATE TABLE child (id int, parent int REFERENCES orders(id) DEFERRABLE INITIALLY DEFERRED)")
+            )
+        sa.event.listen(store.engine, "checkout", lambda raw, *_: raw.execute("PRAGMA foreign_keys = ON"))
+        transaction = recorded(store, claim)
+        transaction.handle.execute(sa.text("INSERT INTO child VALUES (1, 99)"))
+        with pytest.raises(StoreCommitFailedError, match="FOREIGN KEY"):
+            transaction.commit()
+        assert_the_truth_is_told(store, claim, committed=False)
+        again = recorded(store, store.claim(ID, "tests", timeout=5))
+        again.commit()
+
+
+def test_a_reader_that_keeps_sqlite_from_committing(sqlite_url: str, tmp_path: Path) -> None:
+    """Without WAL, COMMIT waits for readers, and gives up with the transaction still open."""
+    engine = sa.create_engine(sqlite_url, connect_args={"timeout": 0.1})
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("PRAGMA journal_mode = DELETE")) == "delete"
+    store = SqlStateStore(engine)
+    user_metadata.create_all(engine)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = recorded(store, claim)
+    reader = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM orders").fetchall()
+    with pytest.raises(StoreCommitFailedError, match="locked"):
+        transaction.commit()
+    reader.execute("COMMIT")
+    reader.close()
+    assert_the_truth_is_told(store, claim, committed=False)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("when", ["before record", "after record"])
+def test_an_aborted_transaction_is_never_taken_for_committed(
+    postgres_store: SqlStateStore, postgres_claim: Claim, when: str
+) -> None:
+    """PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and psycopg raises nothing."""
+    transaction = postgres_store.begin(postgres_claim)
+    if when == "after record":
+        transaction.record(STATE, generation=0, transaction_number=1)
+    with pytest.raises(sa.exc.ProgrammingError):
+        transaction.handle.execute(sa.text("SELECT * FROM nowhere"))
+    if when == "after record":
+        with pytest.raises(StoreCommitFailedError, match="earlier statement"):
+            transaction.commit()
+    else:
+        with pytest.raises(StoreError, match="earlier statement") as caught:
+            transaction.record(STATE, generation=0, transaction_number=1)
+        assert not caught.value.retriable
+        transaction.rollback()
+    assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
+
+
+def test_a_connection_that_is_known_to_be_lost_before_commit(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+    claim = proxied_store.claim(ID, "tests", timeout=5)
+    transaction = proxied_store.begin(claim)
+    postgres_proxy.cut()
+    with pytest.raises(StoreUnavailableError) as caught:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    assert caught.value.retriable
+    transaction.rollback()
+    assert_nothing_is_checked_out(proxied_store)
+    assert proxied_store.read_claimed(claim).prepared_state is None
+
+
+# --- unknown --------------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, tuple[Callable[[TcpProxy], None], bool]] = {
+    "cut before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut), False),
+    "reset before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset), False),
+    "cut after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut, when="answered"), True),
+    "reset after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered"), True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_connection_lost_in_commit(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, proxied_claim: Claim, fault: str
+) -> None:
+    break_it, committed = FAULTS[fault]
+    transaction = recorded(proxied_store, proxied_claim)
+    break_it(postgres_proxy)
+    with pytest.raises(StoreCommitUnknownError) as caught:
+        transaction.commit()
+    assert not caught.value.retriable
+    transaction.rollback()
+    assert_the_truth_is_told(proxied_store, proxied_claim, committed=committed)
+
+
+def test_a_connection_lost_while_commit_runs(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_url: str, proxied_claim: Claim
+) -> None:
+    """The COMMIT goes on without us (a deferred trigger makes it slow); the next claim waits for it and sees it."""
+    with proxied_store.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+            "EXECUTE FUNCTION slowly()"
+        )
+    transaction = recorded(proxied_store, proxied_claim)
+    postgres_proxy.on_client_bytes(COMMIT, Link.cut, when="after")
+    began = time.monotonic()
+    with pytest.raises(StoreCommitUnknownError):
+        transaction.commit()
+    assert time.monotonic() - began < 0.9
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as watcher:
+        (number,) = watcher.execute("SELECT transaction_number FROM kafka_transaction_state").fetchone() or (None,)
+    assert number == 0  # a plain read would say "not committed" here, and be wrong a second later
+    assert_the_truth_is_told(proxied_store, proxied_claim, committed=True)
+
+
+def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
+    transaction = recorded(postgres_store, postgres_claim)
+    pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
+    with postgres_store.engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    with pytest.raises(StoreCommitUnknownError, match="terminating connection"):
+        transaction.commit()
+    assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_a_server_killed_in_commit(own_postgres_server: PostgresServer, when: Any) -> None:
+    server = own_postgres_server
+    migration.upgrade(server.url)
+    with TcpProxy("127.0.0.1", server.port) as proxy, SqlStateStore.from_url(server.url_at(proxy.port)) as store:
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+
+        def crash(link: Link) -> None:
+            server.kill()
+            link.cut()
+
+        proxy.on_client_bytes(COMMIT, crash, when=when)
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
+        transaction.rollback()
+        with pytest.raises(StoreUnavailableError):
+            store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
+        server.start()
+        assert_the_truth_is_told(store, claim, committed=when == "answered")
+
+
+def test_an_interrupt_in_commit_leaves_as_it_is(store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction = recorded(store, claim)
+    closed: list[Any] = []
+    sa.event.listen(store.engine, "close", lambda *connection: closed.append(connection))
+
+    def interrupted(_connection: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.engine.dialect, "do_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            transaction.commit()
+    transaction.rollback()
+    assert_nothing_is_checked_out(store)
+    assert len(closed) == 1
+    assert_the_truth_is_told(store, claim, committed=False)

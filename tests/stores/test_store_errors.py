@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from store_scene import ID, assert_nothing_is_checked_out
+
+from dualwrite.errors import (
+    ConfigurationError,
+    MissingDependencyError,
+    StateTableMissingError,
+    StoreError,
+    StoreUnavailableError,
+)
+from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.postgres import PostgresServer
+
+CLAIM = Claim(ID, 1, "tests")
+EVERY_CALL = {
+    "check": lambda s: s.check(),
+    "claim": lambda s: s.claim(ID, "tests", timeout=0.3),
+    "claim expected": lambda s: s.claim(ID, "tests", timeout=0.3, expected_fence=1),
+    "read": lambda s: s.read(ID),
+    "read_claimed": lambda s: s.read_claimed(CLAIM),
+    "settle": lambda s: s.settle(CLAIM, Settlement(clear_state=True)),
+    "take_generation": lambda s: s.take_generation(CLAIM),
+    "begin": lambda s: s.begin(CLAIM),
+    "acknowledge": lambda s: s.acknowledge(ID),
+    "list": lambda s: s.list(),
+    "forget": lambda s: s.forget(ID),
+}
+
+
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_a_missing_table(store: SqlStateStore, call: str) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE kafka_transaction_state"))
+    with pytest.raises(StateTableMissingError, match="is missing") as caught:
+        EVERY_CALL[call](store)
+    assert f"dualwrite db upgrade --url {store.engine.url}" in caught.value.next_step
+    assert_nothing_is_checked_out(store)
+
+
+@pytest.mark.parametrize("call", sorted(set(EVERY_CALL) - {"list"}))
+def test_a_table_of_an_older_release(store: SqlStateStore, claim: Claim, call: str) -> None:
+    with store.engine.begin() as connection:
+        for column in ("claim_token", "lost", "owner"):
+            connection.execute(sa.text(f"ALTER TABLE kafka_transaction_state DROP COLUMN {column}"))
+    with pytest.raises(StateTableMissingError, match="is older than"):
+        EVERY_CALL[call](store)
+    assert_nothing_is_checked_out(store)
+
+
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_an_unreachable_server(call: str) -> None:
+    with SqlStateStore.from_url("postgresql://me:s3cret@127.0.0.1:1/db", connect_timeout=2) as store:
+        with pytest.raises(StoreUnavailableError) as caught:
+            EVERY_CALL[call](store)
+        text = str(pickle.loads(pickle.dumps(caught.value)))
+        assert "postgresql+psycopg://me:***@127.0.0.1:1/db" in text
+        assert "--url" in text
+        assert "s3cret" not in text
+        assert caught.value.retriable
+        assert_nothing_is_checked_out(store)
+
+
+def test_a_database_that_does_not_exist_is_not_tried_again(postgres_server: PostgresServer) -> None:
+    with (
+        SqlStateStore.from_url(postgres_server.url_at(postgres_server.port, "nowhere")) as store,
+        pytest.raises(StoreUnavailableError, match="refused"),
+    ):
+        store.claim(ID, "tests", timeout=30)
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with (
+        SqlStateStore.from_url(f"sqlite:///{tmp_path}/nowhere/test.db") as store,
+        pytest.raises(StoreUnavailableError, match="unable to open"),
+    ):
+        store.claim(ID, "tests", timeout=30)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "test.db").write_text("no database" * 1000)
+    with SqlStateStore.from_url(f"sqlite:///{tmp_path}/test.db") as store, pytest.raises(StoreUnavailableError, match="NOTADB"):
+        store.check()
+
+
+def test_a_missing_privilege(postgres_server: PostgresServer, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute("GRANT SELECT ON kafka_transaction_state TO reader")
+    with SqlStateStore.from_url(postgres_url.replace("dualwrite@", "reader@")) as store:
+        store.check()
+        with pytest.raises(StoreError, match="does not permit claiming") as caught:
+            store.claim(ID, "tests", timeout=5)
+        assert "grant" in caught.value.next_step
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_check_passes_on_a_good_table(store: SqlStateStore) -> None:
+    store.check()
+    assert_nothing_is_checked_out(store)
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:s3cret@db/x", "postgresql+psycopg://me:***@db/x"),
+        ("postgresql+psycopg://me@db:5433/x?sslmode=require", "postgresql+psycopg://me@db:5433/x?sslmode=require"),
+        ("postgresql://db/x?user=me&password=s3cret", "postgresql+psycopg://db/x?user=me"),
+        ("sqlite:////tmp/x.db", "sqlite+pysqlite:////tmp/x.db"),
+    ],
+)
+def test_the_description_hides_passwords(url: str, shown: str) -> None:
+    with store_from_url(url) as store:
+        assert store.description == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "orders.db",
+        "mysql+pymysql://me:s3cret@db/x",
+        "oracle://me:s3cret@db/x",
+        "postgresql+psycopg2://me:s3cret@db/x",
+        "postgresql+asyncpg://me:s3cret@db/x",
+        "sqlite+aiosqlite:////tmp/x.db",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:///file:x?mode=memory&uri=true",
+        "postgresql://me:s3cret@db:port/x",
+    ],
+)
+def test_addresses_that_no_store_knows(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        store_from_url(url)
+    assert caught.value.next_step
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_engine_with_one_connection_for_everybody() -> None:
+    engine = sa.create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match="SingletonThreadPool"):
+        SqlStateStore(engine)
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == "psycopg" or name.startswith(("psycopg.", "psycopg_binary"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "dualwrite.stores.sql.postgresql", raising=False)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        store_from_url("postgresql://me:s3cret@db/x")
+    assert 'pip install "dualwrite[postgres]"' in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_engines_of_ours_are_durable(sqlite_url: str) -> None:
+    with SqlStateStore.from_url(sqlite_url, lock_timeout=2.5, pool_size=2) as store, store.engine.connect() as connection:
+        settings = [connection.scalar(sa.text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "busy_timeout")]
+        assert settings == ["wal", 2, 2500]

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import insert
+from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
+
+from dualwrite.errors import TransactionControlError
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.sql import SqlStateStore
+
+
+def _with(thing: Any) -> None:
+    with thing:
+        pass
+
+
+REFUSED: dict[str, Callable[[StoreTransaction], Any]] = {
+    "commit()": lambda t: t.handle.commit(),
+    "rollback()": lambda t: t.handle.rollback(),
+    "close()": lambda t: t.handle.close(),
+    "invalidate()": lambda t: t.handle.invalidate(),
+    "detach()": lambda t: t.handle.detach(),
+    "begin()": lambda t: t.handle.begin(),
+    "with begin()": lambda t: _with(t.handle.begin()),
+    "with connection": lambda t: _with(t.handle),
+    "begin_twophase()": lambda t: t.handle.begin_twophase(),
+    "commit_prepared()": lambda t: t.handle.commit_prepared("x"),
+    "rollback_prepared()": lambda t: t.handle.rollback_prepared("x"),
+    "get_transaction().commit()": lambda t: t.handle.get_transaction().commit(),
+    "get_transaction().rollback()": lambda t: t.handle.get_transaction().rollback(),
+    "get_transaction().close()": lambda t: t.handle.get_transaction().close(),
+    "with get_transaction()": lambda t: _with(t.handle.get_transaction()),
+    "session.commit()": lambda t: t.session.commit(),
+    "session.rollback()": lambda t: t.session.rollback(),
+    "session.close()": lambda t: t.session.close(),
+    "session.reset()": lambda t: t.session.reset(),
+    "session.invalidate()": lambda t: t.session.invalidate(),
+    "session.begin()": lambda t: t.session.begin(),
+    "session.prepare()": lambda t: t.session.prepare(),
+    "session.get_transaction()": lambda t: t.session.get_transaction(),
+    "with session": lambda t: _with(t.session),
+    "session.connection().commit()": lambda t: t.session.connection().commit(),
+    "session.connection().close()": lambda t: t.session.connection().close(),
+    "session COMMIT": lambda t: t.session.execute(sa.text("COMMIT")),
+    "driver sql COMMIT": lambda t: t.handle.exec_driver_sql("COMMIT"),
+    "DDL COMMIT": lambda t: t.handle.execute(sa.DDL("COMMIT")),
+    **{
+        text: (lambda t, text=text: t.handle.execute(sa.text(text)))
+        for text in ("COMMIT", "rollback", " end ", "BEGIN", "/* so */ Commit;", "INSERT INTO orders VALUES (9, ''); COMMIT")
+    },
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_refused_call_leaves_the_transaction_as_it_was(store: SqlStateStore, claim: Claim, call: str) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.session.add(Order(id=1, item="chair"))
+    transaction.session.flush()
+    with pytest.raises(TransactionControlError, match="both sides"):
+        REFUSED[call](transaction)
+    transaction.handle.execute(insert(orders).values(id=2, item="table"))
+    with transaction.handle.begin_nested():
+        transaction.session.add(Order(id=2, item="table"))
+        transaction.session.flush()
+    assert rows(store.engine) == 0
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert (rows(store.engine), rows(store.engine, Order)) == (2, 2)
+    assert store.read_claimed(claim).prepared_state == STATE
+    assert_nothing_is_checked_out(store)
+
+
+@pytest.mark.parametrize("call", ["commit()", "session.rollback()", "get_transaction().rollback()", "COMMIT"])
+def test_after_a_refused_call_rollback_rolls_back(store: SqlStateStore, claim: Claim, call: str) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    with pytest.raises(TransactionControlError):
+        REFUSED[call](transaction)
+    transaction.rollback()
+    assert rows(store.engine) == 0
+    assert_nothing_is_checked_out(store)
+
+
+def test_savepoints_of_the_connection(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    db = transaction.handle
+    db.execute(insert(orders).values(id=1, item="kept"))
+    with db.begin_nested() as savepoint:
+        db.execute(insert(orders).values(id=2, item="undone"))
+        savepoint.rollback()
+    with db.begin_nested():
+        db.execute(insert(orders).values(id=3, item="kept"))
+    db.execute(sa.text("SAVEPOINT mine"))
+    db.execute(insert(orders).values(id=4, item="undone"))
+    db.execute(sa.text("ROLLBACK TO SAVEPOINT mine"))
+    db.execute(sa.text("RELEASE SAVEPOINT mine"))
+    open_to_the_end = db.begin_nested()
+    db.execute(insert(orders).values(id=5, item="kept"))
+    assert open_to_the_end.is_active
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    with store.engine.connect() as connection:
+        assert sorted(connection.scalars(sa.select(orders.c.id))) == [1, 3, 5]
+
+
+def test_ddl_and_reflection_work_in_the_block(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    table = sa.Table("more", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
+    table.create(transaction.handle)
+    assert sa.inspect(transaction.handle).has_table("more")
+    transaction.rollback()
+    assert not sa.inspect(store.engine).has_table("more")
+
+
+SMUGGLED: dict[str, Callable[[sa.Connection], Any]] = {
+    "driver's commit": lambda db: db.connection.commit(),
+    "driver's rollback": lambda db: db.connection.rollback(),
+    "driver's cursor": lambda db: db.connection.cursor().execute("COMMIT"),
+    "driver's cursor, and a new one": lambda db: [db.connection.cursor().execute(sql) for sql in ("COMMIT", "BEGIN")],
+}
+
+
+@pytest.mark.parametrize("way", SMUGGLED)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_commit_behind_our_back_is_found(store: SqlStateStore, claim: Claim, way: str, goes_on: bool) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    SMUGGLED[way](transaction.handle)
+    if goes_on:
+        transaction.handle.execute(insert(orders).values(id=2, item="table"))
+    with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    assert store.read_claimed(claim).prepared_state is None
+    assert rows(store.engine) == (0 if "rollback" in way else 1)
+    assert_nothing_is_checked_out(store)
+
+
+def test_a_statement_that_rolls_back_by_itself_is_found(sqlite_url: str) -> None:
+    with SqlStateStore.from_url(sqlite_url) as store:
+        orders.create(store.engine)
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = store.begin(claim)
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        with pytest.raises(sa.exc.IntegrityError):
+            transaction.handle.execute(sa.text("INSERT OR ROLLBACK INTO orders VALUES (1, 'again')"))
+        with pytest.raises(TransactionControlError, match="ON CONFLICT ROLLBACK"):
+            transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.rollback()
+
+
+def test_a_script_over_sqlites_driver_is_found(sqlite_url: str) -> None:
+    with SqlStateStore.from_url(sqlite_url) as store:
+        orders.create(store.engine)
+        transaction = store.begin(store.claim(ID, "ours", timeout=5))
+        raw: Any = transaction.handle.connection
+        raw.executescript("INSERT INTO orders VALUES (1, 'chair');")  # commits first
+        with pytest.raises(TransactionControlError):
+            transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.rollback()
+
+
+def test_the_users_listeners_still_hear(store: SqlStateStore, claim: Claim) -> None:
+    heard: list[str] = []
+    for name in ("begin", "commit", "rollback"):
+        sa.event.listen(store.engine, name, lambda _connection, name=name: heard.append(name))
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    store.begin(claim).rollback()
+    assert heard == ["begin", "commit", "begin", "rollback"]

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event, insert
+from sqlalchemy.exc import IntegrityError
+from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
+
+from dualwrite.errors import FencedError, StoreError, TransactionControlError, WriterClosedError
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.sql.table import state_table
+from dualwrite.testing.postgres import PostgresServer
+
+
+def test_state_and_data_commit_together(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    assert isinstance(transaction.handle, sa.Connection)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=3, transaction_number=9)
+    assert rows(store.engine) == 0
+    assert store.read_claimed(claim).prepared_state is None
+    transaction.commit()
+    assert rows(store.engine) == 1
+    row = store.read_claimed(claim)
+    assert (row.prepared_state, row.prepared_generation, row.transaction_number) == (STATE, 3, 9)
+    transaction.rollback()  # does nothing any more
+    assert rows(store.engine) == 1
+    assert_nothing_is_checked_out(store)
+
+
+def test_a_transaction_without_messages_records_its_number(store: SqlStateStore, claim: Claim) -> None:
+    for number, state in ((1, STATE), (2, None)):
+        transaction = store.begin(claim)
+        transaction.record(state, generation=0, transaction_number=number)
+        transaction.commit()
+    row = store.read_claimed(claim)
+    assert (row.prepared_state, row.transaction_number) == (None, 2)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_rollback_takes_back_both(store: SqlStateStore, claim: Claim, recorded: bool) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    if recorded:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    transaction.rollback()
+    assert rows(store.engine) == 0
+    assert store.read_claimed(claim).prepared_state is None
+    assert_nothing_is_checked_out(store)
+    store.begin(claim).rollback()
+
+
+def test_after_a_failed_statement_rollback_still_works(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    with pytest.raises(sa.exc.DBAPIError):
+        transaction.handle.execute(sa.text("SELECT * FROM nowhere"))
+    transaction.rollback()
+    assert_nothing_is_checked_out(store)
+    store.begin(claim).rollback()
+
+
+def test_a_newer_claim_is_found_when_the_state_is_recorded(postgres_store: SqlStateStore) -> None:
+    claim = postgres_store.claim(ID, "ours", timeout=5)
+    transaction = postgres_store.begin(claim)
+    postgres_store.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError) as caught:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
+    transaction.rollback()
+    assert postgres_store.read(ID).prepared_state is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_newer_claim_is_found_under_a_snapshot(postgres_url: str, isolation: str) -> None:
+    engine = sa.create_engine(postgres_url, isolation_level=isolation)  # type: ignore[arg-type]  # a literal to mypy
+    store = SqlStateStore(engine)
+    claim = store.claim(ID, "ours", timeout=5)
+    transaction = store.begin(claim)
+    store.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError) as caught:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    assert caught.value.current_owner == "theirs"
+    transaction.rollback()
+    assert_nothing_is_checked_out(store)
+    engine.dispose()
+
+
+def test_a_row_that_is_gone(store: SqlStateStore, claim: Claim) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(state_table.delete())
+    for use in (store.begin, store.read_claimed, store.take_generation):
+        with pytest.raises(FencedError, match="gone"):
+            use(claim)
+    assert_nothing_is_checked_out(store)
+
+
+def test_an_interrupt_while_opening_leaves_nothing_open(
+    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GuardedConnection, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.begin(claim)
+    assert_nothing_is_checked_out(store)
+    store.begin(claim).rollback()
+
+
+def test_a_dead_connection_in_the_pool_is_replaced_without_a_word(
+    own_postgres_server: PostgresServer,
+) -> None:
+    from dualwrite import migration  # noqa: PLC0415
+
+    migration.upgrade(own_postgres_server.url)
+    with SqlStateStore.from_url(own_postgres_server.url) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        own_postgres_server.restart()
+        store.begin(claim).rollback()
+        own_postgres_server.restart()
+        assert store.read_claimed(claim).fence == 1
+        assert_nothing_is_checked_out(store)
+
+
+# --- the user's own engine ------------------------------------------------------------------------------------------------
+
+
+def _nothing(engine: sa.Engine) -> None:
+    del engine
+
+
+def _autocommit(engine: sa.Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(raw: Any, _record: Any) -> None:
+        raw.isolation_level = None
+
+
+def _own_begin(engine: sa.Engine) -> None:
+    _autocommit(engine)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+
+@pytest.mark.parametrize("isolation_level", [None, "DEFERRED", "EXCLUSIVE"])
+@pytest.mark.parametrize("listen", [_nothing, _autocommit, _own_begin])
+def test_an_engine_of_the_users(sqlite_url: str, isolation_level: str | None, listen: Any) -> None:
+    engine = sa.create_engine(sqlite_url, connect_args={"isolation_level": isolation_level})
+    listen(engine)
+    store = SqlStateStore(engine)
+    claim = store.claim(ID, "ours", timeout=5)
+    orders.create(engine, checkfirst=True)
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.rollback()
+    assert rows(engine) == 0
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert rows(engine) == 1
+    assert store.read_claimed(claim).prepared_state == STATE
+    store.close()
+    assert rows(engine) == 1  # close leaves an engine that was handed over alone
+    engine.dispose()
+
+
+@pytest.mark.usefixtures("claim")
+def test_an_engine_in_autocommit(database_url: str, store: SqlStateStore) -> None:
+    engine = sa.create_engine(database_url, isolation_level="AUTOCOMMIT")
+    own = SqlStateStore(engine)
+    claim = own.claim(ID, "ours", timeout=5)
+    transaction = own.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.rollback()
+    assert rows(store.engine) == 0
+    transaction = own.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert rows(store.engine) == 1
+    with engine.connect() as connection:  # still in autocommit
+        connection.execute(insert(orders).values(id=2, item="table"))
+    assert rows(store.engine) == 2
+    engine.dispose()
+
+
+# --- the ORM session ------------------------------------------------------------------------------------------------------
+
+
+def test_the_session_writes_in_the_same_transaction(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    assert transaction.session is transaction.session
+    order = Order(id=1, item="chair")
+    transaction.session.add(order)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)  # flushes
+    transaction.commit()
+    assert (rows(store.engine), rows(store.engine, Order)) == (1, 1)
+    assert order.item == "chair"  # detached, and still there to be looked at
+    assert sa.inspect(order).detached
+
+
+def test_the_session_rolls_back_with_the_transaction(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    transaction.session.add(Order(id=1, item="chair"))
+    transaction.session.flush()
+    transaction.rollback()
+    assert rows(store.engine, Order) == 0
+    assert_nothing_is_checked_out(store)
+
+
+def test_savepoints_of_the_session(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    session = transaction.session
+    session.add(Order(id=1, item="chair"))
+    session.flush()
+    with pytest.raises(IntegrityError), session.begin_nested():
+        session.add(Order(id=1, item="chair again"))
+    with session.begin(nested=True):
+        session.add(Order(id=2, item="table"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert rows(store.engine, Order) == 2
+
+
+def _clash(session: Any) -> None:
+    session.add(Order(id=1, item="chair"))
+    session.flush()
+    session.expunge_all()
+    session.add(Order(id=1, item="chair again"))
+
+
+def test_an_error_in_flush_goes_through_and_rollback_works(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    _clash(transaction.session)
+    with pytest.raises(IntegrityError):
+        transaction.session.flush()
+    transaction.rollback()
+    assert rows(store.engine, Order) == 0
+    assert_nothing_is_checked_out(store)
+
+
+def test_an_error_in_the_flush_of_record_goes_through(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    _clash(transaction.session)
+    with pytest.raises(IntegrityError):
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    assert rows(store.engine, Order) == 0
+    assert store.read_claimed(claim).prepared_state is None
+
+
+def test_a_failed_flush_that_was_swallowed_is_not_committed(store: SqlStateStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    _clash(transaction.session)
+    with pytest.raises(IntegrityError):
+        transaction.session.flush()
+    with pytest.raises(TransactionControlError):
+        transaction.session.rollback()
+    with pytest.raises(StoreError, match="flush"):
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    assert rows(store.engine, Order) == 0
+
+
+# --- after the end --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_handles_are_of_no_use_after_the_end(store: SqlStateStore, claim: Claim, end: str) -> None:
+    transaction = store.begin(claim)
+    handle, session = transaction.handle, transaction.session
+    session.execute(sa.text("SELECT 1"))
+    if end == "commit":
+        transaction.record(STATE, generation=0, transaction_number=1)
+    getattr(transaction, end)()
+    for use in (
+        lambda: transaction.handle,
+        lambda: transaction.session,
+        lambda: transaction.record(STATE, generation=0, transaction_number=2),
+        transaction.commit,
+        lambda: handle.execute(sa.text("SELECT 1")),
+        lambda: handle.scalar(sa.text("SELECT 1")),
+        lambda: handle.scalars(sa.text("SELECT 1")),
+        lambda: handle.exec_driver_sql("SELECT 1"),
+        lambda: handle.connection,
+        handle.begin,
+        handle.begin_nested,
+        handle.commit,
+        handle.rollback,
+        handle.close,
+        lambda: session.execute(sa.text("SELECT 1")),
+        lambda: session.add(Order(id=1, item="chair")),
+        lambda: session.get(Order, 1),
+        session.connection,
+        session.begin_nested,
+        session.commit,
+        session.close,
+    ):
+        with pytest.raises(WriterClosedError):
+            use()
+    assert rows(store.engine, Order) == 0

@@ -1,0 +1,89 @@
+"""The exception tree: facts, words, pickling."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from dualwrite import errors
+from dualwrite.errors import DualWriteError
+
+KINDS = sorted(
+    (kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DualWriteError)),
+    key=lambda kind: kind.__name__,
+)
+
+
+def made(kind: type[DualWriteError]) -> DualWriteError:
+    return kind("It failed.", transactional_id="orders", cause="the cause", next_step="the step", fence=3, owner="me")
+
+
+def test_the_tree_is_not_empty() -> None:
+    assert len(KINDS) > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_survives_pickling_with_all_its_facts(kind: type[DualWriteError], protocol: int) -> None:
+    error = made(kind)
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.args == error.args
+    assert (again.what, again.transactional_id, again.cause, again.next_step) == (
+        "It failed.",
+        "orders",
+        "the cause",
+        "the step",
+    )
+    assert (again.fence, again.owner, again.facts) == (3, "me", {"fence": 3, "owner": "me"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_says_what_for_which_id_why_and_what_to_do(kind: type[DualWriteError]) -> None:
+    assert str(made(kind)) == "It failed. [transactional id 'orders'] Cause: the cause Next step: the step"
+    assert str(kind("It failed.")) == "It failed."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_error_is_documented_and_says_whether_a_retry_makes_sense(kind: type[DualWriteError]) -> None:
+    assert kind.__dict__["__doc__"]
+    assert isinstance(kind.retriable, bool)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_error_is_named_as_an_error(kind: type[DualWriteError]) -> None:
+    assert kind.__name__.endswith("Error")
+
+
+def test_a_fact_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="DualWriteError has no attribute 'nothing'"):
+        _ = made(DualWriteError).nothing
+    assert not hasattr(made(DualWriteError), "nothing")
+
+
+def test_an_error_can_be_copied() -> None:
+    assert copy.copy(made(errors.FencedError)).fence == 3
+    assert copy.deepcopy(made(errors.FencedError)).fence == 3
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.InDoubtTransactionError, errors.LostTransactionError, errors.FencedError, errors.StoreCommitUnknownError]
+)
+def test_what_may_have_committed_is_never_called_retriable(kind: type[DualWriteError]) -> None:
+    assert not kind.retriable
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.ConfigurationError, ValueError),
+        (errors.InvalidMessageError, TypeError),
+        (errors.UsageError, RuntimeError),
+    ],
+)
+def test_errors_of_the_caller_are_also_the_builtin_kind(kind: type[DualWriteError], builtin: type[Exception]) -> None:
+    assert issubclass(kind, builtin)

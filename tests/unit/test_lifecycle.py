@@ -1,0 +1,88 @@
+"""The writer's state machine: every pair of phase and event is either in the table or refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualwrite.errors import UsageError
+from dualwrite.lifecycle import TRANSITIONS, Event, Phase, WriterState
+
+P, E = Phase, Event
+
+_ANY_TIME = {E.FENCED: P.FENCED, E.CLOSE: P.CLOSED}
+_MOVES = {
+    (P.OPENING, E.OPENED): P.READY,
+    (P.READY, E.OPENED): P.READY,
+    (P.NEEDS_RECOVERY, E.OPENED): P.READY,
+    (P.IN_DOUBT, E.OPENED): P.READY,
+    (P.FENCED, E.OPENED): P.READY,
+    (P.READY, E.BEGIN): P.ACTIVE,
+    (P.ACTIVE, E.PREPARE): P.PREPARING,
+    (P.PREPARING, E.PREPARED): P.PREPARED,
+    (P.PREPARED, E.RECORDED): P.RECORDED,
+    (P.RECORDED, E.COMMIT_SENT): P.COMMITTING_DATABASE,
+    (P.COMMITTING_DATABASE, E.DATABASE_COMMITTED): P.COMMITTING_KAFKA,
+    (P.COMMITTING_DATABASE, E.DATABASE_ROLLED_BACK): P.ABORTING,
+    (P.COMMITTING_DATABASE, E.OUTCOME_UNKNOWN): P.IN_DOUBT,
+    (P.COMMITTING_KAFKA, E.KAFKA_COMMITTED): P.READY,
+    (P.COMMITTING_KAFKA, E.OUTCOME_UNKNOWN): P.IN_DOUBT,
+    (P.ABORTING, E.ABORTED): P.READY,
+    **{(phase, E.ABORT): P.ABORTING for phase in (P.ACTIVE, P.PREPARING, P.PREPARED, P.RECORDED)},
+    **{
+        (phase, E.BROKEN): phase if phase in (P.OPENING, P.IN_DOUBT, P.FENCED) else P.NEEDS_RECOVERY
+        for phase in P
+        if phase is not P.CLOSED
+    },
+    **{(phase, event): after for phase in P if phase is not P.CLOSED for event, after in _ANY_TIME.items()},
+}
+
+
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))
+def test_a_pair_leads_where_it_should_or_is_refused_and_changes_nothing(phase: Phase, event: Event) -> None:
+    state = WriterState(phase, 4)
+    expected = _MOVES.get((phase, event))
+    if expected is None:
+        with pytest.raises(UsageError) as caught:
+            state.after(event)
+        assert event.value in str(caught.value)
+        assert phase.value in str(caught.value)
+        assert state == WriterState(phase, 4)
+    else:
+        assert state.after(event) == WriterState(expected, 5 if event is Event.BEGIN else 4)
+
+
+def test_a_new_writer_is_not_open_and_has_begun_nothing() -> None:
+    assert WriterState() == WriterState(Phase.OPENING, 0)
+
+
+def test_past_the_commit_point_nothing_leads_to_an_abort() -> None:
+    """Once COMMIT was sent only a proven rollback of the database may abort Kafka."""
+    into_abort = {pair for pair, after in TRANSITIONS.items() if after is Phase.ABORTING}
+    assert {pair for pair in into_abort if pair[0] in (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.IN_DOUBT)} == {
+        (P.COMMITTING_DATABASE, E.DATABASE_ROLLED_BACK)
+    }
+
+
+def test_the_database_commits_only_after_the_state_was_recorded() -> None:
+    assert {phase for phase, event in TRANSITIONS if event is E.COMMIT_SENT} == {P.RECORDED}
+    assert {phase for phase, event in TRANSITIONS if event is E.RECORDED} == {P.PREPARED}
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=40))
+def test_the_number_of_transactions_never_goes_back(events: list[Event]) -> None:
+    state = WriterState()
+    for event in events:
+        try:
+            following = state.after(event)
+        except UsageError:
+            continue
+        assert following.transaction_number - state.transaction_number == (event is Event.BEGIN)
+        state = following
+
+
+def test_a_closed_writer_stays_closed() -> None:
+    assert not [phase for phase, _ in TRANSITIONS if phase is Phase.CLOSED]

@@ -1,0 +1,88 @@
+"""Recovery reports: what they count, what they call ok, and what they raise."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+
+from dualwrite.errors import BrokerUnavailableError, LostTransactionError, RecoveryError, UnverifiedTransactionError
+from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport, raise_for_lost
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction
+
+STATE = PreparedTxnState(7, 5, 1000)
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def lost(kind: LostKind = LostKind.LOST, state: PreparedTxnState = STATE) -> LostTransaction:
+    return LostTransaction(kind, state, 2, WHEN)
+
+
+def outcome(kind: Outcome, generation: int = 0) -> GenerationOutcome:
+    return GenerationOutcome("a", generation, kind, None)
+
+
+def test_iterating_gives_every_generation_of_every_id() -> None:
+    outcomes = [outcome(Outcome.COMMITTED), outcome(Outcome.ABORTED, 1), outcome(Outcome.ABORTED, 2)]
+    report = RecoveryReport((IdReport("a", tuple(outcomes[:2])), IdReport("b"), IdReport("c", (outcomes[2],))))
+    assert list(report) == outcomes
+    assert report.count() == {Outcome.COMMITTED: 1, Outcome.ABORTED: 2}
+
+
+def test_an_empty_report_is_ok_and_raises_nothing() -> None:
+    report = RecoveryReport()
+    assert report.ok
+    report.raise_for_problems()
+
+
+def test_an_id_that_was_taken_over_is_no_problem_here() -> None:
+    report = RecoveryReport((IdReport("a", taken_over_by="writer h:1"),))
+    assert report.ok
+    report.raise_for_problems()
+
+
+def test_an_id_that_failed_is_raised_with_its_error_as_the_cause() -> None:
+    error = BrokerUnavailableError("No broker.")
+    report = RecoveryReport((IdReport("a"), IdReport("b", error=error, unacknowledged=(lost(),))))
+    assert not report.ok
+    assert [failed.transactional_id for failed in report.failed] == ["b"]
+    with pytest.raises(RecoveryError, match="1 of 2 ids") as caught:
+        report.raise_for_problems()
+    assert caught.value.__cause__ is error
+    assert caught.value.report is report
+    assert caught.value.transactional_id == "b"
+    assert caught.value.retriable
+
+
+def test_what_is_lost_is_raised_before_what_is_unverified() -> None:
+    unverified = lost(LostKind.UNVERIFIED, PreparedTxnState(1, 1))
+    report = RecoveryReport((IdReport("a", unacknowledged=(unverified,)), IdReport("b", unacknowledged=(lost(),))))
+    assert not report.ok
+    assert report.unacknowledged == (("a", unverified), ("b", lost()))
+    with pytest.raises(LostTransactionError, match=r"7:5@1000.*\(and 1 more\)") as caught:
+        report.raise_for_problems()
+    assert (caught.value.transactional_id, caught.value.state, caught.value.generation) == ("b", "7:5@1000", 2)
+    assert "dualwrite recover --id b --acknowledge" in str(caught.value)
+    assert "transaction.timeout.ms" in str(caught.value)
+
+
+def test_what_is_unverified_has_an_error_of_its_own() -> None:
+    with pytest.raises(UnverifiedTransactionError) as caught:
+        raise_for_lost([("a", lost(LostKind.UNVERIFIED))])
+    assert caught.value.state == "7:5@1000"
+    assert not isinstance(caught.value, LostTransactionError)
+    assert "look for its messages" in str(caught.value)
+    assert "more)" not in str(caught.value)
+
+
+def test_nothing_lost_raises_nothing() -> None:
+    raise_for_lost([])
+
+
+def test_a_report_survives_pickling() -> None:
+    report = RecoveryReport((IdReport("a", (outcome(Outcome.LOST),), (lost(),), error=BrokerUnavailableError("No broker.")),))
+    again = pickle.loads(pickle.dumps(report))
+    assert list(again) == list(report)
+    assert str(again.failed[0].error) == "No broker."

@@ -1,0 +1,90 @@
+"""Settings: from arguments, and from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.settings import Settings
+from dualwrite.timeouts import Timeouts
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Settings.from_environment({}) == Settings()
+    assert Settings.from_environment({"PATH": "/bin", "KAFKA_SECURITY_PROTOCOL": "SSL"}) == Settings()
+
+
+def test_every_variable_has_its_place() -> None:
+    settings = Settings.from_environment(
+        {
+            "DUALWRITE_DATABASE_URL": "sqlite:///x.db",
+            "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": "one:9092,two:9092",
+            "DUALWRITE_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+            "DUALWRITE_KAFKA_SASL_MECHANISM": "SCRAM-SHA-256",
+            "DUALWRITE_TRANSACTIONAL_ID": "orders",
+            "DUALWRITE_PRODUCER": "librdkafka",
+            "DUALWRITE_ON_LOST": "report",
+            "DUALWRITE_TIMEOUT_CLAIM": "1.5",
+            "DUALWRITE_TIMEOUT_KAFKA": "2",
+            "DUALWRITE_TIMEOUT_DELIVERY": "3",
+        }
+    )
+    assert settings == Settings(
+        database_url="sqlite:///x.db",
+        kafka={
+            "bootstrap.servers": "one:9092,two:9092",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-256",
+        },
+        transactional_id="orders",
+        producer="librdkafka",
+        on_lost="report",
+        timeouts=Timeouts(claim=1.5, kafka=2, delivery=3),
+    )
+
+
+def test_the_process_environment_is_read_when_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_TRANSACTIONAL_ID", "from-the-process")
+    assert Settings.from_environment().transactional_id == "from-the-process"
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    assert Settings.from_environment({"DUALWRITE_DATABASE_URL": "", "DUALWRITE_TIMEOUT_KAFKA": ""}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "named"),
+    [
+        ("DUALWRITE_PRODUCER", "java", "producer is 'java'"),
+        ("DUALWRITE_ON_LOST", "ignore", "on_lost is 'ignore'"),
+        ("DUALWRITE_TIMEOUT_CLAIM", "soon", "DUALWRITE_TIMEOUT_CLAIM is 'soon'"),
+        ("DUALWRITE_TIMEOUT_KAFKA", "0", "'kafka' is 0.0"),
+        ("DUALWRITE_TIMEOUT_DELIVERY", "-1", "'delivery' is -1.0"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(variable: str, text: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        Settings.from_environment({variable: text})
+
+
+def test_what_is_allowed_stands_in_the_error() -> None:
+    with pytest.raises(ConfigurationError, match="one of auto, librdkafka"):
+        Settings(producer="java")  # type: ignore[arg-type]  # what a user may do
+
+
+def test_changes_that_are_none_change_nothing() -> None:
+    settings = Settings(transactional_id="a", on_lost="report")
+    assert settings.with_changes(transactional_id=None, on_lost=None) == settings
+    assert settings.with_changes(transactional_id="b").transactional_id == "b"
+    assert settings.with_changes(transactional_id="b").on_lost == "report"
+
+
+def test_passwords_do_not_show_in_repr() -> None:
+    settings = Settings.from_environment(
+        {
+            "DUALWRITE_KAFKA_SASL_PASSWORD": "s3cret",
+            "DUALWRITE_DATABASE_URL": "postgresql+psycopg://me:s3cret@localhost/db",
+        }
+    )
+    assert settings.kafka["sasl.password"] == "s3cret"
+    assert "s3cret" not in repr(settings)

@@ -1,0 +1,157 @@
+"""PreparedTxnState, transactional ids: texts, limits, round trips."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualwrite.errors import ConfigurationError, InvalidTransactionalIdError, StoredStateError
+from dualwrite.state import (
+    MAX_EPOCH,
+    MAX_PRODUCER_ID,
+    MAX_TRANSACTIONAL_ID_LENGTH,
+    PreparedTxnState,
+    kafka_transactional_id,
+    state_text,
+    validate_transactional_id,
+)
+
+producer_ids = st.integers(0, MAX_PRODUCER_ID)
+epochs = st.integers(0, MAX_EPOCH)
+states = st.builds(PreparedTxnState, producer_ids, epochs, st.none() | st.integers(0, MAX_PRODUCER_ID))
+
+logical_ids = st.text(st.characters(exclude_characters="#~", exclude_categories=["C", "Z"]), min_size=1, max_size=20)
+
+
+@given(states)
+def test_the_text_of_a_state_reads_back_as_the_state(state: PreparedTxnState) -> None:
+    assert PreparedTxnState.parse(str(state)) == state
+    assert PreparedTxnState.parse(state_text(state)) == state
+
+
+@given(states, states)
+def test_two_states_have_one_text_only_if_they_are_equal(one: PreparedTxnState, other: PreparedTxnState) -> None:
+    assert (str(one) == str(other)) == (one == other)
+
+
+def test_the_texts_are_those_of_the_design() -> None:
+    assert str(PreparedTxnState(4711, 3)) == "4711:3"
+    assert str(PreparedTxnState(4711, 3, 1700000000000)) == "4711:3@1700000000000"
+
+
+def test_the_empty_text_is_no_state() -> None:
+    assert PreparedTxnState.parse("") is None
+    assert state_text(None) == ""
+
+
+def test_only_a_state_without_start_time_has_an_epoch_of_its_own() -> None:
+    assert PreparedTxnState(1, 2).has_own_epoch
+    assert not PreparedTxnState(1, 2, 3).has_own_epoch
+    assert not PreparedTxnState(1, 2, 0).has_own_epoch
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ",
+        ":",
+        "1",
+        "1:",
+        ":1",
+        "1:2:3",
+        "1:2@",
+        "1:2@3@4",
+        "@3",
+        "1@3",
+        " 1:2",
+        "1:2 ",
+        "1:2\n",
+        "-1:2",
+        "1:-1",
+        "+1:2",
+        "01:2",
+        "1:02",
+        "1:2@03",
+        "1_0:2",
+        "1:2@-1",
+        "1.0:2",
+        "1:32768",
+        "1:99999",
+        "9223372036854775808:0",
+        "1:0@9223372036854775808",
+        "99999999999999999999:0",
+        "\u0661:2",  # ARABIC-INDIC DIGIT ONE: int() would take it
+        "none",
+        "1:2\x00",
+    ],
+)
+def test_a_text_of_another_form_is_refused_with_the_text_in_the_error(text: str) -> None:
+    with pytest.raises(StoredStateError) as caught:
+        PreparedTxnState.parse(text)
+    assert caught.value.text == text
+    assert repr(text) in str(caught.value)
+    assert caught.value.next_step
+    assert not caught.value.retriable
+
+
+@given(st.text(max_size=30))
+def test_every_text_either_reads_back_unchanged_or_is_refused(text: str) -> None:
+    try:
+        state = PreparedTxnState.parse(text)
+    except StoredStateError:
+        return
+    assert state_text(state) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ((-1, 0, None), "producer id -1"),
+        ((MAX_PRODUCER_ID + 1, 0, None), "producer id"),
+        ((0, -1, None), "epoch -1"),
+        ((0, MAX_EPOCH + 1, None), "epoch 32768"),
+        ((0, 0, -1), "start time -1"),
+        ((0, 0, MAX_PRODUCER_ID + 1), "start time"),
+    ],
+)
+def test_numbers_outside_their_limits_are_refused_when_the_state_is_made(
+    numbers: tuple[int, int, int | None], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        PreparedTxnState(*numbers)
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    state = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
+    assert PreparedTxnState.parse(str(state)) == state
+
+
+@pytest.mark.parametrize("good", ["a", "x" * MAX_TRANSACTIONAL_ID_LENGTH, "orders-1", "größe", "a b", "a/b:c.d"])
+def test_a_good_transactional_id_is_given_back(good: str) -> None:
+    assert validate_transactional_id(good) == good
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "x" * (MAX_TRANSACTIONAL_ID_LENGTH + 1), "a#1", "a~1", "#", "a\nb", "a\x00", "a\x7f", None, 5, b"a"]
+)
+def test_a_bad_transactional_id_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidTransactionalIdError) as caught:
+        validate_transactional_id(bad)
+    assert isinstance(caught.value, ConfigurationError)
+
+
+def test_the_error_for_a_long_id_does_not_repeat_all_of_it() -> None:
+    with pytest.raises(InvalidTransactionalIdError, match="300 characters; 255 is the limit") as caught:
+        validate_transactional_id("y" * 300)
+    assert "y" * 100 not in str(caught.value)
+
+
+def test_generation_0_is_the_logical_id_itself() -> None:
+    assert kafka_transactional_id("orders", 0) == "orders"
+    assert kafka_transactional_id("orders", 12) == "orders#12"
+
+
+@given(logical_ids, logical_ids, st.integers(0, 99), st.integers(0, 99))
+def test_different_ids_and_generations_never_meet_in_one_kafka_id(one: str, other: str, g: int, h: int) -> None:
+    assert (kafka_transactional_id(one, g) == kafka_transactional_id(other, h)) == ((one, g) == (other, h))
