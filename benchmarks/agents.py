@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 _STOP: Final = "stop"
+_PATIENCE: Final = 10.0
 
 
 class AgentError(RuntimeError):
@@ -67,13 +69,13 @@ class Agent:
         self.tell(method, *arguments)
         return self.answer()
 
-    def stop(self) -> None:
-        """End it."""
-        try:
+    def stop(self, *, at_once: bool = False) -> None:
+        """End it, when it has done what it was told last; or `at_once`, where it is a process."""
+        if at_once and not isinstance(self._run, threading.Thread):
+            self._run.terminate()
+        with contextlib.suppress(OSError):  # it is gone already
             self._connection.send((_STOP, ()))
-        except OSError:  # it is gone already
-            pass
-        self._run.join(10)
+        self._run.join(_PATIENCE)
         self._connection.close()
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, Protocol
 
 from confluent_kafka import KafkaException, Producer
 from sqlalchemy import Engine, insert
-from workload import Unit, engine, outbox
 
 import dualwrite
+from workload import Unit, engine, outbox
 
 Name = Literal["database", "naive", "outbox", "recipe"]
 NAMES: Final[tuple[Name, ...]] = ("database", "naive", "outbox", "recipe")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+
 from workload import Unit
 
 _POLL: Final = 0.05

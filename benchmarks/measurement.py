@@ -22,6 +22,7 @@ from writing import Samples, Writing
 
 WARM_UP_UNITS: Final = 20
 _HEAD_START: Final = 0.3
+_HAND_IN: Final = 0.2
 _ARRIVAL_TIMEOUT: Final = 60.0
 
 
@@ -65,17 +66,17 @@ class Bench:
             self._consumer = self._start(Agent(Arrivals))
             workload.prepare(self._database)
         except BaseException:
-            self.close()
+            self.close(at_once=True)
             raise
 
     def _start(self, agent: Agent) -> Agent:
         self._agents.append(agent)
         return agent
 
-    def close(self) -> None:
-        """End the processes and drop the tables."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the processes, in the middle of something if `at_once`, and drop the tables."""
         for agent in self._agents:
-            agent.stop()
+            agent.stop(at_once=at_once)
         workload.remove(self._database)
         self._database.dispose()
 
@@ -83,7 +84,7 @@ class Bench:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close(at_once=error is not None)
 
     def measure(self, name: Name, writers: int, seconds: float) -> Figures:
         """One measurement.
@@ -103,7 +104,7 @@ class Bench:
     def _measure(self, name: Name, topic: str, writers: list[Agent], seconds: float) -> Figures:
         url, kafka = self._services.url, self._services.kafka
         workload.clean(self._database)
-        before = Counters.of(self._database)
+        before = self._counters()
         self._consumer.ask("watch", kafka, topic, self._plan.partitions)
         if name == "outbox":
             self._relay.ask("start", url, kafka, self._plan.relay)
@@ -125,7 +126,7 @@ class Bench:
             drained = time.monotonic() - stopped if backlog else 0.0
         last = watch.window()
         ask_all(writers, "close")
-        after = Counters.of(self._database)
+        after = self._counters()
         done = sum(sample.total for sample in samples)
         arrivals = self._consumer.ask("collect", 0 if name == "database" else done, _ARRIVAL_TIMEOUT)
         verified = verify(name, self._database, kafka, topic, done=done)
@@ -138,6 +139,12 @@ class Bench:
             outbox=(backlog, drained),
             verified=verified,
         )
+
+    def _counters(self) -> Counters:
+        """PostgreSQL's counters, once connections that are closed by now have handed theirs in; ours among them."""
+        self._database.dispose()
+        time.sleep(_HAND_IN)
+        return Counters.of(self._database)
 
 
 def _figures(

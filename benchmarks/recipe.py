@@ -1,4 +1,4 @@
-"""The recipe beside its alternatives: rates, latencies, visibility, load; see README.md. `python benchmarks/recipe.py --help`."""
+"""The recipe beside its alternatives, on PostgreSQL: rates, latencies, visibility, load. See README.md."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import confluent_kafka
+from sqlalchemy import text
+
+import dualwrite
 import tables
 import workload
 from agents import AgentError
 from alternatives import NAMES, Name, Target
+from dualwrite import DualWriteError
 from figures import Figures, Rounds
 from measurement import WARM_UP_UNITS, Bench, Plan
 from relay import RelaySettings
 from services import Services, services
-from sqlalchemy import text
 from steps import Step, take_apart
 from verification import VerificationError, verify
-
-import dualwrite
-from dualwrite import DualWriteError
 
 _WARM_UP_SECONDS: Final = 2.0
 _FAILED: Final = 1

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from alternatives import Delivery
 from sqlalchemy import text
+
+from alternatives import Delivery
 from workload import engine
 
 _TAKE: Final = text(

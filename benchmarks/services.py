@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
@@ -34,13 +36,15 @@ class Services:
 
     def make_topic(self, topic: str, partitions: int) -> None:
         """Make a topic."""
-        admin = AdminClient(dict(self.kafka))
-        admin.create_topics([NewTopic(topic, partitions)])[topic].result(_ANSWER)
+        self._admin.create_topics([NewTopic(topic, partitions)])[topic].result(_ANSWER)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
-        admin = AdminClient(dict(self.kafka))
-        admin.delete_topics([topic])[topic].result(_ANSWER)
+        self._admin.delete_topics([topic])[topic].result(_ANSWER)
+
+    @functools.cached_property
+    def _admin(self) -> AdminClient:
+        return AdminClient({**self.kafka, "log_level": 2})  # that our own broker goes away at the end is no news
 
 
 @contextmanager

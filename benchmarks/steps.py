@@ -1,4 +1,4 @@
-"""Where the time of one dual write goes: clocks around the store, the producer and the coordinator that a DualWriter is given."""
+"""Where the time of one dual write goes: clocks around the store, producer and coordinator that a DualWriter is given."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any, Final, cast
 
 import workload
 from alternatives import Target
-from figures import percentile
-from workload import units
-
 from dualwrite import DualWriter
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.config import KafkaConfig
@@ -20,22 +17,25 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
+from figures import percentile
+from workload import units
 
 WHOLE: Final = "whole transaction"
 REST: Final = "the rest: Python between the steps"
+KAFKA_COMMIT: Final = "Kafka commit (EndTxn)"
 _PREPARE: Final = "prepare"
 _DESCRIBE: Final = "describe (DescribeTransactions)"
-_FLUSH: Final = "flush: register the partition, deliver"
+FLUSH: Final = "flush: register the partition, deliver"
 STEPS: Final = (
     "begin database, check the fence",
     "begin Kafka (local)",
     "user's statements: update, insert",
     "send (hand over)",
-    _FLUSH,
+    FLUSH,
     _DESCRIBE,
     "record the state (update)",
     "database commit",
-    "Kafka commit (EndTxn)",
+    KAFKA_COMMIT,
     REST,
     WHOLE,
 )
@@ -145,7 +145,7 @@ def _writer(target: Target, clock: Clock) -> DualWriter:
             "begin_transaction": "begin Kafka (local)",
             "send": "send (hand over)",
             "prepare_transaction": _PREPARE,
-            "commit_transaction": "Kafka commit (EndTxn)",
+            "commit_transaction": KAFKA_COMMIT,
         }
         return cast("TransactionalProducer", Timed(made, clock, steps))
 
@@ -161,7 +161,7 @@ def _writer(target: Target, clock: Clock) -> DualWriter:
 def _steps(times: Mapping[str, list[float]]) -> list[Step]:
     found = dict(times)
     prepare = found.pop(_PREPARE)
-    found[_FLUSH] = [whole - part for whole, part in zip(prepare, found[_DESCRIBE], strict=True)]
+    found[FLUSH] = [whole - part for whole, part in zip(prepare, found[_DESCRIBE], strict=True)]
     parts = [found[name] for name in STEPS if name not in (REST, WHOLE)]
     found[REST] = [whole - sum(each) for whole, *each in zip(found[WHOLE], *parts, strict=True)]
     total = sum(found[WHOLE])

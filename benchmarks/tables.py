@@ -17,7 +17,7 @@ TITLES: Final = {
 }
 _MILLI: Final = 1000.0
 _NONE: Final = "–"  # noqa: RUF001  (a dash for "nothing to tell")
-_NUMBERS: Final = 2  # the first columns hold names
+_NAMES: Final = 2
 
 
 def throughput(all_rounds: Sequence[Rounds]) -> str:
@@ -39,7 +39,7 @@ def throughput(all_rounds: Sequence[Rounds]) -> str:
                 GUARANTEES[rounds.alternative],
             ]
         )
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def visibility(all_rounds: Sequence[Rounds]) -> str:
@@ -70,7 +70,7 @@ def visibility(all_rounds: Sequence[Rounds]) -> str:
         for rounds in all_rounds
         if rounds.alternative != "database"
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def load(all_rounds: Sequence[Rounds]) -> str:
@@ -108,7 +108,7 @@ def load(all_rounds: Sequence[Rounds]) -> str:
         ]
         for rounds in all_rounds
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def steps(found: Sequence[Step]) -> str:
@@ -117,7 +117,7 @@ def steps(found: Sequence[Step]) -> str:
         [step.name, *(f"{seconds * _MILLI:.3f}" for seconds in (step.mean, step.p50, step.p99)), f"{step.share:.0%}"]
         for step in found
     ]
-    return _table(["step", "mean ms", "p50 ms", "p99 ms", "share"], lines, names=1)
+    return table(["step", "mean ms", "p50 ms", "p99 ms", "share"], lines, names=1)
 
 
 def _ratio(rounds: Rounds, base: str, all_rounds: Iterable[Rounds]) -> str:
@@ -136,7 +136,8 @@ def _number(spread: Spread | None, digits: int) -> str:
     return _NONE if spread is None else f"{spread.median:,.{digits}f}"
 
 
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]], *, names: int = _NUMBERS) -> str:
+def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, names: int = _NAMES) -> str:
+    """A table; the first `names` columns hold text."""
     lines = [head, *lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
 

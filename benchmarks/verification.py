@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from alternatives import Name
 from sqlalchemy import Engine
-from workload import Unit, rows, spent, waiting_rows
 
+from alternatives import Name
 from dualwrite.testing.topics import read_committed
+from workload import Unit, rows, spent, waiting_rows
 
 _SHOWN: Final = 5
 

@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import dialect_for
+from dualwrite.stores.sql.dialect import dialect_of
 from dualwrite.stores.sql.errors import ErrorMap
 from dualwrite.stores.sql.store import make_engine, parse_url
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
@@ -131,7 +131,7 @@ def _configured(database: str | URL | Engine, doing: str) -> Iterator[Config]:
 def _connected(database: str | URL | Engine, doing: str) -> Iterator[Connection]:
     """A connection in a transaction that commits at the end of the block."""
     if isinstance(database, Engine):
-        engine, dialect = database, dialect_for(database.url)
+        engine, dialect = database, dialect_of(database)
     else:
         url, dialect = parse_url(database)
         options = dialect.engine_options(url, connect_timeout=_CONNECT_TIMEOUT, lock_timeout=_LOCK_TIMEOUT)

@@ -247,7 +247,7 @@ class DualWriter:
         @functools.wraps(function)
         def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
             retrying = Retrying(
-                retry=retry_if_exception(lambda e: isinstance(e, DualWriteError) and e.retriable),
+                retry=retry_if_exception(self._may_be_repeated),
                 stop=stop_after_attempt(attempts),
                 wait=_RETRY_WAIT,
                 reraise=True,
@@ -255,6 +255,10 @@ class DualWriter:
             return retrying(once, *args, **kwargs)
 
         return repeated
+
+    def _may_be_repeated(self, error: BaseException) -> bool:
+        """Whether nothing is left of the transaction and the same one may succeed; the user's own statement may tell it too."""
+        return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 

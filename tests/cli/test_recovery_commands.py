@@ -43,7 +43,7 @@ class Scene:
     def crash(self, transactional_id: str, topic: str, failpoint: str) -> None:
         """A writer in a process of its own that ends at the failpoint."""
         command = [sys.executable, "-W", "ignore", "-c", CRASHING_WRITER, transactional_id, topic]
-        done = subprocess.run(command, env={**os.environ, "DUALWRITE_FAILPOINTS": f"{failpoint}=exit"}, timeout=60)
+        done = subprocess.run(command, env={**os.environ, "DUALWRITE_FAILPOINTS": f"{failpoint}=exit"}, timeout=60, check=False)
         assert done.returncode == 70
 
     def lose(self, transactional_id: str) -> None:

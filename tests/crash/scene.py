@@ -19,6 +19,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+import dualwrite
+from crash import worker
 from dualwrite.testing.topics import read_committed
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -123,6 +125,11 @@ class Scene:
     def topic(self) -> str:
         return f"events-{self.transactional_id}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Kafka's settings."""
+        return {"bootstrap.servers": self.bootstrap, **self.kafka}
+
     def _extra(self) -> list[str]:
         return [json.dumps(dict(self.kafka))] if self.kafka else []
 
@@ -134,8 +141,14 @@ class Scene:
         return Worker(["recover", self.url, self.bootstrap, self.transactional_id, *self._extra()], failpoints)
 
     def recover(self) -> dict[str, Any]:
-        """Recover in a process of its own; its report."""
-        return report_of(self.recovery())
+        """Recover in this process, by connections of its own; the report as a recovering process prints it."""
+        report = dualwrite.recover(self.engine, kafka=self.settings, ids=[self.transactional_id])
+        return worker.as_json(report.ids[0])
+
+    def write_here(self, number: int) -> None:
+        """Open a writer in this process, write one event, close it."""
+        with dualwrite.connect(self.engine, kafka=self.settings, transactional_id=self.transactional_id) as writer:
+            worker.write_event(writer, self.topic, number)
 
     def recover_twice_at_once(self) -> list[dict[str, Any]]:
         """Recover in two processes at once; both reports."""
@@ -151,8 +164,7 @@ class Scene:
 
     def messages(self) -> list[int]:
         """The numbers that a read_committed consumer gets."""
-        settings = {"bootstrap.servers": self.bootstrap, **self.kafka}
-        return sorted(int(m.value or b"-1") for m in read_committed(settings, self.topic))
+        return sorted(int(m.value or b"-1") for m in read_committed(self.settings, self.topic))
 
     def agree(self) -> list[int]:
         """The numbers, seen to be the same on both sides, each once."""

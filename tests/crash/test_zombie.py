@@ -34,11 +34,6 @@ def stopped(scene: Scene, point: str) -> Worker:
     return zombie
 
 
-def successor_commits(scene: Scene, number: int) -> None:
-    successor = scene.write(number, 1)
-    assert successor.end() == 0, f"{successor.lines} {successor.errors[-2000:]}"
-
-
 def woken(zombie: Worker) -> tuple[int, list[str]]:
     zombie.resume()
     code = zombie.end()
@@ -49,12 +44,12 @@ def woken(zombie: Worker) -> tuple[int, list[str]]:
 def test_a_writer_stopped_before_it_recorded_is_fenced(databases: Databases, broker: DevCluster, point: str) -> None:
     scene = databases.scene("postgresql", broker)
     zombie = stopped(scene, point)
-    successor_commits(scene, 100)
+    scene.write_here(100)
     assert scene.agree() == [1, 100]
     code, lines = woken(zombie)
     assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
     assert scene.agree() == [1, 100]
-    successor_commits(scene, 101)
+    scene.write_here(101)
     assert scene.agree() == [1, 100, 101]
 
 
@@ -71,7 +66,7 @@ def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
     assert pid is not None, waiting.last()
     with scene.engine.connect() as connection:
         connection.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": int(pid[1])})
-    successor_commits(scene, 100)
+    scene.write_here(100)
     assert scene.agree() == [1, 100]
     code, lines = woken(zombie)
     # Stopped at before_db_commit it sends COMMIT into a dead connection: it can't know, and must not say "rolled back".
@@ -86,7 +81,7 @@ def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_
 ) -> None:
     scene = databases.scene(database, broker)
     zombie = stopped(scene, point)
-    successor_commits(scene, 100)
+    scene.write_here(100)
     assert scene.agree() == [1, 2, 100]
     code, lines = woken(zombie)
     assert lines[-3:-1] == ["done 2", "begin 3"], lines
@@ -117,12 +112,12 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
     expected = left_behind(scene, left)
     zombie = scene.write(50, 1, f"{point}=stop")
     zombie.wait_until_stopped()
-    successor_commits(scene, 100)
+    scene.write_here(100)
     assert scene.agree() == [*expected, 100]
     code, lines = woken(zombie)
     assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
     assert scene.agree() == [*expected, 100]
-    successor_commits(scene, 101)
+    scene.write_here(101)
     assert scene.agree() == [*expected, 100, 101]
 
 
@@ -136,13 +131,13 @@ def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
     expected = left_behind(scene, left)
     zombie = scene.recovery(f"{point}=stop")
     zombie.wait_until_stopped()
-    successor_commits(scene, 100)
+    scene.write_here(100)
     assert scene.agree() == [*expected, 100]
     code, lines = woken(zombie)
     assert code == 0
     assert '"taken_over_by": "writer' in lines[-1], lines
     assert scene.agree() == [*expected, 100]
-    successor_commits(scene, 101)
+    scene.write_here(101)
     assert scene.agree() == [*expected, 100, 101]
 
 

@@ -19,7 +19,7 @@ TIMEOUTS = dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20"))
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)
+    print(*words, flush=True)  # noqa: T201  (how it talks to the test)
 
 
 def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: int, count: int) -> None:
@@ -27,27 +27,30 @@ def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: in
         say("open", ",".join(o.outcome.value for o in writer.recovery_report))
         for number in range(first, first + count):
             say("begin", number)
-            with writer.transaction() as tx:
-                row = {"id": transactional_id, "n": number}
-                tx.db.execute(text("INSERT INTO events (writer, number) VALUES (:id, :n)"), row)
-                tx.send(topic, str(number), key=transactional_id)
+            write_event(writer, topic, number)
             say("done", number)
     say("closed")
 
 
 def recover(url: str, bootstrap: str, transactional_id: str) -> None:
     report = dualwrite.recover(url, kafka=settings(bootstrap), ids=[transactional_id], timeouts=TIMEOUTS)
-    only = report.ids[0]
-    say(
-        json.dumps(
-            {
-                "outcomes": [o.outcome.value for o in only.outcomes],
-                "unacknowledged": [[lost.kind.value, str(lost.state)] for lost in only.unacknowledged],
-                "taken_over_by": only.taken_over_by,
-                "error": None if only.error is None else str(only.error),
-            }
-        )
-    )
+    say(json.dumps(as_json(report.ids[0])))
+
+
+def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
+    with writer.transaction() as tx:
+        row = {"id": writer.transactional_id, "n": number}
+        tx.db.execute(text("INSERT INTO events (writer, number) VALUES (:id, :n)"), row)
+        tx.send(topic, str(number), key=writer.transactional_id)
+
+
+def as_json(report: dualwrite.IdReport) -> dict[str, Any]:
+    return {
+        "outcomes": [o.outcome.value for o in report.outcomes],
+        "unacknowledged": [[lost.kind.value, str(lost.state)] for lost in report.unacknowledged],
+        "taken_over_by": report.taken_over_by,
+        "error": None if report.error is None else str(report.error),
+    }
 
 
 def settings(bootstrap: str) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def test_the_brokers_longest_timeout_is_read(coordinator: WireTransactionCoordin
 
 
 def test_a_broker_that_is_not_there_is_named_with_the_setting_within_the_time_limit(free_port: int) -> None:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.5)
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.2)
     began = time.monotonic()
     for ask in (
         lambda: coordinator.describe("x"),

@@ -97,6 +97,7 @@ def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_aborted(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName
 ) -> None:

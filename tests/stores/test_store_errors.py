@@ -172,3 +172,10 @@ def test_engines_of_ours_are_durable(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url, lock_timeout=2.5, pool_size=2) as store, store.engine.connect() as connection:
         settings = [connection.scalar(sa.text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "busy_timeout")]
         assert settings == ["wal", 2, 2500]
+
+
+def test_an_engine_with_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sa.create_engine("postgresql+psycopg://db/x")
+    monkeypatch.setattr(engine.dialect, "driver", "psycopg2")
+    with pytest.raises(ConfigurationError, match="psycopg2"):
+        SqlStateStore(engine)

@@ -27,6 +27,7 @@ COMMANDS = {
     "recover": "Settle what crashed writers left behind.",
     "status": "Show the transactional ids, and what Kafka says of them.",
     "forget": "Drop transactional ids that are no longer used.",
+    "demo": "Real flights, written to database and Kafka as one by workers that are killed.",
 }
 """Name of the command (and of its module here) to its one-line help."""
 

@@ -112,7 +112,7 @@ def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> Reco
 
 
 def _show(report: RecoveryReport) -> None:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for one in report.ids:
         rows += [(one.transactional_id, found.generation, found.outcome.value, found.state) for found in one.outcomes]
         if one.taken_over_by is not None:

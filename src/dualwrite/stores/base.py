@@ -137,13 +137,18 @@ class StoreTransaction(ABC):
     def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
         """Write S, its generation and the transaction's number, on the condition that the fence is still the claim's.
 
+        Called once, as the last write of the transaction.
+
         From here to the end of the transaction the row is locked where the database locks rows. Pending changes of the ORM
         session are flushed first.
 
         Raises:
             FencedError: Somebody else has claimed the id. The transaction must be rolled back.
-            TransactionControlError: The user's block ended the transaction behind our back.
-            StoreError: Anything else; the transaction must be rolled back, nothing was committed.
+            TransactionControlError: The user's block ended the transaction behind our back; what it wrote before that may be
+                committed, without its messages.
+            StoreError: Anything else of ours; the transaction must be rolled back, nothing was committed. It is retriable
+                (StoreCommitFailedError) where the database gave up the transaction for another's sake.
+            Exception: What the flush of the user's own changes raises, as it is.
         """
 
     @abstractmethod
@@ -169,7 +174,11 @@ class TxnStateStore(ABC):
     """Keeps the rows. Safe to use from several threads, each with its own claims and transactions.
 
     Every method raises StoreUnavailableError when the database can't be reached, StateTableMissingError when it has no
-    table of ours, StoredStateError when a row can't be read.
+    table of ours, StoredStateError when a row can't be read. No method waits for a lock without end: `claim` waits for its
+    `timeout`, the others for a limit of the store, and both raise ClaimTimeoutError then.
+
+    What a store sends by itself, it sends again after a broken connection where that is harmless: `settle` twice is `settle`
+    once (also its entry for `lost`), a generation may be skipped.
     """
 
     @property
@@ -196,7 +205,8 @@ class TxnStateStore(ABC):
             expected_fence: Claim only if the fence still is this number (rule F8).
 
         Raises:
-            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone).
+            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). A claim of this very
+                call whose commit was not answered does not count as somebody else's.
             ClaimTimeoutError: The row stayed locked; the error names the blocker where the database tells.
         """
 
@@ -235,6 +245,15 @@ class TxnStateStore(ABC):
         Raises:
             FencedError: Somebody else has claimed the id; nothing is open.
         """
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether `error`, raised by the user's own statement, says that the database gave up the transaction for another's.
+
+        A serialization failure or a deadlock: nothing of the transaction is left, and the same one may succeed if it runs
+        again. Errors of this store's own methods tell it by `retriable`.
+        """
+        del error
+        return False
 
     @abstractmethod
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:

@@ -63,9 +63,12 @@ def read_committed(
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end of a partition is told by an empty fetch
+            "reconnect.backoff.ms": 10,
         }
     )
     try:
+        consumer.list_topics(topic, timeout=timeout)  # assign() alone waits 500 ms before it asks for the leaders
         return sorted(_read(consumer, topic, ends, timeout), key=lambda m: (m.partition, m.offset))
     finally:
         consumer.close()

@@ -138,6 +138,15 @@ def driver_error(error: BaseException) -> BaseException:
     return error
 
 
+def dialect_of(engine: Engine) -> StoreDialect:
+    """The dialect for an engine, by the driver that it really has: `postgresql://` may mean psycopg2 to SQLAlchemy.
+
+    Raises:
+        ConfigurationError: We have none for this database or this driver.
+    """
+    return dialect_for(engine.url.set(drivername=f"{engine.dialect.name}+{engine.dialect.driver}"))
+
+
 def dialect_for(url: URL) -> StoreDialect:
     """The dialect for a URL.
 

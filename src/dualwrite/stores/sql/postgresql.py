@@ -41,6 +41,7 @@ _WAITING: Final = text(
     # a claimer that is paused between its UPDATE and its COMMIT must not hold up everybody else
     "set_config('idle_in_transaction_session_timeout', :idle, true)"
 )
+_PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
     "SELECT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_backend_pid() "
     "AND relation = to_regclass(:name) "
@@ -91,7 +92,7 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         self.begin(connection)
         lock = max(1, int(timeout * 1000))
-        connection.execute(_WAITING, {"lock": str(lock), "statement": str(lock + 5000), "idle": str(lock + 10000)})
+        connection.execute(_WAITING, {"lock": str(lock), "statement": str(lock + 5000), "idle": _PAUSED})
 
     def marks(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""

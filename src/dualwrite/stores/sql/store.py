@@ -12,7 +12,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from dualwrite.errors import ConfigurationError, MissingDependencyError, NotSettledError
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.sql.claim import ClaimAttempt
-from dualwrite.stores.sql.dialect import StoreDialect, dialect_for
+from dualwrite.stores.sql.dialect import StoreDialect, Trouble, dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address, fenced
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import MAX_OWNER_LENGTH, lost_text, parse_lost, state_row, with_lost
@@ -54,7 +54,7 @@ class SqlStateStore(TxnStateStore):
             )
         self._engine = engine
         self._owns_engine = owns_engine
-        self._dialect = dialect_for(engine.url)
+        self._dialect = dialect_of(engine)
         errors = ErrorMap(engine, self._dialect)
         self._room = TransactionRoom(engine, self._dialect, errors)
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)
@@ -111,6 +111,10 @@ class SqlStateStore(TxnStateStore):
         transaction = SqlStoreTransaction(self._room, claim)
         transaction.begin()
         return transaction
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """See TxnStateStore."""
+        return isinstance(error, self._room.driver_errors) and self._dialect.trouble(error) is Trouble.CONFLICT
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ class SqlStoreTransaction(StoreTransaction):
         except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
             self._release(discard=True)
             raise
-        guard.lifted = False
+        connection.hand_over()
 
     def _check_fence(self, connection: Connection) -> None:
         parameters = {"id": self._claim.transactional_id, "token": self._token}
@@ -153,7 +153,7 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         connection = self._open_connection()
         self._flush()
-        self._guard.lifted = True
+        connection.take_back()
         try:
             if not self._room.dialect.still_marked(connection):
                 raise self._ended_behind_our_back()
@@ -174,7 +174,7 @@ class SqlStoreTransaction(StoreTransaction):
         except self._room.driver_errors as error:
             raise self._record_failed(error) from error
         finally:
-            self._guard.lifted = False
+            connection.hand_over()
 
     def _flush(self) -> None:
         session = self._session
@@ -221,7 +221,7 @@ class SqlStoreTransaction(StoreTransaction):
     def commit(self) -> None:
         """See StoreTransaction."""
         connection = self._open_connection()
-        self._guard.lifted = True
+        connection.take_back()
         try:
             self._send_commit(connection)
         except StoreCommitFailedError:
@@ -274,7 +274,7 @@ class SqlStoreTransaction(StoreTransaction):
         if connection is None:
             return
         guard = self._guard
-        guard.lifted = True
+        connection.take_back()
         try:
             if session is not None:
                 _quietly(session.close)

@@ -1,0 +1,80 @@
+"""Which of librdkafka's settings suit the recipe: each one's rate, latency and steps, with one writer, interleaved."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+import tables
+import workload
+from alternatives import Target
+from measurement import WARM_UP_UNITS
+from services import services
+from steps import FLUSH, KAFKA_COMMIT, WHOLE, Step, take_apart
+from verification import verify
+
+CANDIDATES: Final[Mapping[str, Mapping[str, str]]] = {
+    "dualwrite's defaults": {},
+    "linger.ms=5 (librdkafka's default)": {"linger.ms": "5"},
+    "socket.nagle.disable=true": {"socket.nagle.disable": "true"},
+    "enable.metrics.push=false": {"enable.metrics.push": "false"},
+}
+
+
+def main() -> int:
+    """Measure every candidate in every round; print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for one measurement")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--partitions", type=int, default=4, help="of each topic")
+    parser.add_argument("--url", help="a PostgreSQL to use; one is started if not given")
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, Step]]] = defaultdict(list)
+    with services(options.url, None, {}) as servers:
+        database = workload.engine(servers.url)
+        workload.prepare(database)
+        for number in range(options.rounds + 1):
+            for index, (title, settings) in enumerate(CANDIDATES.items()):
+                topic = f"tuning-{number}-{index}"
+                servers.make_topic(topic, options.partitions)
+                workload.clean(database)
+                target = Target(servers.url, {**servers.kafka, **settings}, topic)
+                steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
+                verify("recipe", database, servers.kafka, topic, done=done)
+                if number:  # round 0 warms up
+                    found[title].append({step.name: step for step in steps})
+                print(f"{time.strftime('%H:%M:%S')} round {number}, {title}: {done}", file=sys.stderr, flush=True)
+        workload.remove(database)
+        database.dispose()
+    print(_table(found))
+    return 0
+
+
+def _table(found: Mapping[str, list[dict[str, Step]]]) -> str:
+    def median(rounds: list[dict[str, Step]], name: str, what: str) -> str:
+        return f"{statistics.median(getattr(steps[name], what) for steps in rounds) * 1000:.2f}"
+
+    lines = []
+    for title, rounds in found.items():
+        rates = [1 / steps[WHOLE].mean for steps in rounds]
+        lines.append(
+            [
+                title,
+                f"{statistics.median(rates):,.0f}",
+                f"{min(rates):,.0f} … {max(rates):,.0f}",
+                *(median(rounds, WHOLE, what) for what in ("p50", "p99")),
+                *(median(rounds, FLUSH, what) for what in ("mean", "p50", "p99")),
+                *(median(rounds, KAFKA_COMMIT, what) for what in ("p50", "p99")),
+            ]
+        )
+    head = ["settings", "tx/s", "min … max", "p50 ms", "p99 ms", "flush mean", "p50", "p99", "Kafka commit p50", "p99"]
+    return tables.table(head, lines, names=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

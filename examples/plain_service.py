@@ -1,0 +1,102 @@
+"""A service without a framework: reads orders, one a line, and writes each to the database and to Kafka as one.
+
+    export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
+    dualwrite db upgrade
+    echo "4711 lamp" | python examples/plain_service.py --instance 0 --instances 2
+
+At start it recovers twice over: its own id by opening the writer, and the ids of instances that no longer exist. It leaves
+the ids of its living siblings alone, since recovery takes an id from its holder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterable
+
+from sqlalchemy import Column, Connection, MetaData, String, Table, create_engine, insert, select
+
+import dualwrite
+
+log = logging.getLogger("shop")
+
+SERVICE = "shop"
+TOPIC = "orders"
+orders = Table("orders", MetaData(), Column("id", String(40), primary_key=True), Column("item", String(200), nullable=False))
+
+
+def main() -> int:
+    """Recover, then serve until the input ends or SIGTERM comes."""
+    options = argparse.ArgumentParser()
+    options.add_argument(
+        "--instance", type=int, required=True, help="number of this instance, from 0; it keeps it over restarts"
+    )
+    options.add_argument("--instances", type=int, required=True, help="how many instances there are now")
+    chosen = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves the `with` block, which closes the writer
+
+    with dualwrite.connect(transactional_id=f"{SERVICE}-{chosen.instance}") as writer:
+        recover_the_departed(chosen.instances)
+        create_table()
+        print("ready", flush=True)
+        serve(writer, sys.stdin)
+    return 0
+
+
+def recover_the_departed(instances: int) -> None:
+    """Settle the ids of instances that were scaled away: nobody else opens a writer on them."""
+    with dualwrite.open_recoverer() as recoverer:
+        numbers = {name: name.removeprefix(f"{SERVICE}-") for name in recoverer.pending(prefix=f"{SERVICE}-")}
+        departed = [name for name, number in numbers.items() if number.isdecimal() and int(number) >= instances]
+        report = recoverer.recover(departed)
+    for found in report:
+        log.warning("%s, generation %d: %s", found.transactional_id, found.generation, found.outcome.value)
+    for name, lost in report.unacknowledged:  # somebody must publish these again; see `dualwrite recover --acknowledge`
+        log.error("%s: transaction %s is %s", name, lost.state, lost.kind.value)
+
+
+def create_table() -> None:
+    """The service's own table; a real service has a migration for it."""
+    url = dualwrite.Settings.from_environment().database_url
+    assert url is not None  # connect() has used it
+    engine = create_engine(url)
+    orders.create(engine, checkfirst=True)
+    engine.dispose()
+
+
+def serve(writer: dualwrite.DualWriter, lines: Iterable[str]) -> None:
+    """One order a line: an id that the customer's side has chosen, and an item."""
+    take = writer.transactional(attempts=3)(take_order)  # again only after errors that left nothing behind
+    for line in lines:
+        order_id, _, item = line.strip().partition(" ")
+        if not item:
+            continue
+        try:
+            taken = take(order_id, item)
+        except dualwrite.InDoubtTransactionError as error:
+            # The next transaction settles it first; take_order then sees whether the order is there.
+            log.warning("%s", error)
+            taken = take(order_id, item)
+        print(f"{order_id} {'taken' if taken else 'was there already'}", flush=True)
+
+
+def take_order(tx: dualwrite.Transaction, order_id: str, item: str) -> bool:
+    """Write the order and send its event; nothing where the order is there already."""
+    if is_there(tx.db, order_id):
+        return False
+    tx.db.execute(insert(orders).values(id=order_id, item=item))
+    tx.send(TOPIC, json.dumps({"id": order_id, "item": item}), key=order_id)
+    return True
+
+
+def is_there(connection: Connection, order_id: str) -> bool:
+    """Whether the order was taken before: what makes doing it again harmless."""
+    return connection.execute(select(orders.c.id).where(orders.c.id == order_id)).first() is not None
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""`dualwrite demo`: real flights, written to a database and to Kafka as one by workers that are killed.
+
+Exit codes: 0 all agree (with `--naive`: it ran, whatever it found, since disagreement is what is expected of it),
+1 something disagrees or the demo could not go on, 2 called wrongly, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from dualwrite.demo.run import Options, run_demo
+from dualwrite.demo.screen import screen_for, show_verdict
+
+DISAGREES: Final = 1
+_DEFAULTS: Final = Options()
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    *,
+    departures: Annotated[int, typer.Option(help="How many departures, of 328521.")] = _DEFAULTS.departures,
+    kills: Annotated[int, typer.Option(help="How many times a worker is killed.")] = _DEFAULTS.kills,
+    seed: Annotated[int, typer.Option(help="For the moments of the kills.")] = _DEFAULTS.seed,
+    workers: Annotated[int, typer.Option(help="How many processes share the flights.")] = _DEFAULTS.workers,
+    naive: Annotated[bool, typer.Option("--naive", help="Without the recipe: see what goes wrong.")] = False,
+    url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
+    kafka: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Kafka's servers.", show_default="a broker on this machine")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where files go.", show_default="the state directory")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave broker, topic and database as they are at the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Write real flights to a database and to Kafka as one, kill the workers meanwhile, and compare both.
+
+    Each flight from New York in 2013 changes its aircraft's row and its counts, and publishes its departure, in one dual
+    write. Workers are killed by SIGKILL at random moments and start again. At the end the topic, as a read_committed
+    consumer sees it, and the database are compared record by record.
+    """
+    options = Options(
+        departures=departures,
+        kills=kills,
+        seed=seed,
+        workers=workers,
+        naive=naive,
+        url=url,
+        kafka=None if kafka is None else {"bootstrap.servers": kafka},
+        data_dir=data_dir,
+        keep=keep,
+    )
+    verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
+    if as_json:
+        typer.echo(json.dumps(verdict.to_json(), indent=2))
+    else:
+        show_verdict(Console(), verdict)
+        if keep or not (verdict.all_agree or naive):
+            for name, place in verdict.places.items():
+                typer.echo(f"{name}: {place}")
+    if not (naive or verdict.all_agree):
+        raise typer.Exit(DISAGREES)

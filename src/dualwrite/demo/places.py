@@ -1,0 +1,178 @@
+"""Where the demo runs: broker, topic, database, folder. Taken as they are, or made for the run and removed after it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from dualwrite import migration
+from dualwrite.demo.job import transactional_id
+from dualwrite.demo.tables import Tables
+from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
+from dualwrite.devcluster.locations import make_directory, state_dir
+from dualwrite.errors import BrokerError, NotSettledError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.stores.sql import SqlStateStore
+
+PARTITIONS: Final = 3
+_ADMIN_TIMEOUT: Final = 30.0
+
+
+@dataclass
+class Places:
+    """What a run uses.
+
+    Attributes:
+        run: The run's name.
+        folder: Logs, and the SQLite file where there is one.
+        url: The database.
+        kafka: Kafka's settings.
+        topic: The topic.
+        store: The database, opened.
+        tables: The demo's tables in it.
+        keep: Whether to leave everything as it is at the end. Set when it is worth a look.
+    """
+
+    run: str
+    folder: Path
+    url: str
+    kafka: Mapping[str, Any]
+    topic: str
+    store: SqlStateStore
+    tables: Tables
+    keep: bool = False
+
+    def names(self) -> dict[str, str]:
+        """Everything that somebody needs who wants to look."""
+        return {
+            "database": self.store.engine.url.render_as_string(),
+            "tables": ", ".join(self.tables.metadata.tables),
+            "kafka": KafkaConfig.of(self.kafka).servers,
+            "topic": self.topic,
+            "logs": str(self.folder),
+        }
+
+
+@contextmanager
+def prepared(
+    run: str,
+    *,
+    workers: int,
+    url: str | None,
+    kafka: Mapping[str, Any] | None,
+    data_dir: Path | None,
+    keep: bool,
+    say: Callable[[str], None],
+) -> Iterator[Places]:
+    """Everything ready for a run; afterwards what was made for it is removed, unless `keep` is set.
+
+    Args:
+        run: The run's name.
+        workers: How many workers there will be.
+        url: The database; None for a SQLite file of the run's own.
+        kafka: Kafka's settings; None for a broker on this machine.
+        data_dir: Where the run's folder goes; None for the user's state directory.
+        keep: Keep everything from the start.
+        say: Told what is used, started and kept.
+
+    Raises:
+        DualWriteError: Something can't be reached or made; what was made before is removed.
+    """
+    folder = (data_dir.expanduser().absolute() if data_dir else state_dir() / "demo") / run
+    address = url or f"sqlite:///{folder / 'demo.db'}"
+    with SqlStateStore.from_url(address) as store:
+        tables = Tables(run, store.engine.dialect.name)
+        places = Places(run, folder, address, kafka or {}, f"departures-{run}", store, tables, keep)
+        make_directory(folder)
+        try:
+            with _broker(places, data_dir, say), _database(places, workers, own=url is None), _topic(places):
+                yield places
+        finally:
+            store.close()
+            if not places.keep:
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # other runs are in it
+                    folder.parent.rmdir()
+
+
+@contextmanager
+def _broker(places: Places, data_dir: Path | None, say: Callable[[str], None]) -> Iterator[None]:
+    """A given broker, or the cluster `default` where it runs, or one of our own."""
+    if places.kafka:
+        yield
+        return
+    running = _running("default")
+    if running is not None:
+        places.kafka = {"bootstrap.servers": running}
+        say(f"Uses the broker that runs already, on {running}.")
+        yield
+        return
+    name = f"demo-{places.run}"
+    with TerminalProgress() as progress:
+        cluster = DevCluster(name, data_dir=places.folder / "kafka" if data_dir else None, progress=progress)
+        try:
+            status = cluster.up()
+        except BaseException:
+            cluster.down(purge=True)
+            raise
+    places.kafka = {"bootstrap.servers": status.bootstrap_servers}
+    say(f"Started Kafka {status.kafka_version} on {status.bootstrap_servers}.")
+    try:
+        yield
+    finally:
+        if places.keep:
+            say(f"The broker is left running: dualwrite dev down --purge --name {name}")
+        else:
+            cluster.down(purge=True)
+
+
+def _running(name: str) -> str | None:
+    cluster = DevCluster(name)
+    try:
+        status = cluster.status() if cluster.exists else None
+    except DevClusterError:
+        return None
+    return status.bootstrap_servers if status is not None and status.ready else None
+
+
+@contextmanager
+def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
+    """Our table by the migrations, and the run's tables. In somebody's database the latter go again, and the ids too."""
+    migration.upgrade(places.url)
+    places.tables.create(places.store.engine, workers)
+    try:
+        yield
+    finally:
+        if not own and not places.keep:
+            places.tables.drop(places.store.engine)
+            for worker in range(workers):
+                with suppress(NotSettledError):
+                    places.store.forget(transactional_id(places.run, worker))
+
+
+@contextmanager
+def _topic(places: Places) -> Iterator[None]:
+    admin = AdminClient(dict(places.kafka))
+    wanted = NewTopic(places.topic, PARTITIONS)
+    try:
+        admin.create_topics([wanted], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()
+    except KafkaException as error:
+        raise BrokerError(
+            f"The topic {places.topic!r} can't be made on {KafkaConfig.of(places.kafka).servers}.",
+            cause=str(error),
+            next_step="check --kafka, or leave it out for a broker on this machine",
+        ) from error
+    try:
+        yield
+    finally:
+        if not places.keep:
+            with suppress(KafkaException):  # a topic that is left over does no harm
+                admin.delete_topics([places.topic], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()

@@ -1,0 +1,145 @@
+"""The demo as a whole: prepare, run, compare, judge."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dualwrite.demo.comparison import compare
+from dualwrite.demo.evidence import read_evidence
+from dualwrite.demo.flights import read_flights, share_of
+from dualwrite.demo.job import Job, transactional_id
+from dualwrite.demo.kills import plan_kills
+from dualwrite.demo.places import Places, prepared
+from dualwrite.demo.screen import Screen, Silent
+from dualwrite.demo.supervisor import Supervisor
+from dualwrite.demo.verdict import Verdict
+from dualwrite.errors import ConfigurationError
+
+REPORTS: Final = 10
+"""Transactions in one report of a worker, at most."""
+
+REPORTS_PER_RUN: Final = 200
+MAX_WORKERS: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run the demo.
+
+    Args:
+        departures: How many departures, from the year's beginning on.
+        kills: How many times a worker is killed.
+        seed: For the moments of the kills.
+        workers: How many processes share the flights.
+        naive: Without the recipe: commit and then produce, and the other way round, by turns.
+        url: The database; None for a SQLite file of the run's own.
+        kafka: Kafka's settings in librdkafka's names; None for a broker on this machine.
+        data_dir: Where files go; None for the user's state directory.
+        keep: Leave broker, topic, database and logs as they are at the end.
+
+    Raises:
+        ConfigurationError: A number is out of range.
+    """
+
+    departures: int = 20_000
+    kills: int = 20
+    seed: int = 939
+    workers: int = 2
+    naive: bool = False
+    url: str | None = None
+    kafka: Mapping[str, Any] | None = None
+    data_dir: Path | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kills < 0:
+            raise ConfigurationError(f"{self.kills} kills were asked for; 0 is the least.")
+        if not 0 < self.workers <= MAX_WORKERS:
+            raise ConfigurationError(f"{self.workers} workers were asked for; 1 to {MAX_WORKERS} are possible.")
+
+
+def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
+    """Run it and judge it. What was made for the run is removed again, unless `keep` is set or something disagrees.
+
+    Args:
+        options: How.
+        screen: Where to show how far it is.
+
+    Raises:
+        DualWriteError: Something is missing or can't be reached, or the demo could not go on.
+        KeyboardInterrupt: Ctrl-C; the workers are stopped, and what was made is removed.
+    """
+    screen = screen or Silent()
+    shares = Counter(share_of(flight.aircraft, options.workers) for flight in read_flights(options.departures))
+    run = secrets.token_hex(3)
+    with prepared(
+        run,
+        workers=options.workers,
+        url=options.url,
+        kafka=options.kafka,
+        data_dir=options.data_dir,
+        keep=options.keep,
+        say=screen.say,
+    ) as places:
+        with screen:
+            verdict = _run(options, places, shares, screen)
+        places.keep = places.keep or not (options.naive or verdict.all_agree)
+    return verdict
+
+
+def _run(options: Options, places: Places, shares: Counter[int], screen: Screen) -> Verdict:
+    transactions = shares.total()
+    jobs = [_job(options, places, worker) for worker in range(options.workers)]
+    plan = plan_kills(options.kills, transactions - len(shares), options.seed)
+    supervisor = Supervisor(jobs, plan, places.folder, lambda tally: screen.show(tally, transactions))
+    try:
+        tally = supervisor.run()
+    except KeyboardInterrupt:
+        done = supervisor.tally
+        screen.say(f"Interrupted after {done.transactions:,} of {transactions:,} flights and {done.kills} kills.")
+        raise
+    except Exception:
+        places.keep = True
+        raise
+    try:
+        evidence = read_evidence(places.store.engine, places.tables, places.kafka, places.topic, options.departures)
+        unsettled = _unsettled(places)
+    except Exception:
+        places.keep = True
+        raise
+    return Verdict(
+        naive=options.naive,
+        departures=options.departures,
+        kills_wanted=options.kills,
+        rows=len(evidence.rows),
+        messages=len(evidence.messages),
+        tally=tally,
+        findings=compare(evidence),
+        unsettled=unsettled,
+        places=places.names(),
+    )
+
+
+def _job(options: Options, places: Places, worker: int) -> Job:
+    return Job(
+        run=places.run,
+        worker=worker,
+        workers=options.workers,
+        departures=options.departures,
+        url=places.url,
+        kafka=dict(places.kafka),
+        topic=places.topic,
+        naive=options.naive,
+        report_every=max(1, min(REPORTS, options.departures // REPORTS_PER_RUN)),
+    )
+
+
+def _unsettled(places: Places) -> tuple[str, ...]:
+    """The run's ids on which recovery would still find something: none, after clean ends."""
+    rows = (places.store.read(name) for name in places.store.list(transactional_id(places.run, 0).removesuffix("0")))
+    return tuple(row.transactional_id for row in rows if row is not None and row.unsettled_generations)

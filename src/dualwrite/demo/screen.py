@@ -1,0 +1,156 @@
+"""What the demo shows while it runs: a bar on a terminal, a line every few seconds elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dualwrite.demo.supervisor import Tally
+from dualwrite.demo.verdict import EXAMPLES, Verdict
+
+_LINE_EVERY: Final = 5.0
+
+
+class Screen(Protocol):
+    """Shows a run."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+
+    def show(self, tally: Tally, transactions: int) -> None:
+        """How far the run is; called often."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def say(self, line: str) -> None:
+        """Say nothing."""
+
+    def show(self, tally: Tally, transactions: int) -> None:
+        """Show nothing."""
+
+
+class Lines:
+    """A line every few seconds, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = time.monotonic() + _LINE_EVERY
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def say(self, line: str) -> None:
+        """Print it."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, tally: Tally, transactions: int) -> None:
+        """Print a line, if the last one is long enough ago."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LINE_EVERY
+        self.say(f"{tally.transactions:,} of {transactions:,} flights, {_summary(tally)}")
+
+
+class Bar:
+    """A live bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("Flights"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None, visible=False)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        """Print it above the bar."""
+        self._console.print(line, markup=False, highlight=False)
+
+    def show(self, tally: Tally, transactions: int) -> None:
+        """Move the bar; it redraws itself a few times a second."""
+        self._bar.update(
+            self._task, total=transactions, completed=tally.transactions, description=_summary(tally), visible=True
+        )
+
+
+def screen_for(console: Console, *, quiet: bool) -> Screen:
+    """The screen that suits."""
+    if quiet:
+        return Silent()
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+def _summary(tally: Tally) -> str:
+    recovered = sum(number for name, number in tally.outcomes.items() if name != "NOTHING")
+    text = f"{tally.kills} killed, {recovered} recovered"
+    return text + (f", {len(tally.errors)} ERRORS" if tally.errors else "")
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    """Print the table and the verdict."""
+    tally, findings = verdict.tally, verdict.findings.counts()
+    p50, p99 = verdict.milliseconds
+    table = Table("", "", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.columns[1].justify = "right"
+
+    def row(name: str, value: object, *, bad: bool = False) -> None:
+        table.add_row(name, f"[bold red]{value}[/]" if bad else str(value))
+
+    row("transactions", f"{tally.transactions:,}")
+    row("departures in the database", f"{verdict.rows:,}")
+    row("messages that consumers see", f"{verdict.messages:,}")
+    row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
+    row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
+    row("  of them while recovering", f"{tally.kills_while_opening:,}")
+    for name, number in sorted(tally.outcomes.items()):
+        row(f"recoveries: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
+    for name, number in findings.items():
+        row(name.replace("_", " "), f"{number:,}", bad=number > 0)
+    if verdict.unsettled:
+        row("ids left unsettled", ", ".join(verdict.unsettled), bad=True)
+    row("transactions per second", f"{verdict.per_second:,.0f}")
+    row("p50, p99 of a transaction", f"{p50:.1f} ms, {p99:.1f} ms")
+    row("slowest start with recovery", f"{max(tally.openings, default=0):.2f} s")
+    console.print(table)
+    for name, number in findings.items():
+        if number:
+            some = ", ".join(str(each) for each in getattr(verdict.findings, name)[:EXAMPLES])
+            console.print(f"{name.replace('_', ' ')}: {some}{' …' if number > EXAMPLES else ''}", highlight=False)
+    for error in tally.errors[:EXAMPLES]:
+        console.print(f"a worker ended by itself: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    style = "green" if verdict.all_agree else "yellow" if verdict.naive else "bold red"
+    console.print(verdict.words(), style=style, highlight=False, soft_wrap=True)

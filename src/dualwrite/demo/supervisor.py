@@ -1,0 +1,224 @@
+"""Starts the workers, kills them by the plan, starts them again at once, and adds up what they report."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dualwrite.demo.errors import DemoError
+from dualwrite.demo.job import Event, Job
+from dualwrite.demo.kills import Kill
+from dualwrite.demo.process import Report, Stage, WorkerProcess
+
+STALL: Final = 180.0
+"""Seconds without any report after which the demo gives up: more than the recipe's own time limits for one step."""
+
+STOP: Final = 20.0
+MAX_ERRORS: Final = 5
+_NOTHING_DUE: Final = 0.5
+_STAGES: Final = {
+    Event.OPENING: Stage.OPENING,
+    Event.OPEN: Stage.WORKING,
+    Event.HOLDING: Stage.HOLDING,
+    Event.CLOSED: Stage.CLOSED,
+}
+_ALIVE_AND_OPEN: Final = (Stage.WORKING, Stage.HOLDING)
+
+
+@dataclass
+class Tally:
+    """What the workers have reported so far.
+
+    Attributes:
+        done: Transactions by worker, as its own database says.
+        kills: SIGKILLs that ended a process.
+        kills_while_opening: Those of them that hit a worker while it opened its writer.
+        openings: Seconds of each opening.
+        outcomes: How often recovery had each outcome, by name.
+        took: Microseconds of each transaction.
+        errors: What made workers end by themselves. None is expected.
+        unacknowledged: The most lost or unverified transactions that any worker found recorded.
+        seconds: From the first open writer to the end.
+    """
+
+    done: dict[int, int] = field(default_factory=dict)
+    kills: int = 0
+    kills_while_opening: int = 0
+    openings: list[float] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    took: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    unacknowledged: int = 0
+    seconds: float = 0.0
+
+    @property
+    def transactions(self) -> int:
+        """Of all workers together."""
+        return sum(self.done.values())
+
+
+class Supervisor:
+    """Runs the workers to the end of their jobs, and kills them meanwhile.
+
+    Args:
+        jobs: One for each worker.
+        kills: The plan.
+        folder: Where the workers' logs go.
+        progress: Called with the tally after each report.
+    """
+
+    def __init__(self, jobs: Sequence[Job], kills: Sequence[Kill], folder: Path, progress: Callable[[Tally], None]) -> None:
+        self.tally = Tally()
+        self._jobs = jobs
+        self._plan = list(kills)
+        self._folder = folder
+        self._progress = progress
+        self._reports: queue.Queue[Report] = queue.Queue()
+        self._workers: dict[int, WorkerProcess] = {}
+        self._last_killed: int | None = None
+        self._began: float | None = None
+        self._errors_in_a_row: Counter[int] = Counter()
+
+    def run(self) -> Tally:
+        """Run to the end. On the way out by an exception, Ctrl-C among them, the workers are stopped first.
+
+        Raises:
+            DemoError: A worker ends by itself again and again, or nothing moves.
+        """
+        try:
+            for job in self._jobs:
+                self._start(job)
+            self._release_if_all_killed()
+            while any(worker.stage is not Stage.ENDED for worker in self._workers.values()):
+                self._take(self._next_report())
+                self._kill_if_due()
+        finally:
+            self._stop()
+            if self._began is not None:
+                self.tally.seconds = time.monotonic() - self._began
+        return self.tally
+
+    # --- reports ----------------------------------------------------------------------------------------------------------
+
+    def _next_report(self) -> Report:
+        try:
+            return self._reports.get(timeout=STALL)
+        except queue.Empty:
+            raise DemoError(
+                f"No worker has reported anything for {STALL:g} s.",
+                next_step=f"see the workers' logs in {self._folder}",
+                log_file=self._folder,
+            ) from None
+
+    def _take(self, report: Report) -> None:
+        worker = report.process
+        if report.facts is None:
+            self._ended(worker)
+        else:
+            self._heard(worker, report.facts)
+        self._progress(self.tally)
+
+    def _heard(self, worker: WorkerProcess, facts: Mapping[str, Any]) -> None:
+        event = Event(facts["event"])
+        worker.stage = _STAGES.get(event, worker.stage)
+        number = worker.job.worker
+        match event:
+            case Event.OPEN:
+                self._began = self._began or time.monotonic()
+                self.tally.openings.append(facts["seconds"])
+                self.tally.outcomes.update(facts["outcomes"])
+                self.tally.unacknowledged = max(self.tally.unacknowledged, facts["unacknowledged"])
+            case Event.DONE:
+                self.tally.took += facts["took"]
+                self._errors_in_a_row[number] = 0
+            case Event.ERROR:
+                self.tally.errors.append(f"worker {number}: {facts['text']}")
+            case _:
+                pass
+        if "done" in facts:
+            self.tally.done[number] = facts["done"]
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        stage, worker.stage = worker.stage, Stage.ENDED
+        number = worker.job.worker
+        worker.wait(0)
+        if worker.killed:
+            self.tally.kills += 1
+            self.tally.kills_while_opening += stage is Stage.OPENING
+            self._last_killed = number
+        elif stage is Stage.CLOSED:
+            return
+        else:
+            self._count_error(worker)
+        self._start(worker.job)
+        self._release_if_all_killed()
+
+    def _count_error(self, worker: WorkerProcess) -> None:
+        number = worker.job.worker
+        self._errors_in_a_row[number] += 1
+        if not self.tally.errors or not self.tally.errors[-1].startswith(f"worker {number}: "):
+            self.tally.errors.append(f"worker {number}: ended with exit code {worker.exit_code}")
+        if self._errors_in_a_row[number] >= MAX_ERRORS:
+            raise DemoError(
+                f"Worker {number} ended by itself {MAX_ERRORS} times in a row.",
+                cause=self.tally.errors[-1],
+                next_step=f"see its log {worker.log_file}",
+                log_file=worker.log_file,
+            )
+
+    # --- processes --------------------------------------------------------------------------------------------------------
+
+    def _start(self, job: Job) -> None:
+        self._workers[job.worker] = WorkerProcess(job, self._reports, self._folder / f"worker-{job.worker}.log")
+
+    def _kill_if_due(self) -> None:
+        if not self._plan or any(worker.killed and worker.stage is not Stage.ENDED for worker in self._workers.values()):
+            return  # the last victim's end has not been seen yet
+        kill = self._plan[0]
+        victim = self._victim(kill)
+        if victim is None:
+            return
+        del self._plan[0]
+        time.sleep(kill.delay)
+        if victim.exit_code is None:
+            victim.kill()
+        else:
+            self._plan.insert(0, kill)  # it was faster, by an error of its own
+
+    def _victim(self, kill: Kill) -> WorkerProcess | None:
+        if kill.while_opening:
+            assert self._last_killed is not None
+            worker = self._workers[self._last_killed]
+            return None if worker.stage is Stage.STARTING else worker
+        if self.tally.transactions < kill.after:
+            return None
+        open_ones = [worker for worker in self._workers.values() if worker.stage in _ALIVE_AND_OPEN]
+        return open_ones[int(kill.choice * len(open_ones))] if open_ones else None
+
+    def _release_if_all_killed(self) -> None:
+        if not self._plan:
+            for worker in self._workers.values():
+                worker.release()
+
+    def _stop(self) -> None:
+        """Ask all to end after their transaction; kill those that don't."""
+        for worker in self._workers.values():
+            worker.stop()
+        deadline = time.monotonic() + STOP
+        try:
+            for worker in self._workers.values():
+                worker.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for worker in self._workers.values():
+                if worker.exit_code is None:
+                    worker.kill()
+                    worker.wait(STOP)
+            while not self._reports.empty():  # what they did while they were stopping
+                report = self._reports.get()
+                if report.facts is not None:
+                    self._heard(report.process, report.facts)

@@ -1,0 +1,125 @@
+"""What the demo found: the figures, and what they mean in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any, Final
+
+from dualwrite.demo.comparison import Findings
+from dualwrite.demo.supervisor import Tally
+
+EXAMPLES: Final = 5
+_BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one run.
+
+    Args:
+        naive: Whether it ran without the recipe.
+        departures: How many departures were to be done.
+        kills_wanted: How many kills were to be done.
+        rows: Departures in the database.
+        messages: Committed messages in the topic.
+        tally: What the workers reported.
+        findings: What does not agree.
+        unsettled: Transactional ids on which something is left to recover.
+        places: Where database, topic and logs are, by name.
+    """
+
+    naive: bool
+    departures: int
+    kills_wanted: int
+    rows: int
+    messages: int
+    tally: Tally
+    findings: Findings
+    unsettled: tuple[str, ...]
+    places: Mapping[str, str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was done that was to be done: the departures and the kills, and no worker ended by itself."""
+        tally = self.tally
+        return not self.findings.not_done and tally.kills == self.kills_wanted and not tally.errors and self.rows > 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether recovery left nothing open, lost or unverified."""
+        outcomes = self.tally.outcomes
+        return not (self.unsettled or self.tally.unacknowledged or any(outcomes[name] for name in _BAD_OUTCOMES))
+
+    @property
+    def all_agree(self) -> bool:
+        """Whether the run is complete, settled, and database and topic agree record by record."""
+        return self.complete and self.settled and self.findings.agree
+
+    @property
+    def milliseconds(self) -> tuple[float, float]:
+        """p50 and p99 of a transaction."""
+        if len(self.tally.took) < 2:  # noqa: PLR2004  (quantiles of less are none)
+            return 0.0, 0.0
+        cuts = quantiles(self.tally.took, n=100)
+        return cuts[49] / 1000, cuts[98] / 1000
+
+    @property
+    def per_second(self) -> float:
+        """Transactions per second over the whole run, kills and recoveries included."""
+        return self.tally.transactions / self.tally.seconds if self.tally.seconds else 0.0
+
+    def words(self) -> str:
+        """The verdict, in plain words."""
+        counts = {name: number for name, number in self.findings.counts().items() if number}
+        troubles = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items())
+        kills = _many(self.tally.kills, "kill")
+        if self.naive:
+            if troubles:
+                return f"Without the recipe database and topic disagree after {kills}, for good: {troubles}."
+            return f"By luck nothing went wrong in {kills}, though nothing prevented it. Try more kills, or another --seed."
+        if self.all_agree:
+            return (
+                f"All agree: each of {self.rows:,} departures is once in the database and once in the topic, "
+                f"after {kills} of workers."
+            )
+        if troubles:
+            return f"DISAGREEMENT: {troubles}."
+        if not self.settled:
+            return "NOT SETTLED: recovery left something open, lost or unverified."
+        return "INCOMPLETE: what is there agrees, but not everything was done as planned."
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain types, for programs."""
+        tally = self.tally
+        p50, p99 = self.milliseconds
+        return {
+            "verdict": self.words(),
+            "all_agree": self.all_agree,
+            "naive": self.naive,
+            "departures": self.departures,
+            "rows": self.rows,
+            "messages": self.messages,
+            "transactions": tally.transactions,
+            "kills": tally.kills,
+            "kills_while_opening": tally.kills_while_opening,
+            "openings": len(tally.openings),
+            "slowest_opening_seconds": round(max(tally.openings, default=0.0), 3),
+            "recoveries": dict(tally.outcomes),
+            "unsettled": list(self.unsettled),
+            "findings": self.findings.counts(),
+            "examples": {
+                name: getattr(self.findings, name)[:EXAMPLES] for name, number in self.findings.counts().items() if number
+            },
+            "worker_errors": tally.errors,
+            "seconds": round(tally.seconds, 2),
+            "transactions_per_second": round(self.per_second, 1),
+            "p50_ms": round(p50, 2),
+            "p99_ms": round(p99, 2),
+            "places": dict(self.places),
+        }
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

@@ -1,0 +1,170 @@
+"""One worker process: `python -m dualwrite.demo.worker`. It is killed at any moment, and goes on where the database says.
+
+That is the point of the demo: the position is a row in the same transaction as the flight, and so is the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, Protocol
+
+import dualwrite
+from dualwrite.demo.flights import Flight, read_flights, share_of
+from dualwrite.demo.job import RELEASE, Event, Job
+from dualwrite.demo.naive import NaiveWriter
+from dualwrite.demo.tables import Departure, Tables
+from dualwrite.stores.sql import SqlStateStore
+
+_STDIN: Final = 0
+
+
+class _Transaction(Protocol):
+    @property
+    def db(self) -> Any: ...
+
+    def send(self, topic: str, value: bytes, key: str) -> None: ...
+
+
+class _Writer(Protocol):
+    def transaction(self) -> AbstractContextManager[_Transaction]: ...
+
+
+class Supervisor:
+    """The worker's view of its supervisor: the job comes from it, reports go to it, and it tells when to end."""
+
+    def __init__(self) -> None:
+        # Unbuffered, so that the thread that waits on it holds no lock that the interpreter's end would stumble over.
+        self._input = os.fdopen(_STDIN, "rb", buffering=0, closefd=False)
+        self.stopping = threading.Event()
+        self.released = threading.Event()
+
+    def job(self) -> Job:
+        """Take the job, and listen from now on."""
+        job = Job.from_json(self._input.readline())
+        threading.Thread(target=self._listen, daemon=True, name="supervisor").start()
+        return job
+
+    def report(self, event: Event, **facts: Any) -> None:
+        """Tell what has happened."""
+        print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (the report's way)
+
+    def _listen(self) -> None:
+        while line := self._input.readline():
+            if line.decode().strip() == RELEASE:
+                self.released.set()
+        self.stopping.set()
+        self.released.set()  # nobody will
+
+
+class Worker:
+    """Does one worker's share of the flights, from the position in the database on.
+
+    Args:
+        job: The job.
+        supervisor: Where reports go.
+    """
+
+    def __init__(self, job: Job, supervisor: Supervisor) -> None:
+        self._job = job
+        self._supervisor = supervisor
+        self._store = SqlStateStore.from_url(job.url)
+        self._tables = Tables(job.run, self._store.engine.dialect.name)
+        self._done = 0
+        self._took: list[int] = []
+
+    def run(self) -> None:
+        """Open the writer, which recovers, and do flight after flight."""
+        with self._opened() as writer:
+            flights = self._flights()
+            flight = next(flights, None)
+            while flight is not None and not self._supervisor.stopping.is_set():
+                following = next(flights, None)
+                if following is None:
+                    self._hold()
+                if not self._supervisor.stopping.is_set():
+                    self._do(writer, flight)
+                flight = following
+            self._tell_done()
+        self._supervisor.report(Event.CLOSED)
+
+    @contextmanager
+    def _opened(self) -> Iterator[_Writer]:
+        self._supervisor.report(Event.OPENING)
+        started = time.perf_counter()
+        if self._job.naive:
+            naive = NaiveWriter(self._store.engine, self._job.kafka)
+            self._tell_open(started, dualwrite.RecoveryReport())
+            yield naive
+            return
+        with dualwrite.connect(
+            self._store, kafka=self._job.kafka, transactional_id=self._job.transactional_id, on_lost="report"
+        ) as writer:
+            self._tell_open(started, writer.recovery_report)
+            yield writer
+
+    def _flights(self) -> Iterator[Flight]:
+        position, self._done = self._tables.position(self._store.engine, self._job.worker)
+        for flight in read_flights(self._job.departures, after=position):
+            if share_of(flight.aircraft, self._job.workers) == self._job.worker:
+                yield flight
+
+    def _do(self, writer: _Writer, flight: Flight) -> None:
+        started = time.perf_counter()
+        with writer.transaction() as tx:
+            departure = self._tables.record(tx.db, flight, self._job.worker)
+            if departure is not None:
+                tx.send(self._job.topic, encoded(departure), key=flight.aircraft)
+        self._took.append(round((time.perf_counter() - started) * 1e6))
+        self._done += 1
+        if len(self._took) >= self._job.report_every:
+            self._tell_done()
+
+    def _hold(self) -> None:
+        """Wait with the last flight until all kills are done, so that each of them hits a worker with work to do."""
+        self._tell_done()
+        self._supervisor.report(Event.HOLDING)
+        self._supervisor.released.wait()
+
+    def _tell_open(self, started: float, recovery: dualwrite.RecoveryReport) -> None:
+        _, done = self._tables.position(self._store.engine, self._job.worker)
+        self._supervisor.report(
+            Event.OPEN,
+            done=done,
+            seconds=time.perf_counter() - started,
+            outcomes=[found.outcome.value for found in recovery],
+            unacknowledged=len(recovery.unacknowledged),
+        )
+
+    def _tell_done(self) -> None:
+        if self._took:
+            self._supervisor.report(Event.DONE, done=self._done, took=self._took)
+            self._took = []
+
+
+def encoded(departure: Departure) -> bytes:
+    """The departure as its message holds it."""
+    return json.dumps(departure).encode()
+
+
+def main() -> int:
+    """Do the job that comes over standard input; the exit code."""
+    supervisor = Supervisor()
+    job = supervisor.job()
+    try:
+        Worker(job, supervisor).run()
+    except Exception as error:  # noqa: BLE001  (whatever it is, the supervisor shall know)
+        traceback.print_exc()
+        supervisor.report(Event.ERROR, text=f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dualwrite.devcluster import DevCluster
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recipe.py"
+ALTERNATIVES = ("database commit only", "naive", "outbox + relay", "recipe (dualwrite)")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCHMARK, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")},
+    )
+
+
+@pytest.mark.slow
+def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str, tmp_path: Path) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+    file = tmp_path / "figures.json"
+
+    done = run("--seconds", 0.5, "--rounds", 1, "--writers", 1, "--json", file, *servers)
+
+    assert done.returncode == 0, done.stderr
+    for title in ALTERNATIVES:
+        assert f"| {title}" in done.stdout
+    found = json.loads(file.read_text())
+    verified = {measured["alternative"]: measured["verified"] for measured in found["rounds"]}
+    assert verified.pop("database") == 0
+    assert set(verified) == {"naive", "outbox", "recipe"}
+    assert all(messages > 0 for messages in verified.values())
+    shares = {step["name"]: step["share"] for step in found["steps"]}
+    assert shares.pop("whole transaction") == 1
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_threads_can_be_writers_too(broker: DevCluster, postgres_url: str) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+
+    done = run("--seconds", 0.3, "--rounds", 1, "--writers", 2, "--threads", "--alternatives", "recipe", "--no-steps", *servers)
+
+    assert done.returncode == 0, done.stderr
+    assert "writers are: threads" in done.stdout
+
+
+def test_unknown_alternatives_are_refused() -> None:
+    done = run("--alternatives", "recipe,magic")
+
+    assert done.returncode == 2
+    assert "magic: choose from" in done.stderr

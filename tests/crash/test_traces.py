@@ -1,0 +1,231 @@
+"""The interleavings that the model in shared/model found, replayed on real brokers and PostgreSQL.
+
+A failpoint's action runs where a process would have been paused: what overtakes it runs to its end inside the action, or
+another thread is let go there. Each test names the rule of DESIGN.md §4 that closes the trace.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import dualwrite
+from crash.databases import Databases
+from crash.scene import Scene
+from crash.worker import write_event
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.testing import failpoints
+
+LIMIT = 30
+
+
+@pytest.fixture(params=["v5", "v4"])
+def scene(request: pytest.FixtureRequest, databases: Databases) -> Scene:
+    """On a broker with EndTxn v5, and on one without."""
+    cluster: DevCluster = request.getfixturevalue("broker" if request.param == "v5" else "broker_v4")
+    return databases.scene("postgresql", cluster)
+
+
+def opened(scene: Scene, **more: Any) -> dualwrite.DualWriter:
+    return dualwrite.connect(
+        scene.engine,
+        kafka=scene.bootstrap,
+        transactional_id=scene.transactional_id,
+        timeouts=dualwrite.Timeouts(20, 30, 20),
+        **more,
+    )
+
+
+def write(scene: Scene, writer: dualwrite.DualWriter, number: int) -> None:
+    write_event(writer, scene.topic, number)
+
+
+def recovered(scene: Scene) -> dualwrite.IdReport:
+    return dualwrite.recover(scene.engine, kafka=scene.bootstrap, ids=[scene.transactional_id]).ids[0]
+
+
+def killed_at(scene: Scene, number: int, point: str) -> None:
+    worker = scene.write(number, 1, f"{point}=kill")
+    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
+
+
+class InThread(threading.Thread):
+    """Runs a function; `result()` gives what it returned or raises what it raised."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._function = function
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001  (handed to the test)
+            self._error = error
+
+    def result(self) -> None:
+        self.join(LIMIT)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("point", ["recover_after_claim", "recover_after_describe", "recover_after_decision"])
+@pytest.mark.parametrize("left", ["after_prepare", "after_db_commit"])
+def test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transaction(
+    scene: Scene, point: str, left: str
+) -> None:
+    killed_at(scene, 1, left)
+    overtaken = [1] if left == "after_db_commit" else []
+
+    def overtake() -> None:
+        with opened(scene) as successor:
+            write(scene, successor, 2)
+        killed_at(scene, 3, "after_db_commit")  # prepared, committed by the database, not yet by Kafka
+
+    with failpoints.armed(point, failpoints.only_at(1, overtake)):
+        report = recovered(scene)
+    assert report.taken_over_by is not None
+    assert recovered(scene).outcomes[0].outcome is dualwrite.Outcome.COMMITTED
+    assert scene.agree() == [*overtaken, 2, 3]
+
+
+def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_not_called_lost(scene: Scene) -> None:
+    """The writer's own EndTxn (v4) overtakes recovery's (v5), which then answers 48, INVALID_TXN_STATE."""
+    described, committed = threading.Event(), threading.Event()
+    with opened(scene) as writer:
+        one = InThread(lambda: write(scene, writer, 1))
+
+        def wait_for_recovery() -> None:
+            assert described.wait(LIMIT)
+
+        def let_the_writer_commit() -> None:
+            described.set()
+            one.join(LIMIT)
+            committed.set()
+
+        with (
+            failpoints.armed("before_kafka_commit", failpoints.only_at(1, wait_for_recovery)),
+            failpoints.armed("recover_after_decision", failpoints.only_at(1, let_the_writer_commit)),
+        ):
+            one.start()
+            while writer.phase is not dualwrite.Phase.COMMITTING_KAFKA:
+                pass
+            report = recovered(scene)
+        assert committed.is_set()
+        one.result()
+        expected = dualwrite.Outcome.ALREADY_COMMITTED
+        if not broker_ends_by_epoch(scene):
+            expected = dualwrite.Outcome.COMMITTED  # EndTxn v4 answers NONE to the same outcome again
+        assert [o.outcome for o in report.outcomes] == [expected]
+        assert report.unacknowledged == ()
+        with pytest.raises(dualwrite.FencedError):
+            write(scene, writer, 2)
+    assert scene.agree() == [1]
+
+
+def test_f2_a_next_transaction_that_recovery_meets_is_not_taken_for_the_recorded_one(scene: Scene) -> None:
+    """With librdkafka the next transaction has the same producer id and epoch: the start time tells them apart."""
+    with opened(scene) as writer:
+        write(scene, writer, 1)
+        started, recovered_meanwhile = threading.Event(), threading.Event()
+
+        def pause_in_the_second() -> None:
+            started.set()
+            assert recovered_meanwhile.wait(LIMIT)
+
+        two = InThread(lambda: write(scene, writer, 2))
+        with failpoints.armed("after_prepare", failpoints.only_at(1, pause_in_the_second)):
+            two.start()
+            assert started.wait(LIMIT)
+            report = recovered(scene)
+            recovered_meanwhile.set()
+            with pytest.raises(dualwrite.FencedError):
+                two.result()
+        assert [o.outcome for o in report.outcomes] == [dualwrite.Outcome.ABORTED]
+    assert scene.agree() == [1]
+
+
+def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(scene: Scene) -> None:
+    """The writer has passed its fence check; recovery finds the last transaction committed; then the writer sends."""
+    with opened(scene) as writer:
+        write(scene, writer, 1)
+        begun, described, sent = threading.Event(), threading.Event(), threading.Event()
+
+        def pause_before_the_first_message() -> None:
+            begun.set()
+            assert described.wait(LIMIT)
+
+        two = InThread(lambda: write(scene, writer, 2))
+
+        def let_it_send() -> None:
+            described.set()
+            assert sent.wait(LIMIT)
+
+        with (
+            failpoints.armed("after_begin", failpoints.only_at(1, pause_before_the_first_message)),
+            failpoints.armed("recover_after_describe", failpoints.only_at(1, let_it_send)),
+            failpoints.armed("after_prepare", failpoints.only_at(1, sent.set)),
+        ):
+            two.start()
+            assert begun.wait(LIMIT)
+            report = recovered(scene)
+        with pytest.raises(dualwrite.FencedError):
+            two.result()
+        assert report.error is None
+    assert recovered(scene).error is None
+    assert scene.agree() == [1]
+
+
+def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_prepared_transaction(scene: Scene) -> None:
+    config = KafkaConfig.of(scene.bootstrap)
+    coordinator = WireTransactionCoordinator(config)
+
+    class Late(LibrdkafkaProducer):
+        """Its InitProducerId leaves when somebody else already has the id."""
+
+        def init_transactions(self, *, timeout: float) -> None:
+            killed_at(scene, 1, "after_db_commit")
+            super().init_transactions(timeout=timeout)
+
+    zombie = dualwrite.DualWriter(
+        dualwrite.SqlStateStore(scene.engine),
+        transactional_id=scene.transactional_id,
+        producers=lambda kafka_id: Late(config, kafka_id, coordinator),
+        coordinator=coordinator,
+    )
+    zombie.open()
+    with pytest.raises(dualwrite.FencedError):
+        write(scene, zombie, 2)
+    zombie.close()
+    coordinator.close()
+    outcomes = [o.outcome for o in recovered(scene).outcomes]
+    assert dualwrite.Outcome.COMMITTED in outcomes
+    assert dualwrite.Outcome.ABORTED not in outcomes
+    assert scene.agree() == [1]
+
+
+def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence(scene: Scene) -> None:
+    """The first has committed Kafka and not yet settled the row; the second must still see that it was committed."""
+    killed_at(scene, 1, "after_db_commit")
+    inner: list[dualwrite.IdReport] = []
+    with failpoints.armed("recover_after_end_txn", failpoints.only_at(1, lambda: inner.append(recovered(scene)))):
+        outer = recovered(scene)
+    assert [o.outcome for o in inner[0].outcomes] == [dualwrite.Outcome.ALREADY_COMMITTED]
+    assert inner[0].unacknowledged == ()
+    assert outer.taken_over_by is not None
+    assert scene.agree() == [1]
+
+
+def broker_ends_by_epoch(scene: Scene) -> bool:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
+    try:
+        return coordinator.ends_by_epoch
+    finally:
+        coordinator.close()

@@ -1,0 +1,152 @@
+"""A writer test's scene: one id with its own topic, on a database and a broker that other scenes share."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import uuid4
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import dualwrite
+from dualwrite import DualWriter, Timeouts, Transaction
+from dualwrite.assembly import Database
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.state import TransactionStatus
+from dualwrite.stores.base import StateRow
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.topics import CommittedMessage, read_committed
+
+TIMEOUTS = Timeouts(claim=10, kafka=20, delivery=20)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Event(Base):
+    """The user's table."""
+
+    __tablename__ = "events"
+    writer: Mapped[str] = mapped_column(sa.String(80), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+@dataclass
+class Scene:
+    """One id with its own topic.
+
+    Args:
+        engine: The user's engine.
+        servers: Kafka's `bootstrap.servers`.
+        kafka: More of Kafka's settings.
+        timeouts: The writer's time limits.
+    """
+
+    engine: sa.Engine
+    servers: str
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+    timeouts: Timeouts = TIMEOUTS
+    transactional_id: str = field(default_factory=lambda: f"w-{uuid4().hex[:12]}")
+
+    @property
+    def topic(self) -> str:
+        return f"events-{self.transactional_id}"
+
+    def connect(self, database: Database | None = None, *, kafka: Mapping[str, Any] | None = None, **changes: Any) -> DualWriter:
+        """An open writer."""
+        return dualwrite.connect(
+            self.engine if database is None else database,
+            kafka={"bootstrap.servers": self.servers, **self.kafka, **(kafka or {})},
+            **{"transactional_id": self.transactional_id, "timeouts": self.timeouts, **changes},
+        )
+
+    def recover(self) -> dualwrite.RecoveryReport:
+        """Recover the id."""
+        return dualwrite.recover(
+            self.engine,
+            kafka={"bootstrap.servers": self.servers, **self.kafka},
+            ids=[self.transactional_id],
+            timeouts=self.timeouts,
+        )
+
+    # --- what a user's block does -----------------------------------------------------------------------------------------
+
+    def insert(self, tx: Transaction, number: int) -> None:
+        """A row."""
+        tx.db.execute(sa.insert(Event).values(writer=self.transactional_id, number=number))
+
+    def send(self, tx: Transaction, number: int) -> None:
+        """A message."""
+        tx.send(self.topic, str(number), key=self.transactional_id)
+
+    def both(self, tx: Transaction, number: int) -> None:
+        """A row and a message."""
+        self.insert(tx, number)
+        self.send(tx, number)
+
+    def write(self, writer: DualWriter, *numbers: int) -> None:
+        """Rows and messages, one of each a transaction."""
+        for number in numbers:
+            with writer.transaction() as tx:
+                self.both(tx, number)
+
+    # --- what came of it --------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[int]:
+        """The numbers in the database."""
+        query = sa.select(Event.number).where(Event.writer == self.transactional_id).order_by(Event.number)
+        with self.engine.connect() as connection:
+            return list(connection.scalars(query))
+
+    def raw_messages(self) -> list[CommittedMessage]:
+        """What a read_committed consumer gets."""
+        return read_committed({"bootstrap.servers": self.servers, **self.kafka}, self.topic)
+
+    def messages(self) -> list[int]:
+        """The numbers that a read_committed consumer gets."""
+        return sorted(int(m.value or b"-1") for m in self.raw_messages())
+
+    def agree(self) -> list[int]:
+        """The numbers, seen to be the same on both sides, each once."""
+        rows, messages = self.rows(), self.messages()
+        assert Counter(rows) == Counter(messages), f"database {rows}, topic {messages}"
+        assert len(set(rows)) == len(rows), f"duplicates: {rows}"
+        return rows
+
+    def state_row(self) -> StateRow:
+        """The id's row."""
+        row = SqlStateStore(self.engine).read(self.transactional_id)
+        assert row is not None
+        return row
+
+    def unfinished(self) -> list[str]:
+        """The Kafka ids of ours on which something is not finished."""
+        coordinator = WireTransactionCoordinator(KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=20)
+        try:
+            finished = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+            return [
+                listed.kafka_transactional_id
+                for listed in coordinator.list_transactions(self.transactional_id)
+                if listed.status not in finished
+            ]
+        finally:
+            coordinator.close()
+
+    def assert_settled(self) -> None:
+        """Nothing is prepared, ongoing or unsettled, and no connection is held."""
+        row = self.state_row()
+        assert row.prepared_state is None
+        assert list(row.unsettled_generations) == []
+        assert self.unfinished() == []
+        assert self.checked_out() == 0
+
+    def checked_out(self) -> int:
+        """How many connections of the engine's pool are in use."""
+        gc.collect()
+        return cast("sa.QueuePool", self.engine.pool).checkedout()

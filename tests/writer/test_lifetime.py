@@ -1,0 +1,436 @@
+"""A writer's life: open, closed, fenced, reopened; one thread, one process; what an earlier holder left."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from writer.scene import Scene
+
+import dualwrite
+from dualwrite import (
+    ConcurrentUseError,
+    DualWriter,
+    DualWriteError,
+    FencedError,
+    LostTransactionError,
+    Outcome,
+    Phase,
+    UsageError,
+    WriterClosedError,
+)
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.stores.base import LostKind
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing import failpoints
+
+
+class CrashError(BaseException):
+    """Stands for the end of the process: nothing of ours catches it on purpose."""
+
+
+def crash(scene: Scene, point: str, number: int) -> None:
+    """Leave a transaction as a process does that dies at `point`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            failpoints.arm(point, failpoints.exits(70))
+            with scene.connect(str(scene.engine.url)) as writer:
+                scene.write(writer, number)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 70
+
+
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
+
+# --- closing --------------------------------------------------------------------------------------------------------------
+
+
+def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scene) -> None:
+    writer = scene.connect()
+    scene.write(writer, 1)
+    assert scene.state_row().prepared_state is not None
+    assert list(scene.state_row().unsettled_generations) != []
+    writer.close()
+    assert writer.phase is Phase.CLOSED
+    scene.assert_settled()
+    assert scene.agree() == [1]
+    writer.close()
+    assert writer.phase is Phase.CLOSED
+    assert scene.recover().ids[0].outcomes == ()
+
+
+def test_a_closed_writer_says_so(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    writer = scene.connect()
+    writer.close()
+    with pytest.raises(WriterClosedError, match="is closed") as caught, writer.transaction():
+        pytest.fail("the block was run")
+    assert caught.value.transactional_id == scene.transactional_id
+    with pytest.raises(WriterClosedError, match="is closed"):
+        writer.reopen()
+    with pytest.raises(UsageError, match="is closed"):
+        writer.open()
+
+
+def test_a_writer_that_was_never_opened_says_so(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    store = SqlStateStore(scene.engine)
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
+
+    def no_producer(_: str) -> None:
+        pytest.fail("a producer was made")
+
+    writer = DualWriter(
+        store,
+        transactional_id=scene.transactional_id,
+        producers=no_producer,  # type: ignore[arg-type]  # it makes none
+        coordinator=coordinator,
+        owns_backends=True,
+    )
+    assert writer.phase is Phase.OPENING
+    with pytest.raises(WriterClosedError, match="not open yet"), writer.transaction():
+        pytest.fail("the block was run")
+    writer.close()
+    assert writer.phase is Phase.CLOSED
+    assert store.read(scene.transactional_id) is None
+
+
+def test_a_writer_is_opened_once(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        with pytest.raises(UsageError, match=r"open\(\) was called"):
+            writer.open()
+        scene.write(writer, 1)
+    assert scene.agree() == [1]
+
+
+def test_an_error_that_ends_the_with_block_is_not_replaced_by_closing(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught, scene.connect() as writer:
+        scene.write(writer, 1)
+        raise error
+    assert caught.value is error
+    assert writer.phase is Phase.CLOSED
+    assert scene.agree() == [1]
+    scene.assert_settled()
+
+
+def test_a_users_engine_stays_open_and_a_url_s_is_closed(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect(str(scene.engine.url)) as writer:
+        scene.write(writer, 1)
+    with scene.connect() as writer:
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+    assert scene.checked_out() == 0
+
+
+# --- threads and processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+
+    def use(writer: DualWriter) -> None:
+        with writer.transaction():
+            pytest.fail("the block was run")
+
+    with scene.connect() as writer, ThreadPoolExecutor(1) as other:
+        with writer.transaction() as tx:
+            scene.both(tx, 1)
+            for call in (lambda: use(writer), writer.reopen, writer.close):
+                error = other.submit(call).exception()
+                assert isinstance(error, ConcurrentUseError)
+                assert "one writer" in str(error)
+                assert error.transactional_id == scene.transactional_id
+            for call in (lambda: tx.db, lambda: tx.session, lambda: scene.send(tx, 9)):
+                error = other.submit(call).exception()
+                assert isinstance(error, ConcurrentUseError)
+                assert "another thread" in str(error)
+            scene.both(tx, 2)
+        other.submit(scene.write, writer, 3).result()  # one after the other is fine
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+
+
+def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    done, refused = [], []
+    start = threading.Barrier(4)
+
+    def work(first: int) -> None:
+        start.wait()
+        for number in range(first, first + 25):
+            try:
+                scene.write(writer, number)
+                done.append(number)
+            except ConcurrentUseError:
+                refused.append(number)
+
+    with scene.connect() as writer:
+        with ThreadPoolExecutor(4) as pool:
+            for future in [pool.submit(work, first) for first in (0, 100, 200, 300)]:
+                future.result()
+        assert len(done) + len(refused) == 100
+        assert done
+        assert scene.agree() == sorted(done)
+        scene.write(writer, 999)
+    scene.assert_settled()
+
+
+@forks
+def test_a_forked_child_is_refused_and_the_parent_goes_on(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with writer.transaction() as tx:
+            scene.both(tx, 2)
+            child = os.fork()
+            if child == 0:
+                os._exit(_refusals(scene, writer, tx))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            scene.both(tx, 3)
+        child = os.fork()
+        if child == 0:
+            os._exit(_refusals(scene, writer, None))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+
+
+def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None) -> int:
+    """How many of the calls were not refused in this child."""
+
+    def begin() -> None:
+        with writer.transaction():
+            pass
+
+    calls: list[Callable[[], object]] = [begin, writer.close, writer.reopen]
+    if tx is not None:
+        calls += [lambda: tx.db, lambda: tx.session, lambda: scene.send(tx, 9)]
+    wrong = 0
+    for call in calls:
+        try:
+            call()
+            wrong += 1
+        except UsageError as error:
+            wrong += "fork" not in str(error)
+        except BaseException:  # noqa: BLE001  (a child must not get out of here)
+            wrong += 1
+    return wrong
+
+
+@forks
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails: bool) -> None:
+    """It shares the parent's connections: a rollback of the child's would be one of the parent's."""
+    with scene.connect() as writer:
+        in_parent = True
+        try:
+            with writer.transaction() as tx:
+                scene.both(tx, 1)
+                child = os.fork()
+                in_parent = child != 0
+                if in_parent:
+                    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+                elif fails:
+                    raise ValueError("in the child")
+        except UsageError as error:
+            if not in_parent:
+                os._exit(7 if "fork" in str(error) and not fails else 8)
+            raise
+        except BaseException as error:
+            if not in_parent:
+                os._exit(7 if fails and isinstance(error, ValueError) else 9)
+            raise
+        finally:
+            if not in_parent:
+                os._exit(10)
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+# --- whose id it is ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["recover", "connect"])
+def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by: str) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        if by == "recover":
+            assert [o.outcome for o in scene.recover()] == [Outcome.ALREADY_COMMITTED]
+        else:
+            with scene.connect() as second:
+                assert [o.outcome for o in second.recovery_report] == [Outcome.ALREADY_COMMITTED]
+                scene.write(second, 2)
+        with pytest.raises(FencedError, match="replaced by claim") as caught, writer.transaction():
+            pytest.fail("the block was run")
+        assert caught.value.transactional_id == scene.transactional_id
+        assert caught.value.current_fence > caught.value.fence
+        assert f":{os.getpid()} " in caught.value.current_owner
+        assert writer.phase is Phase.FENCED
+        with pytest.raises(FencedError, match="claimed the id") as caught, writer.transaction():
+            pytest.fail("the block was run")
+        assert "reopen()" in str(caught.value)
+        writer.reopen()
+        assert writer.phase is Phase.READY
+        scene.write(writer, 3)
+    assert scene.agree() == ([1, 3] if by == "recover" else [1, 2, 3])
+    scene.assert_settled()
+
+
+def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> None:
+    """On SQLite the block holds the only write lock, so that nobody can claim meanwhile."""
+    scene = postgres_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(FencedError), writer.transaction() as tx:
+            scene.both(tx, 2)
+            with scene.connect() as second:
+                assert [o.outcome for o in second.recovery_report] == [Outcome.ABORTED]
+                scene.write(second, 3)
+            scene.insert(tx, 4)
+        assert scene.agree() == [1, 3]
+        assert writer.phase is Phase.FENCED
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+
+
+def test_a_writer_fenced_in_its_block_that_fails_by_itself_is_fenced_afterwards(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    with scene.connect() as writer:
+        with pytest.raises(ValueError, match="mine"), writer.transaction() as tx:
+            scene.both(tx, 1)
+            with scene.connect() as second:
+                scene.write(second, 2)
+            raise ValueError("mine")
+        with pytest.raises(FencedError), writer.transaction():
+            pytest.fail("the block was run")
+    assert scene.agree() == [2]
+    scene.assert_settled()
+
+
+def test_a_fenced_writer_closes_without_harm(scene: Scene) -> None:
+    writer = scene.connect()
+    scene.write(writer, 1)
+    with scene.connect() as second:
+        scene.write(second, 2)
+        writer.close()
+        scene.write(second, 3)
+    assert scene.agree() == [1, 2, 3]
+
+
+def test_two_writers_that_reopen_take_turns(scene: Scene) -> None:
+    with scene.connect() as one, scene.connect() as two:
+        for number in range(0, 6, 2):
+            one.reopen()
+            scene.write(one, number)
+            with pytest.raises(FencedError):
+                scene.write(two, 99)
+            two.reopen()
+            scene.write(two, number + 1)
+            with pytest.raises(FencedError):
+                scene.write(one, 99)
+    assert scene.agree() == [0, 1, 2, 3, 4, 5]
+
+
+def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        writer.reopen()
+        assert [o.outcome for o in writer.recovery_report] == [Outcome.ALREADY_COMMITTED]
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+# --- what an earlier holder left ------------------------------------------------------------------------------------------
+
+
+@forks
+@pytest.mark.parametrize(
+    ("point", "outcome", "left"),
+    [("after_record", Outcome.ABORTED, []), ("before_kafka_commit", Outcome.COMMITTED, [1])],
+)
+def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
+    scene.engine.dispose()  # a forked child must not have its connections
+    crash(scene, point, 1)
+    with scene.connect() as writer:
+        (found,) = writer.recovery_report
+        assert (found.transactional_id, found.outcome) == (scene.transactional_id, outcome)
+        assert (found.state is not None) == (outcome is Outcome.COMMITTED)
+        assert writer.recovery_report.ok
+        assert scene.agree() == left
+        scene.write(writer, 2)
+    assert scene.agree() == [*left, 2]
+    with scene.connect() as writer:
+        assert list(writer.recovery_report) == []
+    scene.assert_settled()
+
+
+def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
+    """A transaction whose Kafka side is aborted between the two commits, as an operator can (or a time-out would)."""
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=20)
+
+    def abort() -> None:
+        row = scene.state_row()
+        assert row.prepared_state is not None
+        kafka_id = f"{scene.transactional_id}#{row.prepared_generation}"
+        state = row.prepared_state
+        assert coordinator.end_transaction(
+            kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False
+        ).proven
+
+    try:
+        with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:
+            scene.write(writer, number)
+    finally:
+        coordinator.close()
+    return caught.value
+
+
+def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        error = lose(scene, writer, 2)
+        assert error.transactional_id == scene.transactional_id
+        assert error.state
+        assert "acknowledge" in str(error)
+        scene.write(writer, 3)
+    assert (scene.rows(), scene.messages()) == ([1, 2, 3], [1, 3])
+
+    for _ in range(2):
+        with pytest.raises(LostTransactionError) as caught:
+            scene.connect()
+        assert (caught.value.state, caught.value.transactional_id) == (error.state, scene.transactional_id)
+
+    with scene.connect(on_lost="report") as writer:
+        ((found_id, lost),) = writer.recovery_report.unacknowledged
+        assert (found_id, lost.kind, str(lost.state)) == (scene.transactional_id, LostKind.LOST, error.state)
+        assert not writer.recovery_report.ok
+        with writer.transaction() as tx:
+            scene.send(tx, 2)  # published again
+    assert scene.agree() == [1, 2, 3]
+
+    kafka = {"bootstrap.servers": scene.servers}
+    with dualwrite.open_recoverer(scene.engine, kafka=kafka) as recoverer:
+        assert [str(lost.state) for lost in recoverer.acknowledge([scene.transactional_id])[scene.transactional_id]] == [
+            error.state
+        ]
+    with scene.connect() as writer:
+        assert writer.recovery_report.ok
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+    scene.assert_settled()
+
+
+def test_on_lost_has_two_values(sqlite_scene: Scene) -> None:
+    with pytest.raises(DualWriteError, match="on_lost is 'ignore'"):
+        sqlite_scene.connect(on_lost="ignore")

@@ -1,0 +1,356 @@
+"""DualWriter as a user meets it: what a block writes and sends becomes visible together, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from writer.scene import Event, Scene
+
+from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
+from dualwrite.errors import StoreError, UsageError
+from dualwrite.testing import failpoints
+
+
+class TroubleError(Exception):
+    """The user's own."""
+
+
+# --- it goes well ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
+    with scene.connect() as writer:
+        assert writer.phase is Phase.READY
+        scene.write(writer, 1, 2, 3)
+        assert scene.agree() == [1, 2, 3]
+        assert writer.phase is Phase.READY
+    assert writer.phase is Phase.CLOSED
+    scene.assert_settled()
+
+
+def test_nothing_is_visible_before_the_block_ends(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    with scene.connect() as writer:
+        with writer.transaction() as tx:
+            scene.both(tx, 1)
+            assert scene.rows() == []
+            assert scene.unfinished() == [] or len(scene.unfinished()) == 1
+        assert scene.agree() == [1]
+
+
+def test_a_message_arrives_as_it_was_sent(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer, writer.transaction() as tx:
+        tx.send(scene.topic, b"bytes", key=b"\x00\xff", headers={"a": "text", "b": b"\x00", "c": None}, partition=0)
+        tx.send(scene.topic, "text ü", "key", [("twice", "1"), ("twice", "2")])
+        tx.send(scene.topic, None, "key")
+        tx.send(scene.topic, b"", timestamp=1_700_000_000_123)
+    bytes_, text, tombstone, empty = scene.raw_messages()
+    assert (bytes_.value, bytes_.key, bytes_.partition) == (b"bytes", b"\x00\xff", 0)
+    assert bytes_.headers == (("a", b"text"), ("b", b"\x00"), ("c", None))
+    assert (text.value, text.key, text.headers) == ("text ü".encode(), b"key", (("twice", b"1"), ("twice", b"2")))
+    assert (tombstone.value, tombstone.key) == (None, b"key")
+    assert (empty.value, empty.key) == (b"", None)
+
+
+def test_the_order_within_a_key_is_the_order_of_sending(sqlite_scene: Scene, many_partitions: Callable[[str], None]) -> None:
+    scene = sqlite_scene
+    many_partitions(scene.topic)
+    with scene.connect() as writer:
+        for start in (0, 100):
+            with writer.transaction() as tx:
+                for number in range(start, start + 100):
+                    tx.send(scene.topic, str(number), key=f"key-{number % 7}")
+    found = scene.raw_messages()
+    assert len({message.partition for message in found}) > 1
+    for key in {message.key for message in found}:
+        numbers = [int(message.value or b"") for message in found if message.key == key]
+        assert numbers == sorted(numbers)
+        assert len({message.partition for message in found if message.key == key}) == 1
+    assert sorted(int(message.value or b"") for message in found) == list(range(200))
+
+
+def test_the_orm_session_writes_in_the_same_transaction(scene: Scene) -> None:
+    with scene.connect() as writer:
+        with writer.transaction() as tx:
+            tx.session.add(Event(writer=scene.transactional_id, number=1))  # flushed when the block ends
+            scene.insert(tx, 2)
+            scene.send(tx, 1)
+            scene.send(tx, 2)
+        with pytest.raises(TroubleError), writer.transaction() as tx:
+            tx.session.add(Event(writer=scene.transactional_id, number=3))
+            tx.session.flush()
+            assert tx.db.scalar(sa.select(sa.func.max(Event.number)).where(Event.writer == scene.transactional_id)) == 3
+            scene.send(tx, 3)
+            raise TroubleError
+    assert scene.agree() == [1, 2]
+
+
+def test_a_savepoint_may_be_rolled_back_in_the_block(scene: Scene) -> None:
+    with scene.connect() as writer, writer.transaction() as tx:
+        scene.both(tx, 1)
+        with pytest.raises(sa.exc.IntegrityError), tx.db.begin_nested():
+            scene.insert(tx, 1)
+        scene.both(tx, 2)
+    assert scene.agree() == [1, 2]
+
+
+def test_a_transaction_without_a_message(scene: Scene) -> None:
+    with scene.connect() as writer:
+        with writer.transaction() as tx:
+            scene.insert(tx, 1)
+        assert tx.state is None
+        with writer.transaction() as tx:
+            scene.send(tx, 1)
+        assert tx.state is not None
+        assert scene.agree() == [1]
+        scene.write(writer, 2)
+        with writer.transaction() as tx:
+            scene.insert(tx, 3)
+        with writer.transaction() as tx:
+            scene.send(tx, 3)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+def test_a_transaction_with_only_messages(scene: Scene) -> None:
+    with scene.connect() as writer, writer.transaction() as tx:
+        scene.send(tx, 1)
+        scene.send(tx, 2)
+    assert scene.messages() == [1, 2]
+    assert scene.rows() == []
+    scene.assert_settled()
+
+
+def test_an_empty_transaction(scene: Scene) -> None:
+    with scene.connect() as writer:
+        with writer.transaction():
+            pass
+        scene.write(writer, 1)
+    assert scene.agree() == [1]
+
+
+# --- functions ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_becomes_a_transaction(scene: Scene) -> None:
+    with scene.connect() as writer:
+
+        @writer.transactional
+        def save(tx: Transaction, number: int, *, fail: bool = False) -> str:
+            """Save."""
+            scene.both(tx, number)
+            if fail:
+                raise TroubleError
+            return f"saved {number}"
+
+        assert save(1) == "saved 1"
+        assert (save.__name__, save.__doc__) == ("save", "Save.")
+        with pytest.raises(TroubleError):
+            save(2, fail=True)
+        assert save(3) == "saved 3"
+    assert scene.agree() == [1, 3]
+
+
+@pytest.mark.parametrize("fails_at", ["statement", "record", "commit"])
+def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fails_at: str) -> None:
+    """SERIALIZABLE: the block reads what another transaction changes meanwhile, and the other way round."""
+    scene = new_scene("postgresql", engine_options={"isolation_level": "SERIALIZABLE"})
+    runs = []
+    count = sa.select(sa.func.count()).select_from(Event).where(Event.writer == scene.transactional_id)
+    with scene.connect() as writer, scene.engine.connect() as other:
+
+        @writer.transactional(attempts=3)
+        def save(tx: Transaction) -> None:
+            runs.append(tx)
+            assert tx.db.scalar(count) == len(runs) - 1
+            scene.send(tx, 1)
+            if len(runs) == 1:
+                other.execute(count)
+                other.execute(sa.insert(Event).values(writer=scene.transactional_id, number=2))
+            if fails_at == "statement":
+                other.commit()
+            scene.insert(tx, 1)
+            if fails_at == "record":
+                other.commit()
+
+        with failpoints.armed("after_record", other.commit):
+            save()
+        assert len(runs) == 2
+        with writer.transaction() as tx:  # the other one's row has no message of its own
+            scene.send(tx, 2)
+    assert scene.agree() == [1, 2]
+    scene.assert_settled()
+
+
+def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
+    scene = new_scene("postgresql", engine_options={"connect_args": {"options": "-c deadlock_timeout=50ms"}})
+    runs = []
+
+    def lock(connection: sa.Connection, number: int) -> None:
+        mine = (Event.writer == scene.transactional_id, Event.number == number)
+        connection.execute(sa.select(Event).where(*mine).with_for_update())
+
+    with scene.connect() as writer, scene.engine.connect() as other, ThreadPoolExecutor(1) as pool:
+        scene.write(writer, 1, 2)
+        other.exec_driver_sql("SET deadlock_timeout = '10s'")  # it is ours that shall be given up
+
+        @writer.transactional(attempts=3)
+        def save(tx: Transaction) -> None:
+            runs.append(tx)
+            scene.both(tx, 3)
+            lock(tx.db, 1)
+            if len(runs) == 1:
+                lock(other, 2)
+                pool.submit(lock, other, 1).add_done_callback(lambda _: other.rollback())
+            lock(tx.db, 2)
+
+        save()
+    assert len(runs) == 2
+    assert scene.agree() == [1, 2, 3]
+
+
+def test_an_error_that_is_not_retriable_is_not_retried(sqlite_scene: Scene) -> None:
+    scene, runs = sqlite_scene, []
+    with scene.connect() as writer:
+
+        @writer.transactional(attempts=3)
+        def save(tx: Transaction) -> None:
+            runs.append(tx)
+            scene.both(tx, 1)
+            raise TroubleError
+
+        with pytest.raises(TroubleError):
+            save()
+        with pytest.raises(UsageError, match="attempts is 0"):
+            writer.transactional(attempts=0)(save)
+        scene.write(writer, 2)
+    assert len(runs) == 1
+    assert scene.agree() == [2]
+
+
+def test_attempts_end_with_the_last_ones_error(postgres_scene: Scene) -> None:
+    """A deferred constraint fails at every COMMIT."""
+    scene, runs = postgres_scene, []
+    with scene.engine.begin() as connection:
+        connection.execute(
+            sa.text("CREATE TABLE IF NOT EXISTS once (number integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"),
+        )
+    with scene.connect() as writer:
+
+        @writer.transactional(attempts=2)
+        def save(tx: Transaction) -> None:
+            runs.append(tx)
+            scene.both(tx, 1)
+            tx.db.execute(sa.text("INSERT INTO once VALUES (1), (1)"))
+
+        with pytest.raises(StoreError, match="did not commit") as caught:
+            save()
+        assert caught.value.transactional_id == scene.transactional_id
+        scene.write(writer, 2)
+    assert len(runs) == 2
+    assert scene.agree() == [2]
+
+
+# --- the user's exception -------------------------------------------------------------------------------------------------
+
+
+def test_the_users_exception_goes_through_unchanged(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    kinds = [TroubleError, ValueError, StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt]
+    with scene.connect() as writer:
+        for number, kind in enumerate(kinds):
+            scene.write(writer, number)
+            error = kind("mine")
+            with pytest.raises(kind) as caught, writer.transaction() as tx:
+                scene.both(tx, 100 + number)
+                raise error
+            assert caught.value is error
+            assert (error.__cause__, error.__context__, getattr(error, "__notes__", [])) == (None, None, [])
+            assert writer.phase is Phase.READY
+        scene.write(writer, 99)
+    assert scene.agree() == [*range(len(kinds)), 99]
+    scene.assert_settled()
+
+
+def test_an_exception_of_the_database_in_the_block_rolls_back_both(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
+            scene.send(tx, 2)
+            scene.insert(tx, 1)
+        with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
+            scene.send(tx, 2)
+            tx.session.add(Event(writer=scene.transactional_id, number=1))
+            tx.session.flush()
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+
+
+def test_a_flush_that_fails_as_the_block_ends_rolls_back_both(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
+            scene.send(tx, 1)
+            tx.session.add(Event(writer=scene.transactional_id, number=1))
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+def test_an_error_of_postgresql_that_the_block_swallowed_still_rolls_back_both(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    with scene.connect() as writer:
+        with pytest.raises(StoreError, match="earlier statement") as caught, writer.transaction() as tx:
+            scene.both(tx, 1)
+            with pytest.raises(sa.exc.ProgrammingError):
+                tx.db.execute(sa.text("SELECT * FROM nowhere"))
+        assert not caught.value.retriable
+        scene.write(writer, 2)
+    assert scene.agree() == [2]
+
+
+# --- the handle after its block -------------------------------------------------------------------------------------------
+
+
+def test_a_handle_is_of_no_use_after_its_block(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        with writer.transaction() as tx:
+            scene.both(tx, 1)
+            connection, session = tx.db, tx.session
+        for use in (
+            lambda: tx.db,
+            lambda: tx.session,
+            lambda: scene.send(tx, 2),
+            lambda: tx.send_offsets(None),
+            lambda: connection.execute(sa.select(Event)),
+            lambda: session.add(Event(writer=scene.transactional_id, number=2)),
+        ):
+            with pytest.raises(WriterClosedError, match="ended"):
+                use()
+        with pytest.raises(TroubleError), writer.transaction() as failed:
+            raise TroubleError
+        with pytest.raises(WriterClosedError, match="ended"):
+            scene.send(failed, 2)
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+
+
+def test_a_nested_transaction_is_refused_and_the_outer_one_goes_on(scene: Scene) -> None:
+    with scene.connect() as writer:
+        with writer.transaction() as tx:
+            scene.both(tx, 1)
+            with pytest.raises(NestedTransactionError, match="begin_nested") as caught, writer.transaction():
+                pass
+            assert caught.value.transactional_id == scene.transactional_id
+            scene.both(tx, 2)
+        with pytest.raises(NestedTransactionError), writer.transaction() as tx:
+            scene.both(tx, 3)
+            with writer.transaction():
+                pass
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 4]
