@@ -53,7 +53,7 @@ class Transaction:
         self._check()
         return self._store_transaction.session
 
-    def send(  # noqa: PLR0917  (Kafka's own order: topic, value, key …)
+    def send(
         self,
         topic: str,
         value: bytes | str | None,

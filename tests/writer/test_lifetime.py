@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from crash.scene import Worker
 from writer.scene import Scene
 
 import dualwrite
@@ -29,21 +30,11 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 
 
-class CrashError(BaseException):
-    """Stands for the end of the process: nothing of ours catches it on purpose."""
-
-
 def crash(scene: Scene, point: str, number: int) -> None:
-    """Leave a transaction as a process does that dies at `point`."""
-    child = os.fork()
-    if child == 0:
-        try:
-            failpoints.arm(point, failpoints.exits(70))
-            with scene.connect(str(scene.engine.url)) as writer:
-                scene.write(writer, number)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 70
+    """A process that dies at `point` of its transaction."""
+    url = scene.engine.url.render_as_string(hide_password=False)
+    worker = Worker(["write", url, scene.servers, scene.transactional_id, scene.topic, str(number), "1"], f"{point}=kill")
+    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
 
 
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -354,13 +345,11 @@ def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> Non
 # --- what an earlier holder left ------------------------------------------------------------------------------------------
 
 
-@forks
 @pytest.mark.parametrize(
     ("point", "outcome", "left"),
     [("after_record", Outcome.ABORTED, []), ("before_kafka_commit", Outcome.COMMITTED, [1])],
 )
 def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
-    scene.engine.dispose()  # a forked child must not have its connections
     crash(scene, point, 1)
     with scene.connect() as writer:
         (found,) = writer.recovery_report

@@ -28,7 +28,9 @@ def demo(
     departures: Annotated[int, typer.Option(help="How many departures, of 328521.")] = _DEFAULTS.departures,
     kills: Annotated[int, typer.Option(help="How many times a worker is killed.")] = _DEFAULTS.kills,
     seed: Annotated[int, typer.Option(help="For the moments of the kills.")] = _DEFAULTS.seed,
-    workers: Annotated[int, typer.Option(help="How many processes share the flights.")] = _DEFAULTS.workers,
+    workers: Annotated[
+        int | None, typer.Option(help="How many processes share the flights.", show_default="1 on SQLite, else 2")
+    ] = None,
     naive: Annotated[bool, typer.Option("--naive", help="Without the recipe: see what goes wrong.")] = False,
     url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
     kafka: Annotated[

@@ -13,7 +13,6 @@ from dualwrite.demo.flights import read_flights
 from dualwrite.demo.tables import Tables
 from dualwrite.testing.topics import CommittedMessage, read_committed
 
-
 _QUIET: Final = {"log_level": 4}
 """librdkafka's warnings and worse: below, it tells on the terminal that an AdminClient was closed with events unread."""
 

@@ -96,11 +96,11 @@ def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Fl
         left = departures
         for number, values in enumerate(lines, start=1):
             if values[departed] != _NONE:
+                if left == 0:
+                    return
                 left -= 1
             if number > after:
                 yield _flight(number, {name: values[place] for name, place in column.items()})
-            if left == 0:
-                return
 
 
 def share_of(aircraft: str, workers: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from sqlalchemy import make_url
 
 from dualwrite import migration
 from dualwrite.demo.job import transactional_id
@@ -53,7 +54,7 @@ class Places:
     def names(self) -> dict[str, str]:
         """Everything that somebody needs who wants to look."""
         return {
-            "database": self.store.engine.url.render_as_string(),
+            "database": make_url(self.url).render_as_string(),  # without the password
             "tables": ", ".join(self.tables.metadata.tables),
             "kafka": KafkaConfig.of(self.kafka).servers,
             "topic": self.topic,
@@ -160,7 +161,7 @@ def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
 
 @contextmanager
 def _topic(places: Places) -> Iterator[None]:
-    admin = AdminClient(dict(places.kafka))
+    admin = AdminClient({**places.kafka, "log_level": 4})  # at 6 it tells when it is closed with events unread
     wanted = NewTopic(places.topic, PARTITIONS)
     try:
         admin.create_topics([wanted], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()

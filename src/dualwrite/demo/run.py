@@ -35,7 +35,8 @@ class Options:
         departures: How many departures, from the year's beginning on.
         kills: How many times a worker is killed.
         seed: For the moments of the kills.
-        workers: How many processes share the flights.
+        workers: How many processes share the flights; None for 2, or 1 on SQLite, where a second one would mostly wait for
+            the file's only write lock, and be killed there.
         naive: Without the recipe: commit and then produce, and the other way round, by turns.
         url: The database; None for a SQLite file of the run's own.
         kafka: Kafka's settings in librdkafka's names; None for a broker on this machine.
@@ -49,7 +50,7 @@ class Options:
     departures: int = 20_000
     kills: int = 20
     seed: int = 939
-    workers: int = 2
+    workers: int | None = None
     naive: bool = False
     url: str | None = None
     kafka: Mapping[str, Any] | None = None
@@ -59,8 +60,15 @@ class Options:
     def __post_init__(self) -> None:
         if self.kills < 0:
             raise ConfigurationError(f"{self.kills} kills were asked for; 0 is the least.")
-        if not 0 < self.workers <= MAX_WORKERS:
+        if not 0 < self.number_of_workers <= MAX_WORKERS:
             raise ConfigurationError(f"{self.workers} workers were asked for; 1 to {MAX_WORKERS} are possible.")
+
+    @property
+    def number_of_workers(self) -> int:
+        """`workers`, or its default."""
+        if self.workers is not None:
+            return self.workers
+        return 1 if self.url is None or self.url.startswith("sqlite") else 2
 
 
 def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
@@ -75,11 +83,11 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
         KeyboardInterrupt: Ctrl-C; the workers are stopped, and what was made is removed.
     """
     screen = screen or Silent()
-    shares = Counter(share_of(flight.aircraft, options.workers) for flight in read_flights(options.departures))
+    shares = Counter(share_of(flight.aircraft, options.number_of_workers) for flight in read_flights(options.departures))
     run = secrets.token_hex(3)
     with prepared(
         run,
-        workers=options.workers,
+        workers=options.number_of_workers,
         url=options.url,
         kafka=options.kafka,
         data_dir=options.data_dir,
@@ -94,7 +102,7 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
 
 def _run(options: Options, places: Places, shares: Counter[int], screen: Screen) -> Verdict:
     transactions = shares.total()
-    jobs = [_job(options, places, worker) for worker in range(options.workers)]
+    jobs = [_job(options, places, worker) for worker in range(options.number_of_workers)]
     plan = plan_kills(options.kills, transactions - len(shares), options.seed)
     supervisor = Supervisor(jobs, plan, places.folder, lambda tally: screen.show(tally, transactions))
     try:
@@ -129,7 +137,7 @@ def _job(options: Options, places: Places, worker: int) -> Job:
     return Job(
         run=places.run,
         worker=worker,
-        workers=options.workers,
+        workers=options.number_of_workers,
         departures=options.departures,
         url=places.url,
         kafka=dict(places.kafka),

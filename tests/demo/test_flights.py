@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualwrite.demo import flights
+from dualwrite.demo.flights import DEPARTURES, FLIGHTS, NO_AIRCRAFT, Flight, find_archive, read_flights, share_of
+from dualwrite.errors import ConfigurationError, MissingDependencyError
+
+
+def test_first_flight_of_the_year() -> None:
+    first = next(read_flights(1))
+    assert first == Flight(1, "UA1545", "N14228", "EWR", "IAH", "2013-01-01 05:15", "05:17", 2)
+    assert not first.cancelled
+
+
+def test_departures_are_counted_and_cancelled_flights_come_along() -> None:
+    found = list(read_flights(1000))
+    assert sum(not each.cancelled for each in found) == 1000
+    assert sum(each.cancelled for each in found) == 4
+    assert [each.number for each in found] == list(range(1, 1005))
+    assert all(each.delay is None for each in found if each.cancelled)
+
+
+def test_going_on_after_a_flight_leaves_out_those_before_it() -> None:
+    assert list(read_flights(1000, after=900)) == list(read_flights(1000))[900:]
+    assert list(read_flights(10, after=10)) == []
+
+
+def test_the_whole_year() -> None:
+    everything = Counter(flight.cancelled for flight in read_flights())
+    assert everything == {False: DEPARTURES, True: FLIGHTS - DEPARTURES}
+
+
+def test_a_cancelled_flight_may_have_no_aircraft() -> None:
+    assert any(each.aircraft == NO_AIRCRAFT and each.cancelled for each in read_flights(20_000))
+
+
+@pytest.mark.parametrize("departures", [0, -1, DEPARTURES + 1])
+def test_number_of_departures_out_of_range(departures: int) -> None:
+    with pytest.raises(ConfigurationError, match="328521"):
+        list(read_flights(departures))
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights, "_PACKAGE", "no_such_package")
+    with pytest.raises(MissingDependencyError, match=r"pip install .*demo"):
+        find_archive()
+
+
+def test_reading_does_not_import_pandas() -> None:
+    code = "import sys; from dualwrite.demo.flights import read_flights; next(read_flights(1)); print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@given(st.text(max_size=8), st.integers(1, 32))
+def test_an_aircraft_belongs_to_one_worker(aircraft: str, workers: int) -> None:
+    assert 0 <= share_of(aircraft, workers) < workers
+    assert share_of(aircraft, workers) == share_of(aircraft, workers)
+
+
+def test_every_flight_is_in_one_share_and_shares_are_alike() -> None:
+    shares = Counter(share_of(flight.aircraft, 4) for flight in read_flights(5000))
+    assert set(shares) == {0, 1, 2, 3}
+    assert min(shares.values()) > 900

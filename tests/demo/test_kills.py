@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, plan_kills
+
+
+@given(kills=st.integers(0, 60), transactions=st.integers(0, 100_000), seed=st.integers())
+def test_plan(kills: int, transactions: int, seed: int) -> None:
+    plan = plan_kills(kills, transactions, seed)
+    assert len(plan) == kills
+    assert plan == plan_kills(kills, transactions, seed)
+    assert [kill.after for kill in plan] == sorted(kill.after for kill in plan)
+    assert all(0 <= kill.after <= transactions and 0 <= kill.choice < 1 for kill in plan)
+    assert all(0 <= kill.delay <= (MAX_OPENING_DELAY if kill.while_opening else MAX_DELAY) for kill in plan)
+    assert sum(kill.while_opening for kill in plan) == (0 if kills < 2 else max(1, kills // 4))
+    assert not any(kill.while_opening for kill in plan[:1])
+
+
+def test_kills_are_spread_over_the_run() -> None:
+    plan = plan_kills(10, 1000, 1)
+    assert all(100 * place <= kill.after <= 100 * (place + 1) for place, kill in enumerate(plan))
+
+
+def test_another_seed_is_another_plan() -> None:
+    assert plan_kills(10, 1000, 1) != plan_kills(10, 1000, 2)

@@ -1,0 +1,205 @@
+"""The demo as its users run it: real broker, real database, real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient
+from sqlalchemy import create_engine, inspect
+
+from dualwrite.cli import main
+from dualwrite.demo import flights, supervisor
+from dualwrite.demo.comparison import Findings
+from dualwrite.demo.errors import DemoError
+from dualwrite.demo.run import Options, run_demo
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.stores.sql import SqlStateStore
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty state directory: neither a cluster `default` nor anything of an earlier run is in it."""
+    place = tmp_path / "state"
+    monkeypatch.setenv("DUALWRITE_STATE_DIR", str(place))
+    return place
+
+
+@pytest.fixture
+def kafka(broker: DevCluster, state_dir: Path) -> dict[str, Any]:
+    return {"bootstrap.servers": broker.bootstrap_servers}
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    assert not [child for child in psutil.Process().children() if "dualwrite.demo.worker" in child.cmdline()]
+
+
+def topics(kafka: dict[str, Any]) -> set[str]:
+    return {
+        name for name in AdminClient({**kafka, "log_level": 4}).list_topics(timeout=10).topics if name.startswith("departures-")
+    }
+
+
+def test_everything_agrees_and_nothing_is_left(kafka: dict[str, Any], state_dir: Path) -> None:
+    before = topics(kafka)
+    verdict = run_demo(Options(departures=300, kills=3, workers=2, kafka=kafka))
+    assert verdict.all_agree, verdict.to_json()
+    assert verdict.rows == verdict.messages == 300
+    assert verdict.tally.kills == 3
+    assert sum(verdict.tally.outcomes.values()) >= 2
+    assert topics(kafka) == before
+    assert not (state_dir / "demo").exists()
+
+
+def test_naive_ends_without_the_recipe_and_says_what_it_found(kafka: dict[str, Any]) -> None:
+    verdict = run_demo(Options(departures=600, kills=12, naive=True, kafka=kafka))
+    assert verdict.tally.kills == 12
+    assert verdict.rows == 600
+    assert not verdict.tally.outcomes
+    findings = verdict.findings
+    assert verdict.messages == 600 - len(findings.lost) + len(findings.duplicated)
+    assert replace(findings, lost=[], duplicated=[]) == Findings()
+
+
+def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str, Any]) -> None:
+    verdict = run_demo(Options(departures=3, kills=4, workers=5, kafka=kafka))
+    assert verdict.all_agree, verdict.to_json()
+    assert verdict.tally.kills == 4
+
+
+def test_no_kill(kafka: dict[str, Any]) -> None:
+    verdict = run_demo(Options(departures=20, kills=0, workers=2, kafka=kafka))
+    assert verdict.all_agree, verdict.to_json()
+    assert len(verdict.tally.openings) == 2
+
+
+def test_keep_leaves_what_is_needed_to_look(kafka: dict[str, Any], tmp_path: Path) -> None:
+    verdict = run_demo(Options(departures=10, kills=1, kafka=kafka, data_dir=tmp_path / "data", keep=True))
+    assert verdict.all_agree
+    assert verdict.places["topic"] in topics(kafka)
+    assert set(inspect(create_engine(verdict.places["database"])).get_table_names()) > set(verdict.places["tables"].split(", "))
+    assert Path(verdict.places["logs"]).is_relative_to(tmp_path / "data")
+
+
+def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--departures", "30", "--kills", "1", "--kafka", kafka["bootstrap.servers"]]
+    assert main(["demo", *arguments]) == 0
+    assert "All agree: each of 30 departures" in capsys.readouterr().out
+    assert main(["demo", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["all_agree"] is True
+
+
+def test_disagreement_is_exit_code_1_and_tells_where_to_look(
+    kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dualwrite.demo.evidence._content", lambda _: None)
+    assert main(["demo", "--departures", "10", "--kills", "0", "--kafka", kafka["bootstrap.servers"]]) == 1
+    printed = capsys.readouterr().out
+    assert "DISAGREEMENT: 10 lost, 10 phantom." in printed
+    database = next(line for line in printed.splitlines() if line.startswith("database: ")).removeprefix("database: sqlite:///")
+    assert Path(database).is_file()
+
+
+@pytest.mark.parametrize("option", [["--departures", "0"], ["--kills", "-1"], ["--workers", "0"], ["--url", "mongodb://x"]])
+def test_bad_options(option: list[str], state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *option]) == 1
+    assert "Error: " in capsys.readouterr().err
+    assert not state_dir.exists()
+
+
+def test_missing_flights(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights, "_PACKAGE", "no_such_package")
+    with pytest.raises(MissingDependencyError, match=r"pip install"):
+        run_demo(Options())
+    assert not state_dir.exists()
+
+
+def test_unreachable_kafka(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualwrite.demo.places._ADMIN_TIMEOUT", 1.0)
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:1\b"):
+        run_demo(Options(kafka={"bootstrap.servers": "127.0.0.1:1"}))
+    assert not (state_dir / "demo").exists()
+
+
+def test_a_worker_that_always_fails_ends_the_demo_with_its_reason(
+    kafka: dict[str, Any], monkeypatch: pytest.MonkeyPatch, state_dir: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "MAX_ERRORS", 2)
+    monkeypatch.setenv("DUALWRITE_FAILPOINTS", "after_begin=raise")
+    with pytest.raises(DemoError, match="FailpointError") as caught:
+        run_demo(Options(departures=10, kills=0, workers=1, kafka=kafka))
+    assert "FailpointError" in caught.value.log_file.read_text()
+
+
+def test_a_worker_that_fails_once_is_told_in_the_verdict(kafka: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_FAILPOINTS", "after_db_commit#5=exit:7")
+    verdict = run_demo(Options(departures=8, kills=0, workers=1, kafka=kafka))
+    assert verdict.findings.agree
+    assert not verdict.all_agree
+    assert verdict.tally.errors == ["worker 0: ended with exit code 7"]
+    assert verdict.tally.outcomes["COMMITTED"] == 1
+
+
+def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            "import sys, dualwrite.cli as c; sys.exit(c.main())",
+            "demo",
+            "--departures",
+            "50000",
+        ],
+        env={**os.environ, "DUALWRITE_STATE_DIR": str(state_dir)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        children: list[psutil.Process] = []
+        deadline = time.monotonic() + 60
+        while not any(log.stat().st_size == 0 for log in state_dir.glob("demo/*/worker-*.log")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(2)
+        children = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(signal.SIGINT)
+        _, told = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "Interrupted after" in told
+    assert "Traceback" not in told
+    assert len(children) == 1
+    assert not any(child.is_running() for child in children)
+    assert not [path for path in state_dir.rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("naive", [False, True])
+def test_postgresql(kafka: dict[str, Any], postgres_url: str, *, naive: bool) -> None:
+    verdict = run_demo(Options(departures=2000, kills=20, url=postgres_url, kafka=kafka, naive=naive))
+    assert verdict.tally.kills == 20
+    if naive:
+        assert not verdict.findings.agree
+    else:
+        assert verdict.all_agree, verdict.to_json()
+    with SqlStateStore.from_url(postgres_url) as store:
+        assert not store.list("demo-")
+        assert not [name for name in inspect(store.engine).get_table_names() if name.startswith("dualwrite_demo")]
+
+
+def test_options_out_of_range() -> None:
+    with pytest.raises(ConfigurationError, match="1 to 32"):
+        Options(workers=33)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from dualwrite.demo.comparison import Findings
+from dualwrite.demo.screen import Bar, Lines, Screen, Silent, screen_for, show_verdict
+from dualwrite.demo.supervisor import Tally
+from dualwrite.demo.verdict import Verdict
+
+
+@pytest.fixture
+def good() -> Verdict:
+    tally = Tally(
+        done={0: 60, 1: 44},
+        kills=3,
+        kills_while_opening=1,
+        openings=[0.2, 0.7],
+        outcomes=Counter(COMMITTED=1, ABORTED=1, ALREADY_COMMITTED=1),
+        took=list(range(1000, 2000)),
+        seconds=2.0,
+    )
+    return Verdict(False, 100, 3, 100, 100, tally, Findings(), (), {"topic": "t"})
+
+
+def printed(verdict: Verdict) -> str:
+    console = Console(file=StringIO(), width=100)
+    show_verdict(console, verdict)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_all_agree(good: Verdict) -> None:
+    assert good.all_agree
+    assert (
+        good.words()
+        == "All agree: each of 100 departures is once in the database and once in the topic, after 3 kills of workers."
+    )
+    assert good.per_second == 52
+    assert good.milliseconds == pytest.approx((1.5, 1.99), abs=0.01)
+    assert "recoveries: ABORTED" in printed(good)
+
+
+@pytest.mark.parametrize("finding", list(Findings().counts()))
+def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
+    bad = replace(good, findings=Findings(**{finding: [7]}))
+    assert not bad.all_agree
+    assert "DISAGREEMENT: 1 " in bad.words()
+    assert f"{finding.replace('_', ' ')}: 7" in printed(bad)
+
+
+@pytest.mark.parametrize("outcome", ["LOST", "UNVERIFIED"])
+def test_what_recovery_found_lost_is_no_agreement(good: Verdict, outcome: str) -> None:
+    bad = replace(good, tally=replace(good.tally, outcomes=Counter({outcome: 1})))
+    assert not bad.all_agree
+    assert bad.words().startswith("NOT SETTLED")
+
+
+def test_an_id_left_unsettled_or_unacknowledged_is_no_agreement(good: Verdict) -> None:
+    assert replace(good, unsettled=("demo-0",)).words().startswith("NOT SETTLED")
+    assert not replace(good, tally=replace(good.tally, unacknowledged=1)).all_agree
+
+
+def test_an_incomplete_run_is_no_agreement(good: Verdict) -> None:
+    for bad in (
+        replace(good, kills_wanted=4),
+        replace(good, rows=0),
+        replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])),
+    ):
+        assert not bad.all_agree
+        assert bad.words().startswith("INCOMPLETE")
+    assert "worker 0: FencedError" in printed(replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])))
+
+
+def test_naive_says_what_went_wrong_or_that_it_was_luck(good: Verdict) -> None:
+    unlucky = replace(good, naive=True, findings=Findings(lost=[1, 2], duplicated=[3]))
+    assert unlucky.words().endswith("disagree after 3 kills, for good: 2 lost, 1 duplicated.")
+    assert "By luck" in replace(good, naive=True).words()
+
+
+def test_json_holds_everything(good: Verdict) -> None:
+    data = json.loads(json.dumps(replace(good, findings=Findings(lost=list(range(9)))).to_json()))
+    assert data["findings"]["lost"] == 9
+    assert data["examples"] == {"lost": [0, 1, 2, 3, 4]}
+    assert data["recoveries"] == {"COMMITTED": 1, "ABORTED": 1, "ALREADY_COMMITTED": 1}
+    assert data["kills_while_opening"] == 1
+
+
+def test_figures_of_next_to_nothing(good: Verdict) -> None:
+    nothing = replace(good, tally=Tally())
+    assert nothing.milliseconds == (0, 0)
+    assert nothing.per_second == 0
+    assert printed(nothing)
+
+
+def test_lines_come_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Verdict) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = StringIO()
+    lines = Lines(Console(file=out, width=100))
+    for second in range(11):
+        now[0] = float(second)
+        lines.show(good.tally, 208)
+    assert out.getvalue() == "104 of 208 flights, 3 killed, 3 recovered\n" * 2
+
+
+def test_the_screen_suits_the_terminal(good: Verdict) -> None:
+    terminal = Console(file=StringIO(), force_terminal=True)
+    kinds: list[tuple[Screen, type]] = [
+        (screen_for(Console(file=StringIO()), quiet=False), Lines),
+        (screen_for(terminal, quiet=True), Silent),
+        (screen_for(terminal, quiet=False), Bar),
+    ]
+    for screen, kind in kinds:
+        assert isinstance(screen, kind)
+        with screen:
+            screen.say("hello")
+            screen.show(good.tally, 104)
+    assert isinstance(terminal.file, StringIO)
+    assert "hello" in terminal.file.getvalue()
