@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import dialect_of
+from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.errors import ErrorMap
 from dualwrite.stores.sql.store import make_engine, parse_url
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME

@@ -33,6 +33,11 @@ class Outcome(Enum):
     NOTHING = "NOTHING"
     """Nothing was open and nothing in doubt."""
 
+    @property
+    def lost_kind(self) -> LostKind | None:
+        """What is recorded in the row for it, or None where nothing is lost."""
+        return LostKind(self.value) if self in (Outcome.LOST, Outcome.UNVERIFIED) else None
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutcome:

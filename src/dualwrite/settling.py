@@ -23,7 +23,7 @@ from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.report import GenerationOutcome, Outcome
 from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ _OUTCOMES: Final = {
     Decision.UNVERIFIED: Outcome.UNVERIFIED,
     Decision.NOTHING: Outcome.NOTHING,
 }
-_LOST_KINDS: Final = {Outcome.LOST: LostKind.LOST, Outcome.UNVERIFIED: LostKind.UNVERIFIED}
 
 
 def settle_generations(
@@ -170,7 +169,7 @@ class GenerationSettler:
 
     def _settle_row(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
         if stored is not None:
-            kind = _LOST_KINDS.get(outcome)
+            kind = outcome.lost_kind
             lost = None
             if kind is not None:
                 lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC))

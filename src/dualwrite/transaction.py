@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
-from dualwrite.errors import ConcurrentUseError, WriterClosedError
+from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, TransactionalProducer
 from dualwrite.state import PreparedTxnState
@@ -29,6 +30,7 @@ class Transaction:
         self._producer = producer
         self._timeout = timeout
         self._thread = threading.get_ident()
+        self._pid = os.getpid()
         self._open = True
         self.state: PreparedTxnState | None = None
 
@@ -99,9 +101,20 @@ class Transaction:
     def _check(self) -> None:
         if not self._open:
             raise WriterClosedError("The transaction has ended with its block.", transactional_id=self._transactional_id)
+        if os.getpid() != self._pid:
+            raise forked("the transaction", self._pid, self._transactional_id)
         if threading.get_ident() != self._thread:
             raise ConcurrentUseError(
                 "The transaction belongs to another thread.",
                 transactional_id=self._transactional_id,
                 next_step="one writer, with a transactional id of its own, for each thread",
             )
+
+
+def forked(what: str, made_in: int, transactional_id: str) -> UsageError:
+    """A child process uses what belongs to its parent, which has the other end of every connection."""
+    return UsageError(
+        f"{what} in process {os.getpid()}, but the writer was made in {made_in}: it does not survive a fork.",
+        transactional_id=transactional_id,
+        next_step="open a writer in each process, after the fork, with an id of its own",
+    )

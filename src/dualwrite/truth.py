@@ -9,13 +9,11 @@ from typing import NoReturn
 from dualwrite.decision import Decision, decide
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, StoreCommitFailedError
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.report import GenerationOutcome, Outcome, raise_for_lost
+from dualwrite.report import GenerationOutcome, raise_for_lost
 from dualwrite.state import PreparedTxnState, state_text
-from dualwrite.stores.base import LostKind, LostTransaction
+from dualwrite.stores.base import LostTransaction
 
 log = logging.getLogger(__name__)
-
-_LOST_KINDS = {Outcome.LOST: LostKind.LOST, Outcome.UNVERIFIED: LostKind.UNVERIFIED}
 
 
 def tell(error: BaseException, truth: DualWriteError) -> NoReturn:
@@ -63,7 +61,7 @@ def in_doubt(
 
 def lost_error(found: GenerationOutcome | None) -> DualWriteError | None:
     """The LostTransactionError or UnverifiedTransactionError for an outcome, or None where it is neither."""
-    kind = None if found is None else _LOST_KINDS.get(found.outcome)
+    kind = None if found is None else found.outcome.lost_kind
     if found is None or kind is None or found.state is None:
         return None
     try:

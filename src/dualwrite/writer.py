@@ -32,7 +32,7 @@ from dualwrite.session import Session
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.timeouts import Timeouts
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, forked
 from dualwrite.truth import in_doubt, is_seen_committed, lost_error, pass_over, rolled_back, tell
 
 log = logging.getLogger(__name__)
@@ -207,6 +207,7 @@ class DualWriter:
                 self._make_ready()
                 transaction = self._begin()
                 yield transaction
+                self._check_process("the end of transaction()")
                 transaction.end()
                 self._commit(transaction)
             except BaseException as error:  # noqa: BLE001  (KeyboardInterrupt too must leave neither side open)
@@ -300,6 +301,8 @@ class DualWriter:
     def _after_trouble(self, error: BaseException) -> None:
         """Return where the transaction turned out committed and `error` tells nothing else; raise otherwise."""
         phase = self._state.phase
+        if os.getpid() != self._pid:
+            raise error  # a forked child: the connections are its parent's, in the middle of its transaction
         if phase in _BEFORE_COMMIT_POINT:
             self._advance(Event.ABORT)
             assert self._store_transaction is not None
@@ -450,6 +453,8 @@ class DualWriter:
 
     def _forget_transaction(self) -> None:
         """Release the database connection, and leave no phase of a transaction behind, whatever interrupted it."""
+        if os.getpid() != self._pid:
+            return
         transaction, self._transaction = self._transaction, None
         store_transaction, self._store_transaction = self._store_transaction, None
         if transaction is not None:
@@ -460,15 +465,14 @@ class DualWriter:
         if store_transaction is not None:
             store_transaction.rollback()
 
+    def _check_process(self, what: str) -> None:
+        if os.getpid() != self._pid:
+            raise forked(what, self._pid, self._id)
+
     @contextmanager
     def _exclusively(self, what: str) -> Iterator[None]:
         me = threading.get_ident()
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f"{what} in process {os.getpid()}, but the writer was made in {self._pid}: it does not survive a fork.",
-                transactional_id=self._id,
-                next_step="open a writer in each process, after the fork, with an id of its own",
-            )
+        self._check_process(what)
         with self._mutex:
             if self._user == me and self._state.phase in _IN_TRANSACTION:
                 raise NestedTransactionError(

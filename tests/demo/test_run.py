@@ -153,7 +153,8 @@ def test_a_worker_that_fails_once_is_told_in_the_verdict(kafka: dict[str, Any], 
     assert verdict.tally.outcomes["COMMITTED"] == 1
 
 
-def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [
             sys.executable,
@@ -176,7 +177,7 @@ def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path
             time.sleep(0.1)
         time.sleep(2)
         children = psutil.Process(demo.pid).children(recursive=True)
-        demo.send_signal(signal.SIGINT)
+        demo.send_signal(number)
         _, told = demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert "Interrupted after" in told

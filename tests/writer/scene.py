@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -23,6 +23,10 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.topics import CommittedMessage, read_committed
 
 TIMEOUTS = Timeouts(claim=10, kafka=20, delivery=20)
+
+
+def _new_id() -> str:
+    return f"w-{uuid4().hex[:12]}"
 
 
 class Base(DeclarativeBase):
@@ -52,11 +56,15 @@ class Scene:
     servers: str
     kafka: Mapping[str, Any] = field(default_factory=dict)
     timeouts: Timeouts = TIMEOUTS
-    transactional_id: str = field(default_factory=lambda: f"w-{uuid4().hex[:12]}")
+    transactional_id: str = field(default_factory=_new_id)
 
     @property
     def topic(self) -> str:
         return f"events-{self.transactional_id}"
+
+    def with_new_id(self) -> Scene:
+        """The same with another id and topic."""
+        return replace(self, transactional_id=_new_id())
 
     def connect(self, database: Database | None = None, *, kafka: Mapping[str, Any] | None = None, **changes: Any) -> DualWriter:
         """An open writer."""

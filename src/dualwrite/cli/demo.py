@@ -7,6 +7,9 @@ Exit codes: 0 all agree (with `--naive`: it ran, whatever it found, since disagr
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -57,7 +60,8 @@ def demo(
         data_dir=data_dir,
         keep=keep,
     )
-    verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
+    with _terminated_like_interrupted():
+        verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
     if as_json:
         typer.echo(json.dumps(verdict.to_json(), indent=2))
     else:
@@ -67,3 +71,13 @@ def demo(
                 typer.echo(f"{name}: {place}")
     if not (naive or verdict.all_agree):
         raise typer.Exit(DISAGREES)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Make SIGTERM (`timeout`, a cancelled CI job) what Ctrl-C is: otherwise the broker would stay."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

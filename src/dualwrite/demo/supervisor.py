@@ -162,7 +162,7 @@ class Supervisor:
         number = worker.job.worker
         self._errors_in_a_row[number] += 1
         if not self.tally.errors or not self.tally.errors[-1].startswith(f"worker {number}: "):
-            self.tally.errors.append(f"worker {number}: ended with exit code {worker.exit_code}")
+            self.tally.errors.append(f"worker {number}: ended with exit code {worker.exit_code}{_last_words(worker.log_file)}")
         if self._errors_in_a_row[number] >= MAX_ERRORS:
             raise DemoError(
                 f"Worker {number} ended by itself {MAX_ERRORS} times in a row.",
@@ -222,3 +222,8 @@ class Supervisor:
                 report = self._reports.get()
                 if report.facts is not None:
                     self._heard(report.process, report.facts)
+
+
+def _last_words(log_file: Path) -> str:
+    lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return f": {lines[-1]}" if lines else ""

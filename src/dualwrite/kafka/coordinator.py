@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -16,6 +18,8 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
 from dualwrite.state import TransactionDescription, TransactionStatus
+
+log = logging.getLogger(__name__)
 
 REQUEST_TIMED_OUT: Final = 7
 COORDINATOR_LOAD_IN_PROGRESS: Final = 14
@@ -199,10 +203,14 @@ class WireTransactionCoordinator:
     def _repeated(self, once: Callable[[], _T], what: str) -> _T:
         """Call until an answer that says something, or the time is over."""
         passing = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
+        deadline = time.monotonic() + self._timeout
         try:
-            return Retrying(
-                retry=retry_if_exception_type(passing), stop=stop_after_delay(self._timeout), wait=_WAIT, reraise=True
-            )(once)
+            return once()  # tenacity costs 60 µs, and describe stands on the path of every transaction
+        except passing as error:
+            log.debug("%s: %s; asking again", what, error)
+        try:
+            stop = stop_after_delay(max(deadline - time.monotonic(), 0))
+            return Retrying(retry=retry_if_exception_type(passing), stop=stop, wait=_WAIT, reraise=True)(once)
         except BrokerUnavailableError:
             raise
         except passing as error:

@@ -12,7 +12,8 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from dualwrite.errors import ConfigurationError, MissingDependencyError, NotSettledError
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.sql.claim import ClaimAttempt
-from dualwrite.stores.sql.dialect import StoreDialect, Trouble, dialect_for, dialect_of
+from dualwrite.stores.sql.dialect import StoreDialect, Trouble
+from dualwrite.stores.sql.dialects import dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address, fenced
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import MAX_OWNER_LENGTH, lost_text, parse_lost, state_row, with_lost

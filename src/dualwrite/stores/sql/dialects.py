@@ -1,0 +1,48 @@
+"""Which `StoreDialect` serves an engine or a URL; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from sqlalchemy import URL, Engine
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.stores.sql.dialect import StoreDialect
+
+
+def dialect_of(engine: Engine) -> StoreDialect:
+    """The dialect for an engine, by the driver that it really has: `postgresql://` may mean psycopg2 to SQLAlchemy.
+
+    Raises:
+        ConfigurationError: We have none for this database or this driver.
+    """
+    return dialect_for(engine.url.set(drivername=f"{engine.dialect.name}+{engine.dialect.driver}"))
+
+
+def dialect_for(url: URL) -> StoreDialect:
+    """The dialect for a URL.
+
+    Raises:
+        ConfigurationError: We have none for this database or this driver.
+    """
+    backend, _, driver = url.drivername.partition("+")
+    dialect: StoreDialect
+    match backend:
+        case "postgresql":
+            from dualwrite.stores.sql.postgresql import PostgresqlDialect  # noqa: PLC0415  (one backend, one import)
+
+            dialect = PostgresqlDialect()
+        case "sqlite":
+            from dualwrite.stores.sql.sqlite import SqliteDialect  # noqa: PLC0415  (one backend, one import)
+
+            dialect = SqliteDialect()
+        case _:
+            raise ConfigurationError(
+                f"dualwrite has no SQL store for {backend!r}.",
+                next_step="postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+            )
+    if driver not in ("", dialect.driver):
+        raise ConfigurationError(
+            f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",
+            cause="whether a failed COMMIT may have committed is read off the driver's own errors",
+            next_step=f"{dialect.name}+{dialect.driver}://…",
+        )
+    return dialect

@@ -1,0 +1,593 @@
+"""COMMIT with an unknown outcome, and Kafka gone at the worst moments: the block tells the truth, and both sides agree.
+
+PostgreSQL's connection is broken by a proxy before it; servers are killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import sqlalchemy as sa
+from writer.scene import Base, Scene
+
+import dualwrite
+from dualwrite import (
+    DeliveryError,
+    DualWriter,
+    InDoubtTransactionError,
+    Outcome,
+    Phase,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    Timeouts,
+)
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing import failpoints
+from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.broker import started
+
+COMMIT = b"COMMIT\0"
+Later = Callable[[float, Callable[[], object]], None]
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL to kill; its data survive."""
+    with PostgresServer() as server:
+        migration.upgrade(server.url)
+        engine = sa.create_engine(server.url)
+        Base.metadata.create_all(engine)
+        engine.dispose()
+        yield server
+
+
+@pytest.fixture
+def later() -> Iterator[Later]:
+    """Calls something after some seconds; the test ends when it has been done."""
+    threads = []
+
+    def after(seconds: float, call: Callable[[], object]) -> None:
+        thread = threading.Timer(seconds, call)
+        threads.append(thread)
+        thread.start()
+
+    yield after
+    for thread in threads:
+        thread.join(60)
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """Runs the writer: servers die with the thread that started them, so that they are started by the test's own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+class Proxied:
+    """A scene whose writer is connected through a proxy, and which is looked at past it."""
+
+    def __init__(self, server: PostgresServer, proxy: TcpProxy, broker: DevCluster, timeouts: Timeouts | None = None) -> None:
+        self.server = server
+        self.proxy = proxy
+        self.engine = sa.create_engine(server.url)
+        self.scene = Scene(self.engine, broker.bootstrap_servers)
+        if timeouts is not None:
+            self.scene.timeouts = timeouts
+        self.url = server.url_at(proxy.port)
+
+    def connect(self) -> DualWriter:
+        return self.scene.connect(self.url)
+
+    def end_backend(self) -> None:
+        """End the backend that waits for the writer's COMMIT, and wait until it is gone with its locks."""
+        query = sa.text(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE state = 'idle in transaction' AND application_name = 'dualwrite'"
+        )
+        with self.engine.connect() as connection:
+            connection.execute(query)
+
+
+@pytest.fixture
+def proxied(own_server: PostgresServer, broker: DevCluster) -> Iterator[Proxied]:
+    with TcpProxy("127.0.0.1", own_server.port) as proxy:
+        made = Proxied(own_server, proxy, broker)
+        yield made
+        made.engine.dispose()
+
+
+def assert_committed(scene: Scene, writer: DualWriter) -> None:
+    """The block has ended well: both sides have it at once; then the writer goes on."""
+    assert scene.agree() == [1, 2]
+    assert writer.phase is Phase.READY
+    scene.write(writer, 3)
+    assert scene.agree() == [1, 2, 3]
+    writer.close()
+    scene.assert_settled()
+
+
+def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFailedError) -> None:
+    """Neither side has it, the error says so, and the same transaction run again succeeds."""
+    assert error.retriable
+    assert error.transactional_id == scene.transactional_id
+    assert "rolled back" in str(error)
+    assert isinstance(error.__cause__, StoreCommitUnknownError)
+    assert scene.agree() == [1]
+    assert writer.phase is Phase.READY
+    scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+    writer.close()
+    scene.assert_settled()
+
+
+# --- the connection is lost -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset], ids=["cut", "reset"])
+def test_commit_never_arrives(proxied: Proxied, cut: Callable[[Link], None]) -> None:
+    scene = proxied.scene
+    with proxied.connect() as writer:
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, cut)
+        with pytest.raises(StoreCommitFailedError) as caught:
+            scene.write(writer, 2)
+        assert_rolled_back(scene, writer, caught.value)
+
+
+@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset], ids=["cut", "reset"])
+def test_the_answer_to_commit_is_lost(proxied: Proxied, cut: Callable[[Link], None]) -> None:
+    scene = proxied.scene
+    with proxied.connect() as writer:
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, cut, when="answered")
+        scene.write(writer, 2)
+        assert_committed(scene, writer)
+
+
+def test_the_connection_is_lost_while_commit_runs(proxied: Proxied) -> None:
+    """A deferred trigger makes COMMIT slow. A plain read would say "not committed" and be wrong a second later."""
+    scene = proxied.scene
+    with proxied.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE OR REPLACE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN IF NEW.writer = '{scene.transactional_id}' AND NEW.number = 2 "
+            "THEN PERFORM pg_sleep(1); END IF; RETURN NULL; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+            "EXECUTE FUNCTION slowly()"
+        )
+    try:
+        with proxied.connect() as writer:
+            scene.write(writer, 1)
+            proxied.proxy.on_client_bytes(COMMIT, Link.cut, when="after")
+            began = time.monotonic()
+            scene.write(writer, 2)
+            assert time.monotonic() - began > 0.9
+            assert_committed(scene, writer)
+    finally:
+        with proxied.engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER slow ON events")
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["no messages, lost", "no messages, committed"])
+def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answered: bool) -> None:
+    """It has no prepared state; its number in the row tells."""
+    scene = proxied.scene
+    with proxied.connect() as writer:
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, Link.cut, when="answered" if answered else "before")
+        if answered:
+            with writer.transaction() as tx:
+                scene.insert(tx, 2)
+        else:
+            with pytest.raises(StoreCommitFailedError), writer.transaction() as tx:
+                scene.insert(tx, 2)
+        assert scene.rows() == ([1, 2] if answered else [1])
+        scene.write(writer, 3)
+    assert scene.messages() == [1, 3]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("direction", ["client_to_server", "server_to_client"])
+def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction: str) -> None:
+    """Nothing is decided while it is silent; once it is cut, the truth is found over a new connection."""
+    scene = proxied.scene
+
+    def silence(link: Link) -> None:
+        link.blackhole(direction)  # type: ignore[arg-type]  # one of its two
+        later(1.0, link.cut)
+
+    with proxied.connect() as writer:
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, silence)
+        began = time.monotonic()
+        if direction == "server_to_client":
+            scene.write(writer, 2)
+            assert time.monotonic() - began > 0.9
+            assert_committed(scene, writer)
+        else:
+            with pytest.raises(StoreCommitFailedError) as caught:
+                scene.write(writer, 2)
+            assert time.monotonic() - began > 0.9
+            assert_rolled_back(scene, writer, caught.value)
+
+
+def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> None:
+    scene = proxied.scene
+
+    def silence(link: Link) -> None:
+        link.blackhole()
+        later(1.0, link.resume)
+
+    with proxied.connect() as writer:
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, silence)
+        scene.write(writer, 2)
+        assert_committed(scene, writer)
+
+
+def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServer, broker: DevCluster) -> None:
+    """In doubt: nothing is guessed, nothing is open twice, and the next transaction settles it."""
+    with TcpProxy("127.0.0.1", own_server.port) as proxy:
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=20, delivery=20))
+        scene = proxied.scene
+
+        def lose(link: Link) -> None:
+            proxy.refuse()
+            link.cut()
+
+        with proxied.connect() as writer:
+            scene.write(writer, 1)
+            proxy.on_client_bytes(COMMIT, lose, when="answered")
+            with pytest.raises(InDoubtTransactionError) as caught:
+                scene.write(writer, 2)
+            assert caught.value.database_committed is None
+            assert caught.value.state == str(scene.state_row().prepared_state)
+            assert not caught.value.retriable
+            assert "Nothing was guessed" in str(caught.value)
+            assert writer.phase is Phase.IN_DOUBT
+            assert len(scene.unfinished()) == 1
+            proxy.refuse(refusing=False)
+            scene.write(writer, 3)
+            assert scene.agree() == [1, 2, 3]
+        scene.assert_settled()
+        proxied.engine.dispose()
+
+
+def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer, broker: DevCluster) -> None:
+    with TcpProxy("127.0.0.1", own_server.port) as proxy:
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=20, delivery=20))
+        scene = proxied.scene
+
+        def lose(link: Link) -> None:
+            proxy.refuse()
+            link.cut()
+
+        for number, when in ((1, "answered"), (2, "before")):
+            writer = proxied.connect()
+            proxy.on_client_bytes(COMMIT, lose, when=when)  # type: ignore[arg-type]  # both are
+            with pytest.raises(InDoubtTransactionError):
+                scene.write(writer, number)
+            proxy.refuse(refusing=False)
+            writer.close()
+            scene.assert_settled()
+            assert scene.agree() == [1]
+
+        writer = proxied.connect()
+        proxy.on_client_bytes(COMMIT, lose, when="answered")
+        with pytest.raises(InDoubtTransactionError):
+            scene.write(writer, 3)
+        with pytest.raises(InDoubtTransactionError, match="could not be settled"):
+            writer.close()
+        assert writer.phase is Phase.CLOSED
+        assert len(scene.unfinished()) == 1
+        assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
+        assert scene.agree() == [1, 3]
+        scene.assert_settled()
+        proxied.engine.dispose()
+
+
+# --- a successor claims between the lost COMMIT and the writer's claim: rule F8 ---------------------------------------------
+
+
+def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
+    """The writer can't know: in doubt, never "rolled back", and the successor's transactions are its own."""
+    scene = proxied.scene
+    with ExitStack() as successors, proxied.connect() as writer:
+        found: list[DualWriter] = []
+
+        def succeed(link: Link) -> None:
+            link.blackhole("server_to_client")  # the backend's last words would tell the writer too early
+            proxied.end_backend()
+            successor = successors.enter_context(scene.connect())
+            scene.write(successor, 10)
+            found.append(successor)
+            link.cut()
+
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, succeed)
+        with pytest.raises(InDoubtTransactionError) as caught:
+            scene.write(writer, 2)
+        (successor,) = found
+        assert caught.value.database_committed is None
+        assert "rolled back" not in str(caught.value)
+        assert "whoever claimed the id" in str(caught.value)
+        assert [o.outcome for o in successor.recovery_report] == [Outcome.ABORTED]
+        assert scene.agree() == [1, 10]
+        with pytest.raises(dualwrite.FencedError):
+            scene.write(writer, 3)
+        scene.write(successor, 11)
+        assert scene.agree() == [1, 10, 11]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "inside a transaction"])
+def test_a_successor_came_after_commit_was_processed(proxied: Proxied, busy: bool) -> None:
+    """Kafka's commit by the successor proves the database's: the block ends well, and the writer is fenced."""
+    scene = proxied.scene
+    with ExitStack() as successors, proxied.connect() as writer:
+        inside = ExitStack()
+
+        def succeed(link: Link) -> None:
+            successor = successors.enter_context(scene.connect())
+            assert [o.outcome for o in successor.recovery_report] == [Outcome.COMMITTED]
+            scene.write(successor, 10)
+            if busy:
+                successors.enter_context(inside)
+                tx = inside.enter_context(successor.transaction())
+                scene.both(tx, 11)
+            link.cut()
+
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, succeed, when="answered")
+        scene.write(writer, 2)
+        assert writer.phase is Phase.FENCED
+        assert len(scene.unfinished()) == (1 if busy else 0)
+        with pytest.raises(dualwrite.FencedError):
+            scene.write(writer, 3)
+        inside.close()
+        assert scene.agree() == ([1, 2, 10, 11] if busy else [1, 2, 10])
+    scene.assert_settled()
+
+
+def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_successor(proxied: Proxied) -> None:
+    """It has no trace at Kafka, so that nothing can prove it: in doubt."""
+    scene = proxied.scene
+    with proxied.connect() as writer:
+
+        def succeed(link: Link) -> None:
+            with scene.connect() as successor:
+                scene.write(successor, 10)
+            link.cut()
+
+        scene.write(writer, 1)
+        proxied.proxy.on_client_bytes(COMMIT, succeed, when="answered")
+        with pytest.raises(InDoubtTransactionError), writer.transaction() as tx:
+            scene.insert(tx, 2)
+    assert (scene.rows(), scene.messages()) == ([1, 2, 10], [1, 10])
+
+
+# --- the database server dies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves(
+    proxied: Proxied, elsewhere: ThreadPoolExecutor, when: str
+) -> None:
+    scene = proxied.scene
+    crashed = threading.Event()
+
+    def crash(link: Link) -> None:
+        proxied.server.kill()
+        link.cut()
+        crashed.set()
+
+    with proxied.connect() as writer:
+        scene.write(writer, 1)
+        proxied.engine.dispose()
+        proxied.proxy.on_client_bytes(COMMIT, crash, when=when)  # type: ignore[arg-type]  # both are
+        writing = elsewhere.submit(scene.write, writer, 2)
+        assert crashed.wait(20)
+        time.sleep(0.7)
+        assert not writing.done()
+        proxied.server.start()
+        error = writing.exception(20)
+        if when == "answered":
+            assert error is None
+            assert_committed(scene, writer)
+        else:
+            assert isinstance(error, StoreCommitFailedError)
+            assert_rolled_back(scene, writer, error)
+
+
+@pytest.mark.parametrize("settled_by", ["next transaction", "recovery"])
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_the_server_stays_down_for_longer_than_a_claim_may_take(
+    own_server: PostgresServer, broker: DevCluster, when: str, settled_by: str
+) -> None:
+    with TcpProxy("127.0.0.1", own_server.port) as proxy:
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=1, kafka=20, delivery=20))
+        scene = proxied.scene
+
+        def crash(link: Link) -> None:
+            own_server.kill()
+            link.cut()
+
+        writer = proxied.connect()
+        scene.write(writer, 1)
+        proxied.engine.dispose()
+        proxy.on_client_bytes(COMMIT, crash, when=when)  # type: ignore[arg-type]  # both are
+        try:
+            with pytest.raises(InDoubtTransactionError) as caught:
+                scene.write(writer, 2)
+        finally:
+            own_server.start()
+        assert caught.value.database_committed is None
+        left = [1, 2] if when == "answered" else [1]
+        assert len(scene.unfinished()) == 1
+        if settled_by == "recovery":
+            outcome = Outcome.COMMITTED if when == "answered" else Outcome.ABORTED
+            assert [o.outcome for o in scene.recover()] == [outcome]
+            assert scene.agree() == left
+            with pytest.raises(dualwrite.FencedError):
+                scene.write(writer, 3)
+            writer.reopen()
+        scene.write(writer, 3)
+        assert scene.agree() == [*left, 3]
+        writer.close()
+        scene.assert_settled()
+        proxied.engine.dispose()
+
+
+# --- the broker dies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[DevCluster]:
+    """A broker to kill."""
+    with started() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def frail(own_server: PostgresServer, own_broker: DevCluster) -> Iterator[Scene]:
+    """A scene on a broker to kill."""
+    engine = sa.create_engine(own_server.url)
+    yield Scene(engine, own_broker.bootstrap_servers, timeouts=Timeouts(claim=10, kafka=30, delivery=30))
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_the_broker_is_killed_before_prepare_and_comes_back(
+    frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor
+) -> None:
+    scene = frail
+    crashed = threading.Event()
+
+    def write(writer: DualWriter) -> None:
+        with writer.transaction() as tx:
+            scene.both(tx, 2)
+            own_broker.kill(1)
+            scene.both(tx, 3)
+            crashed.set()
+
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        writing = elsewhere.submit(write, writer)
+        assert crashed.wait(20)
+        time.sleep(0.5)
+        own_broker.start(1)
+        writing.result(30)
+        assert scene.agree() == [1, 2, 3]
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_broker: DevCluster) -> None:
+    scene = frail
+    scene.timeouts = Timeouts(claim=10, kafka=2, delivery=2)
+    writer = scene.connect()
+    scene.write(writer, 1)
+    with pytest.raises(DeliveryError) as caught, writer.transaction() as tx:
+        scene.both(tx, 2)
+        own_broker.kill(1)
+        scene.send(tx, 3)
+        scene.insert(tx, 3)
+    assert caught.value.retriable
+    assert scene.rows() == [1]
+    with pytest.raises(dualwrite.BrokerUnavailableError):
+        scene.write(writer, 4)
+    assert scene.rows() == [1]
+    own_broker.start(1)
+    scene.timeouts = Timeouts(claim=10, kafka=30, delivery=30)
+    scene.write(writer, 5)
+    assert scene.agree() == [1, 5]
+    writer.close()
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after_prepare", "before_db_commit", "before_kafka_commit"])
+def test_the_broker_is_killed_once_the_transaction_is_prepared_and_comes_back(
+    frail: Scene, own_broker: DevCluster, point: str
+) -> None:
+    scene = frail
+
+    def crash() -> None:
+        own_broker.kill(1)
+        own_broker.start(1)
+
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with failpoints.armed(point, failpoints.only_at(1, crash)):
+            scene.write(writer, 2)
+        assert scene.agree() == [1, 2]
+        assert writer.phase is Phase.READY
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_limit(
+    frail: Scene, own_broker: DevCluster
+) -> None:
+    scene = frail
+    scene.timeouts = Timeouts(claim=10, kafka=3, delivery=10)
+    writer = scene.connect()
+    scene.write(writer, 1)
+    with (
+        failpoints.armed("before_kafka_commit", lambda: own_broker.kill(1)),
+        pytest.raises(InDoubtTransactionError) as caught,
+    ):
+        scene.write(writer, 2)
+    assert caught.value.database_committed is True
+    assert "The database committed" in str(caught.value)
+    assert caught.value.state == str(scene.state_row().prepared_state)
+    assert writer.phase is Phase.IN_DOUBT
+    assert scene.rows() == [1, 2]
+    with pytest.raises(dualwrite.BrokerUnavailableError):
+        scene.write(writer, 3)
+    assert writer.phase is Phase.IN_DOUBT
+    own_broker.start(1)
+    scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 4]
+    writer.close()
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
+    """In doubt with what is known: the database has committed."""
+    with TcpProxy("127.0.0.1", own_server.port) as proxy:
+        proxied = Proxied(own_server, proxy, own_broker, Timeouts(claim=1, kafka=3, delivery=10))
+        scene = proxied.scene
+
+        def crash() -> None:
+            own_broker.kill(1)
+            proxy.refuse()
+            proxy.cut()
+
+        writer = proxied.connect()
+        scene.write(writer, 1)
+        with failpoints.armed("before_kafka_commit", crash), pytest.raises(InDoubtTransactionError) as caught:
+            scene.write(writer, 2)
+        assert caught.value.database_committed is True
+        with pytest.raises(InDoubtTransactionError, match="could not be settled"):
+            writer.close()
+        proxy.refuse(refusing=False)
+        own_broker.start(1)
+        assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
+        assert scene.agree() == [1, 2]
+        scene.assert_settled()
+        proxied.engine.dispose()

@@ -1,0 +1,242 @@
+"""KeyboardInterrupt anywhere: it goes through, and afterwards a row is there if and only if its message is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from writer.scene import Scene
+
+from dualwrite import Outcome, Phase
+from dualwrite.testing import failpoints
+
+INTERRUPTED = Path(__file__).with_name("interrupted.py")
+BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
+PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
+WRITER_POINTS = BEFORE_COMMIT_POINT + PAST_COMMIT_POINT
+RECOVERY_POINTS = [
+    "recover_after_claim",
+    "recover_after_describe",
+    "recover_after_decision",
+    "recover_after_end_txn",
+    "recover_after_settle",
+]
+KINDS = [KeyboardInterrupt, RuntimeError]
+FIRST_OUTCOME = {"after_prepare": Outcome.ABORTED, "before_kafka_commit": Outcome.COMMITTED}
+AGAIN = {"after_prepare": Outcome.NOTHING, "before_kafka_commit": Outcome.ALREADY_COMMITTED}
+
+
+def leave_open(scene: Scene, point: str, number: int) -> None:
+    """Leave what a writer leaves that dies at `point`: with the exception that ends it, no clean-up of ours works."""
+    writer = scene.connect()
+
+    def dies() -> None:
+        writer._session.producer.close()
+        raise KeyboardInterrupt
+
+    with failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())):
+        with failpoints.armed(point, dies), pytest.raises(KeyboardInterrupt):
+            scene.write(writer, number)
+        with pytest.raises(KeyboardInterrupt):
+            writer.close()
+    assert writer.phase is Phase.CLOSED
+
+
+def assert_goes_on(scene: Scene, writer: DualWriter, expected: list[int]) -> None:
+    """Both sides agree, the same writer goes on, and nothing is left when it closes."""
+    assert scene.agree() == expected
+    assert scene.checked_out() == 0
+    scene.write(writer, 50)
+    assert scene.agree() == [*expected, 50]
+    writer.close()
+    scene.assert_settled()
+
+
+# --- at each failpoint ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[BaseException]) -> None:
+    expected = []
+    with scene.connect() as writer:
+        for number, point in enumerate(WRITER_POINTS):
+            error = kind(point)
+            with failpoints.armed(point, failpoints.raises(error)), pytest.raises(kind) as caught:
+                scene.write(writer, number)
+            assert caught.value is error
+            notes = " ".join(getattr(error, "__notes__", []))
+            assert ("committed on both sides" in notes) == (point in ("after_db_commit", "before_kafka_commit")), point
+            if point in PAST_COMMIT_POINT:
+                expected.append(number)
+            assert scene.agree() == expected, point
+            assert scene.checked_out() == 0, point
+            scene.write(writer, 100 + number)
+            expected.append(100 + number)
+            expected.sort()
+    assert scene.agree() == expected
+    scene.assert_settled()
+
+
+def test_closing_right_after_an_interrupt_settles(scene: Scene) -> None:
+    expected = []
+    for number, point in enumerate(WRITER_POINTS):
+        with pytest.raises(KeyboardInterrupt), scene.connect() as writer:
+            scene.write(writer, 100 + number)
+            with failpoints.armed(point, failpoints.raises(KeyboardInterrupt())):
+                scene.write(writer, number)
+        expected += [100 + number, number] if point in PAST_COMMIT_POINT else [100 + number]
+        assert scene.agree() == sorted(expected), point
+        scene.assert_settled()
+
+
+def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
+    """The first comes past the commit point; the second while the writer finds out what became of the transaction."""
+    expected = []
+    with scene.connect() as writer:
+        for number, second in enumerate([*RECOVERY_POINTS, "before_take_over"]):
+            with (
+                failpoints.armed("after_db_commit", failpoints.raises(KeyboardInterrupt())),
+                failpoints.armed(second, failpoints.raises(KeyboardInterrupt())),
+                pytest.raises(KeyboardInterrupt),
+            ):
+                scene.write(writer, number)
+            assert writer.phase in (Phase.IN_DOUBT, Phase.NEEDS_RECOVERY), second
+            scene.write(writer, 100 + number)
+            expected += [number, 100 + number]
+            assert scene.agree() == sorted(expected), second
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("left", ["after_prepare", "before_kafka_commit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: str, kind: type[BaseException]) -> None:
+    for point in [*RECOVERY_POINTS, "before_take_over"]:
+        if point == "recover_after_settle" and left == "after_prepare":
+            continue  # nothing is stored, nothing to clear
+        fresh = scene.with_new_id()
+        leave_open(fresh, left, 1)
+        error = kind(point)
+        with failpoints.armed(point, failpoints.raises(error)):
+            for opens in (fresh.connect, fresh.recover) if point.startswith("recover_after_c") else (fresh.connect,):
+                with pytest.raises(kind) as caught:
+                    opens()
+                assert caught.value is error
+        assert fresh.checked_out() == 0, point
+        expected = [1] if left == "before_kafka_commit" else []
+        assert [o.outcome for o in fresh.recover()] in ([], [FIRST_OUTCOME[left]], [AGAIN[left]]), point
+        assert fresh.agree() == expected, point
+        with fresh.connect() as writer:
+            fresh.write(writer, 2)
+        assert fresh.agree() == [*expected, 2], point
+        fresh.assert_settled()
+
+
+@pytest.mark.parametrize("left", ["after_prepare", "before_kafka_commit"])
+def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str) -> None:
+    for point in RECOVERY_POINTS:
+        if point == "recover_after_settle" and left == "after_prepare":
+            continue  # nothing is stored, nothing to clear
+        fresh = sqlite_scene.with_new_id()
+        leave_open(fresh, left, 1)
+        with failpoints.armed(point, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+            fresh.recover()
+        assert fresh.checked_out() == 0, point
+        fresh.recover()
+        assert fresh.agree() == ([1] if left == "before_kafka_commit" else []), point
+        fresh.assert_settled()
+
+
+def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
+    with scene.connect() as writer:
+        for number, point in enumerate([*RECOVERY_POINTS[:3], "recover_after_settle", "before_take_over"]):
+            scene.write(writer, number)
+            with failpoints.armed(point, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+                writer.reopen()
+            assert scene.checked_out() == 0, point
+            assert scene.agree() == list(range(number + 1)), point
+    scene.assert_settled()
+
+
+# --- at random ----------------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """interrupted.py, run to its end under a rain of SIGINTs."""
+
+    def __init__(self, scene: Scene, interrupts: int) -> None:
+        url = scene.engine.url.render_as_string(hide_password=False)
+        command = [sys.executable, "-W", "ignore", str(INTERRUPTED), url, scene.servers, scene.transactional_id, scene.topic]
+        self.process = subprocess.Popen(
+            [*command, str(interrupts)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        self._errors: list[str] = []
+        self._reading = threading.Thread(target=self._read_errors, daemon=True)
+        self._reading.start()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._errors.extend(self.process.stderr)
+
+    def rain(self, chance: random.Random, wait: Callable[[random.Random], float]) -> dict[str, Any]:
+        """Interrupt it whenever it is ready, after a while; its report at the end."""
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(200, self.process.kill)
+        watchdog.start()
+        report: dict[str, Any] | None = None
+        stop = threading.Event()
+        try:
+            for line in self.process.stdout:
+                stop.set()
+                if line.startswith("report "):
+                    report = json.loads(line.removeprefix("report "))
+                    break
+                stop = threading.Event()
+                threading.Thread(target=self._interrupt, args=(wait(chance), stop), daemon=True).start()
+        finally:
+            stop.set()
+            watchdog.cancel()
+            code = self.process.wait(20)
+            self._reading.join(20)
+            for stream in (self.process.stdout, self.process.stderr):
+                assert stream is not None
+                stream.close()
+        errors = "".join(self._errors)
+        assert report is not None, f"ended with {code}: {errors[-6000:]}"
+        report["stderr"] = errors
+        return report
+
+    def _interrupt(self, seconds: float, stop: threading.Event) -> None:
+        """Once, and again every two seconds: Python drops an exception that comes in a destructor."""
+        time.sleep(seconds)
+        while not stop.is_set():
+            self.process.send_signal(signal.SIGINT)
+            stop.wait(2)
+
+
+def soon(chance: random.Random) -> float:
+    """Somewhere in the first transactions, or in what recovers before them."""
+    return chance.uniform(0, 0.08) if chance.random() < 0.8 else chance.uniform(0.08, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_interrupts_at_random_moments(scene: Scene, seed: int) -> None:
+    interrupts = 150
+    report = Process(scene, interrupts).rain(random.Random(seed), soon)
+    print({name: found for name, found in report.items() if name not in ("done", "checked_out")})
+    assert report["interrupts"] == interrupts
+    assert set(report["checked_out"]) == {0}
+    rows = scene.agree()
+    assert set(report["done"]) <= set(rows)
+    assert len(report["done"]) > 10
+    scene.assert_settled()
