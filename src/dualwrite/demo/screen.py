@@ -135,7 +135,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     row("messages that consumers see", f"{verdict.messages:,}")
     row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
     row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
-    row("  of them while recovering", f"{tally.kills_while_opening:,}")
+    row("  of them while starting" if verdict.naive else "  of them while recovering", f"{tally.kills_while_opening:,}")
     for name, number in sorted(tally.outcomes.items()):
         row(f"recoveries: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
     for name, number in findings.items():
