@@ -11,7 +11,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer, check_settings
 from dualwrite.recovery import Recoverer
 from dualwrite.report import RecoveryReport
 from dualwrite.settings import OnLost, ProducerName, Settings
@@ -64,6 +64,7 @@ def connect(
         )
     validate_transactional_id(chosen.transactional_id)
     config = _kafka_config(kafka, chosen)
+    check_settings(config)  # before the claim: what can't work must not take the id from a writer that does
     store = _store(database, chosen)
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
     writer = DualWriter(

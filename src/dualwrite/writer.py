@@ -178,6 +178,8 @@ class DualWriter:
             self.close()
             return
         try:
+            self._check_process("leaving the writer")
+            self._forget_abandoned_transaction()
             self.close()
         except DualWriteError as closing:
             error.add_note(f"dualwrite, closing the writer: {closing}")
@@ -409,6 +411,7 @@ class DualWriter:
     def _take_id(self) -> None:
         """Settle and start a session, by a claim that takes the id from whoever has it."""
         with self._phase_kept_true():
+            self._session.see_kafka()
             self._session.make_claim(only_if_ours=False)
             self._session.settle()
             if self._on_lost == "raise":
@@ -455,15 +458,21 @@ class DualWriter:
         """Release the database connection, and leave no phase of a transaction behind, whatever interrupted it."""
         if os.getpid() != self._pid:
             return
-        transaction, self._transaction = self._transaction, None
-        store_transaction, self._store_transaction = self._store_transaction, None
-        if transaction is not None:
-            transaction.end()
+        if self._transaction is not None:
+            self._transaction.end()
         if self._state.phase in _IN_TRANSACTION:
             past = self._state.phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA)
             self._advance(Event.OUTCOME_UNKNOWN if past else Event.BROKEN)
-        if store_transaction is not None:
-            store_transaction.rollback()
+        if self._store_transaction is not None:
+            self._store_transaction.rollback()
+        self._transaction = self._store_transaction = None
+
+    def _forget_abandoned_transaction(self) -> None:
+        """End what a block left that was interrupted between its last line and our first: only the traceback holds it then."""
+        with self._mutex:
+            if self._user == threading.get_ident():
+                self._forget_transaction()
+                self._user = None
 
     def _check_process(self, what: str) -> None:
         if os.getpid() != self._pid:
@@ -488,6 +497,8 @@ class DualWriter:
                 )
             self._user = me
         try:
+            if self._store_transaction is not None or self._state.phase in _IN_TRANSACTION:
+                self._forget_transaction()  # an interrupt kept an earlier call from finishing it
             yield
         finally:
             self._user = None

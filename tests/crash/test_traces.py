@@ -25,7 +25,7 @@ from dualwrite.testing import failpoints
 LIMIT = 30
 
 
-@pytest.fixture(params=["v5", "v4"])
+@pytest.fixture(params=["v5", pytest.param("v4", marks=pytest.mark.slow)])
 def scene(request: pytest.FixtureRequest, databases: Databases) -> Scene:
     """On a broker with EndTxn v5, and on one without."""
     cluster: DevCluster = request.getfixturevalue("broker" if request.param == "v5" else "broker_v4")

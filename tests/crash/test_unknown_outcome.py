@@ -3,6 +3,8 @@
 PostgreSQL's connection is broken by a proxy before it; servers are killed with SIGKILL.
 """
 
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
 from __future__ import annotations
 
 import threading
@@ -13,7 +15,6 @@ from contextlib import ExitStack
 
 import pytest
 import sqlalchemy as sa
-from writer.scene import Base, Scene
 
 import dualwrite
 from dualwrite import (
@@ -25,13 +26,14 @@ from dualwrite import (
     StoreCommitFailedError,
     StoreCommitUnknownError,
     Timeouts,
+    migration,
 )
-from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.broker import started
+from writer.scene import Base, Scene
 
 COMMIT = b"COMMIT\0"
 Later = Callable[[float, Callable[[], object]], None]
@@ -127,7 +129,7 @@ def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFaile
     scene.assert_settled()
 
 
-# --- the connection is lost -----------------------------------------------------------------------------------------------
+# --- the connection is lost ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset], ids=["cut", "reset"])
@@ -196,7 +198,7 @@ def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answ
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("direction", ["client_to_server", "server_to_client"])
+@pytest.mark.parametrize("direction", ["server_to_client", pytest.param("client_to_server", marks=pytest.mark.slow)])
 def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction: str) -> None:
     """Nothing is decided while it is silent; once it is cut, the truth is found over a new connection."""
     scene = proxied.scene
@@ -220,6 +222,7 @@ def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction
             assert_rolled_back(scene, writer, caught.value)
 
 
+@pytest.mark.slow
 def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> None:
     scene = proxied.scene
 
@@ -262,6 +265,7 @@ def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServ
         proxied.engine.dispose()
 
 
+@pytest.mark.slow
 def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer, broker: DevCluster) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=20, delivery=20))
@@ -295,7 +299,7 @@ def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer,
         proxied.engine.dispose()
 
 
-# --- a successor claims between the lost COMMIT and the writer's claim: rule F8 ---------------------------------------------
+# --- a successor claims between the lost COMMIT and the writer's claim: rule F8 -----------------------------------------
 
 
 def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
@@ -375,10 +379,10 @@ def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_success
     assert (scene.rows(), scene.messages()) == ([1, 2, 10], [1, 10])
 
 
-# --- the database server dies -----------------------------------------------------------------------------------------------
+# --- the database server dies -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before", "answered"])
+@pytest.mark.parametrize("when", ["answered", pytest.param("before", marks=pytest.mark.slow)])
 def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves(
     proxied: Proxied, elsewhere: ThreadPoolExecutor, when: str
 ) -> None:
@@ -408,6 +412,7 @@ def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves
             assert_rolled_back(scene, writer, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settled_by", ["next transaction", "recovery"])
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_the_server_stays_down_for_longer_than_a_claim_may_take(
@@ -447,7 +452,7 @@ def test_the_server_stays_down_for_longer_than_a_claim_may_take(
         proxied.engine.dispose()
 
 
-# --- the broker dies --------------------------------------------------------------------------------------------------------
+# --- the broker dies ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

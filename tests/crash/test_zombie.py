@@ -89,6 +89,7 @@ def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_
     assert scene.agree() == [1, 2, 100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ROW_NOT_LOCKED + ROW_LOCKED)
 def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(databases: Databases, broker: DevCluster, point: str) -> None:
     scene = databases.scene("sqlite", broker)
@@ -124,6 +125,7 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("left", ["after_prepare", "after_db_commit"])
 @pytest.mark.parametrize("point", [p for p in OPENING if p != "before_take_over"])
+@pytest.mark.slow
 def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
     databases: Databases, broker: DevCluster, database: str, left: str, point: str
 ) -> None:

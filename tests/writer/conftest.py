@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from fixtures.broker import make_topic
-from writer.scene import Base, Scene
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.broker import make_topic
+from writer.scene import Base, Scene
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -56,6 +56,12 @@ def new_scene(writer_urls: Urls, broker: DevCluster) -> Iterator[Callable[..., S
 @pytest.fixture(params=DATABASES)
 def scene(request: pytest.FixtureRequest, new_scene: Callable[..., Scene]) -> Scene:
     """A scene, over each kind of database."""
+    return new_scene(request.param)
+
+
+@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
+def each_scene(request: pytest.FixtureRequest, new_scene: Callable[..., Scene]) -> Scene:
+    """A scene, over each kind of database; SQLite's is left to the slow tests."""
     return new_scene(request.param)
 
 

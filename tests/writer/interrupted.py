@@ -2,9 +2,11 @@
 
 python interrupted.py URL BOOTSTRAP ID TOPIC INTERRUPTS
 
-SIGINT is Python's own: KeyboardInterrupt at any bytecode. The parent sends one after each line that it gets ("ready …"). The
-signal is blocked but for the part under test, so that the harness itself is never what is interrupted.
+SIGINT is Python's own: KeyboardInterrupt at any bytecode. The parent sends one after each line that it gets ("ready …"). It
+is kept back but for the part under test, so that the harness itself is never what is interrupted.
 """
+
+# ruff: noqa: T201  (its lines are what the test waits for)
 
 from __future__ import annotations
 
@@ -12,17 +14,18 @@ import gc
 import json
 import random
 import signal
+import sqlite3
 import sys
-from contextlib import contextmanager
+import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import sqlalchemy as sa
 
 import dualwrite
-
-SIGINT = {signal.SIGINT}
 
 
 @dataclass
@@ -35,26 +38,57 @@ class Tally:
     opened: int = 0
     errors: list[str] = field(default_factory=list)
     phases: dict[str, int] = field(default_factory=dict)
+    locks_left: int = 0
     checked_out: list[int] = field(default_factory=list)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGINT)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGINT)
+class Gate:
+    """Python's own SIGINT handler, while it is open; what comes while it is closed is kept until it opens.
+
+    Not by pthread_sigmask: that is for one thread, and Python raises in the main thread what any thread has received.
+    """
+
+    def __init__(self) -> None:
+        self._open = self._kept = False
+        signal.signal(signal.SIGINT, self._received)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        if self._open:
+            signal.default_int_handler(number, frame)
+        self._kept = True
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        try:
+            self._open = True
+            if self._kept:
+                self._kept = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._open = False
+
+    def close(self) -> None:
+        """Close it, also where an interrupt came just before `opened` could."""
+        while True:
+            try:
+                self._open = False
+            except KeyboardInterrupt:
+                continue
+            return
 
 
 class Interrupted:
     """One engine, one id."""
 
     def __init__(self, url: str, servers: str, transactional_id: str, topic: str) -> None:
-        self.engine = sa.create_engine(url)
+        self.watching = sa.create_engine(url)
+        options = {} if "sqlite" in url else {"connect_args": {"application_name": transactional_id}}
+        self.engine = sa.create_engine(url, **options)
         self.servers = servers
         self.id = transactional_id
         self.topic = topic
+        self.gate = Gate()
         self.tally = Tally()
         self.writer: dualwrite.DualWriter | None = None
 
@@ -89,22 +123,24 @@ class Interrupted:
             try:
                 self.run_until_interrupted(chance)
             except KeyboardInterrupt:
-                self.interrupted()
+                self.gate.close()  # and let go of the exception: its traceback holds every frame, and what stood in them
             except dualwrite.FencedError as error:
                 self.tally.errors.append(repr(error))
                 assert self.writer is not None
                 self.writer.reopen()
+                continue
+            self.interrupted()
 
     def run_until_interrupted(self, chance: random.Random) -> None:
         while True:
             if self.writer is None:
-                with interruptible():
+                with self.gate.opened():
                     self.connect()
-            with interruptible():
+            with self.gate.opened():
                 for _ in range(20):
                     self.transaction()
             if chance.random() < 0.5:
-                with interruptible():
+                with self.gate.opened():
                     self.close()
 
     def interrupted(self) -> None:
@@ -114,7 +150,29 @@ class Interrupted:
         self.tally.phases[phase] = self.tally.phases.get(phase, 0) + 1
         gc.collect()
         self.tally.checked_out.append(self.engine.pool.checkedout())  # type: ignore[attr-defined]  # QueuePool
+        self.tally.locks_left += self.locks_are_left()
         print("ready", self.tally.interrupts, flush=True)
+
+    def locks_are_left(self) -> bool:
+        """Whether somebody still holds a lock, or a transaction, some time after the interrupt."""
+        for _ in range(100):
+            if not self.is_locked():
+                return False
+            time.sleep(0.02)  # PostgreSQL takes a moment to notice that a connection was closed
+        return True
+
+    def is_locked(self) -> bool:
+        if self.engine.dialect.name == "sqlite":
+            with closing(sqlite3.connect(self.engine.url.database or "", timeout=0, isolation_level=None)) as raw:
+                try:
+                    raw.execute("BEGIN IMMEDIATE")
+                    raw.execute("ROLLBACK")
+                except sqlite3.OperationalError:
+                    return True
+            return False
+        query = sa.text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :id AND state LIKE 'idle in tr%'")
+        with self.watching.connect() as connection:
+            return bool(connection.scalar(query, {"id": self.id}))
 
     def finish(self) -> None:
         if self.writer is not None:
@@ -123,11 +181,10 @@ class Interrupted:
         gc.collect()
         self.tally.checked_out.append(self.engine.pool.checkedout())  # type: ignore[attr-defined]  # QueuePool
         self.engine.dispose()
+        self.watching.dispose()
 
 
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     url, servers, transactional_id, topic, interrupts = sys.argv[1:]
     interrupted = Interrupted(url, servers, transactional_id, topic)
     interrupted.run(int(interrupts))

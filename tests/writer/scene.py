@@ -66,7 +66,9 @@ class Scene:
         """The same with another id and topic."""
         return replace(self, transactional_id=_new_id())
 
-    def connect(self, database: Database | None = None, *, kafka: Mapping[str, Any] | None = None, **changes: Any) -> DualWriter:
+    def connect(
+        self, database: Database | None = None, *, kafka: Mapping[str, Any] | None = None, **changes: Any
+    ) -> DualWriter:
         """An open writer."""
         return dualwrite.connect(
             self.engine if database is None else database,
@@ -156,5 +158,7 @@ class Scene:
 
     def checked_out(self) -> int:
         """How many connections of the engine's pool are in use."""
-        gc.collect()
-        return cast("sa.QueuePool", self.engine.pool).checkedout()
+        pool = cast("sa.QueuePool", self.engine.pool)
+        if pool.checkedout():
+            gc.collect()
+        return pool.checkedout()

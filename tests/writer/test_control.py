@@ -1,14 +1,16 @@
 """Only the writer ends the transaction: every other way is refused in the block, and the block can go on."""
 
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
-from writer.scene import Event, Scene
 
 from dualwrite import FencedError, Phase, Transaction, TransactionControlError
+from writer.scene import Event, Scene
 
 CALLS: dict[str, Callable[[Transaction], object]] = {
     "db.commit": lambda tx: tx.db.commit(),

@@ -1,5 +1,7 @@
 """A writer's life: open, closed, fenced, reopened; one thread, one process; what an earlier holder left."""
 
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
 from __future__ import annotations
 
 import os
@@ -8,14 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from crash.scene import Worker
-from writer.scene import Scene
 
 import dualwrite
+from crash.scene import Worker
 from dualwrite import (
     ConcurrentUseError,
-    DualWriter,
     DualWriteError,
+    DualWriter,
     FencedError,
     LostTransactionError,
     Outcome,
@@ -28,6 +29,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from writer.scene import Scene
 
 
 def crash(scene: Scene, point: str, number: int) -> None:
@@ -40,7 +42,7 @@ def crash(scene: Scene, point: str, number: int) -> None:
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
-# --- closing --------------------------------------------------------------------------------------------------------------
+# --- closing ------------------------------------------------------------------------------------------------------------
 
 
 def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scene) -> None:
@@ -124,7 +126,7 @@ def test_a_users_engine_stays_open_and_a_url_s_is_closed(sqlite_scene: Scene) ->
     assert scene.checked_out() == 0
 
 
-# --- threads and processes --------------------------------------------------------------------------------------------------
+# --- threads and processes ----------------------------------------------------------------------------------------------
 
 
 def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -> None:
@@ -178,7 +180,8 @@ def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene
 
 
 @forks
-def test_a_forked_child_is_refused_and_the_parent_goes_on(scene: Scene) -> None:
+def test_a_forked_child_is_refused_and_the_parent_goes_on(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer:
         scene.write(writer, 1)
         with writer.transaction() as tx:
@@ -232,7 +235,7 @@ def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails:
                 if in_parent:
                     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
                 elif fails:
-                    raise ValueError("in the child")
+                    raise ValueError("in the child")  # noqa: TRY301  (the block's own exception is what is tested)
         except UsageError as error:
             if not in_parent:
                 os._exit(7 if "fork" in str(error) and not fails else 8)
@@ -248,7 +251,7 @@ def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails:
     assert scene.agree() == [1, 2]
 
 
-# --- whose id it is ---------------------------------------------------------------------------------------------------------
+# --- whose id it is -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["recover", "connect"])
@@ -308,7 +311,8 @@ def test_a_writer_fenced_in_its_block_that_fails_by_itself_is_fenced_afterwards(
     scene.assert_settled()
 
 
-def test_a_fenced_writer_closes_without_harm(scene: Scene) -> None:
+def test_a_fenced_writer_closes_without_harm(each_scene: Scene) -> None:
+    scene = each_scene
     writer = scene.connect()
     scene.write(writer, 1)
     with scene.connect() as second:
@@ -318,7 +322,8 @@ def test_a_fenced_writer_closes_without_harm(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
-def test_two_writers_that_reopen_take_turns(scene: Scene) -> None:
+def test_two_writers_that_reopen_take_turns(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as one, scene.connect() as two:
         for number in range(0, 6, 2):
             one.reopen()
@@ -342,14 +347,15 @@ def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> Non
     assert scene.agree() == [1, 2]
 
 
-# --- what an earlier holder left ------------------------------------------------------------------------------------------
+# --- what an earlier holder left ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("point", "outcome", "left"),
     [("after_record", Outcome.ABORTED, []), ("before_kafka_commit", Outcome.COMMITTED, [1])],
 )
-def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
+def test_opening_reports_what_it_settled(each_scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
+    scene = each_scene
     crash(scene, point, 1)
     with scene.connect() as writer:
         (found,) = writer.recovery_report
@@ -373,9 +379,7 @@ def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
         assert row.prepared_state is not None
         kafka_id = f"{scene.transactional_id}#{row.prepared_generation}"
         state = row.prepared_state
-        assert coordinator.end_transaction(
-            kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False
-        ).proven
+        assert coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False).proven
 
     try:
         with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:

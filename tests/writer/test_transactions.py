@@ -1,5 +1,7 @@
 """DualWriter as a user meets it: what a block writes and sends becomes visible together, or not at all."""
 
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,18 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
-from writer.scene import Event, Scene
 
 from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.testing import failpoints
+from writer.scene import Event, Scene
 
 
 class TroubleError(Exception):
     """The user's own."""
 
 
-# --- it goes well ---------------------------------------------------------------------------------------------------------
+# --- it goes well -------------------------------------------------------------------------------------------------------
 
 
 def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
@@ -89,7 +91,8 @@ def test_the_orm_session_writes_in_the_same_transaction(scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-def test_a_savepoint_may_be_rolled_back_in_the_block(scene: Scene) -> None:
+def test_a_savepoint_may_be_rolled_back_in_the_block(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer, writer.transaction() as tx:
         scene.both(tx, 1)
         with pytest.raises(sa.exc.IntegrityError), tx.db.begin_nested():
@@ -98,7 +101,8 @@ def test_a_savepoint_may_be_rolled_back_in_the_block(scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-def test_a_transaction_without_a_message(scene: Scene) -> None:
+def test_a_transaction_without_a_message(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.insert(tx, 1)
@@ -116,7 +120,8 @@ def test_a_transaction_without_a_message(scene: Scene) -> None:
     scene.assert_settled()
 
 
-def test_a_transaction_with_only_messages(scene: Scene) -> None:
+def test_a_transaction_with_only_messages(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer, writer.transaction() as tx:
         scene.send(tx, 1)
         scene.send(tx, 2)
@@ -125,7 +130,8 @@ def test_a_transaction_with_only_messages(scene: Scene) -> None:
     scene.assert_settled()
 
 
-def test_an_empty_transaction(scene: Scene) -> None:
+def test_an_empty_transaction(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer:
         with writer.transaction():
             pass
@@ -133,10 +139,11 @@ def test_an_empty_transaction(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-# --- functions ------------------------------------------------------------------------------------------------------------
+# --- functions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_function_becomes_a_transaction(scene: Scene) -> None:
+def test_a_function_becomes_a_transaction(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer:
 
         @writer.transactional
@@ -255,7 +262,7 @@ def test_attempts_end_with_the_last_ones_error(postgres_scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
-# --- the user's exception -------------------------------------------------------------------------------------------------
+# --- the user's exception -----------------------------------------------------------------------------------------------
 
 
 def test_the_users_exception_goes_through_unchanged(sqlite_scene: Scene) -> None:
@@ -291,7 +298,8 @@ def test_an_exception_of_the_database_in_the_block_rolls_back_both(scene: Scene)
     scene.assert_settled()
 
 
-def test_a_flush_that_fails_as_the_block_ends_rolls_back_both(scene: Scene) -> None:
+def test_a_flush_that_fails_as_the_block_ends_rolls_back_both(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer:
         scene.write(writer, 1)
         with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
@@ -313,7 +321,7 @@ def test_an_error_of_postgresql_that_the_block_swallowed_still_rolls_back_both(p
     assert scene.agree() == [2]
 
 
-# --- the handle after its block -------------------------------------------------------------------------------------------
+# --- the handle after its block -----------------------------------------------------------------------------------------
 
 
 def test_a_handle_is_of_no_use_after_its_block(sqlite_scene: Scene) -> None:
@@ -340,7 +348,8 @@ def test_a_handle_is_of_no_use_after_its_block(sqlite_scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
-def test_a_nested_transaction_is_refused_and_the_outer_one_goes_on(scene: Scene) -> None:
+def test_a_nested_transaction_is_refused_and_the_outer_one_goes_on(each_scene: Scene) -> None:
+    scene = each_scene
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.both(tx, 1)

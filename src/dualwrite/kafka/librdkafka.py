@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dualwrite.errors import (
     BrokerError,
@@ -26,6 +27,7 @@ from dualwrite.errors import (
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.interrupts import undisturbed
 from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list
 from dualwrite.state import PreparedTxnState, TransactionStatus
@@ -69,7 +71,7 @@ class LibrdkafkaProducer:
         self._delivery_timeout = delivery_timeout
         self._timeout_ms = _transaction_timeout_ms(config, coordinator)
         self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
-        self._known_topics: set[str] = set()
+        self._reports: dict[str, SimpleQueue[KafkaError | None]] = {}  # delivery reports by topic, for each one looked up
         self._must_be_replaced = False
         self._previous_start_ms: int | None = None
         self._sent = self._acknowledged = 0
@@ -104,6 +106,7 @@ class LibrdkafkaProducer:
 
     def begin_transaction(self) -> None:
         """Begin; local."""
+        self._read_reports()
         self._sent = self._acknowledged = 0
         self._failure = self._first_sent_at = None
         self._offsets_sent = False
@@ -131,15 +134,18 @@ class LibrdkafkaProducer:
             message["partition"] = check_number("partition", partition, 2**31 - 1)
         if timestamp is not None:
             message["timestamp"] = check_number("timestamp (ms since 1970)", timestamp, 2**63 - 1)
-        if not isinstance(topic, str) or topic not in self._known_topics:
+        if not isinstance(topic, str) or topic not in self._reports:
             self._look_up(check_topic(topic))
         self._raise_failure()
+        # SimpleQueue.put is C, and ignores its second argument, which is the message. Python code in its place would be where
+        # KeyboardInterrupt is raised, and confluent-kafka turns an exception of a callback into a SystemError.
+        report: Any = self._reports[topic].put
         if self._first_sent_at is None:
             self._first_sent_at = time.monotonic()
         deadline = None
         while True:
             try:
-                self._producer.produce(topic, on_delivery=self._delivered, **message)
+                self._producer.produce(topic, on_delivery=report, **message)
                 break
             except BufferError as error:
                 deadline = deadline or time.monotonic() + self._delivery_timeout
@@ -238,11 +244,16 @@ class LibrdkafkaProducer:
     def close(self) -> None:
         """Drop queued messages and let librdkafka stop its threads; no transaction is ended."""
         self._must_be_replaced = True
+        held: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
         try:
-            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-            self._producer.poll(0)
+            for producer in held:
+                producer.purge(in_queue=True, in_flight=True, blocking=False)
+                producer.poll(0)
+                del producer
         except KafkaException as error:
             log.debug("purging the queue of %s: %s", self._id, error)
+        finally:
+            undisturbed(held.clear)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -273,12 +284,13 @@ class LibrdkafkaProducer:
         deadline = time.monotonic() + _TOPIC_WAIT
         while True:
             try:
-                found = self._producer.list_topics(topic, timeout=_TOPIC_WAIT).topics.get(topic)
+                known = undisturbed(lambda: self._producer.list_topics(topic, timeout=_TOPIC_WAIT))
+                found = known.topics.get(topic)
             except KafkaException as error:
                 raise broker_error(error, self._id, f"looking up topic {topic!r}") from error
             problem = None if found is None else found.error
             if found is not None and problem is None and found.partitions:
-                self._known_topics.add(topic)
+                self._reports[topic] = SimpleQueue()
                 return
             # A broker that creates topics by itself says "unknown" while it does.
             if (problem is not None and not is_retriable(problem)) or time.monotonic() > deadline:
@@ -302,13 +314,18 @@ class LibrdkafkaProducer:
             self._producer.poll(timeout)
         except KafkaException as error:
             raise self._failed(broker_error(error, self._id, "delivering messages")) from error
+        finally:
+            self._read_reports()
 
-    def _delivered(self, error: Any, message: Message) -> None:
-        if error is None:
-            self._acknowledged += 1
-        elif self._failure is None:
-            self._must_be_replaced = True
-            self._failure = broker_error(error, self._id, f"delivering to topic {message.topic()!r}")
+    def _read_reports(self) -> None:
+        for topic, reports in self._reports.items():
+            while not reports.empty():
+                error = reports.get_nowait()
+                if error is None:
+                    self._acknowledged += 1
+                elif self._failure is None:
+                    self._must_be_replaced = True
+                    self._failure = broker_error(error, self._id, f"delivering to topic {topic!r}")
 
     def _wait_for_reason(self, error: KafkaException) -> None:
         """Raise the failed delivery that made librdkafka refuse more messages: its report comes a moment later."""
@@ -344,12 +361,25 @@ class LibrdkafkaProducer:
                 return
 
 
+def check_settings(config: KafkaConfig) -> None:
+    """See that librdkafka takes the settings; nothing connects.
+
+    Raises:
+        ConfigurationError: librdkafka does not know a setting, or refuses its value.
+    """
+    timeout_ms = _chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
+    held = [_librdkafka(config, "dualwrite-check", timeout_ms)]
+    undisturbed(held.clear)
+
+
 def _transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoordinator) -> int:
     """The user's `transaction.timeout.ms`, else the broker's maximum: a lost transaction can't be mended, a wait can."""
+    return _chosen_timeout_ms(config) or coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
+
+
+def _chosen_timeout_ms(config: KafkaConfig) -> int | None:
     chosen = config.transaction_timeout_ms
-    if chosen is None:
-        return coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
-    if chosen < MIN_TRANSACTION_TIMEOUT_MS:
+    if chosen is not None and chosen < MIN_TRANSACTION_TIMEOUT_MS:
         raise ConfigurationError(f"transaction.timeout.ms is {chosen}; {MIN_TRANSACTION_TIMEOUT_MS} is the least.")
     return chosen
 
@@ -367,7 +397,7 @@ def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: in
     }
     settings.setdefault("logger", log)  # type: ignore[attr-defined]
     try:
-        return Producer(dict(settings))
+        return undisturbed(lambda: Producer(dict(settings)))
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(

@@ -120,7 +120,8 @@ class Link:
                 else:
                     self._act(self._proxy.answered(self), "answered")
                     self._forward(chunk, direction, target)
-        self.cut()
+        if self._open.is_set():  # else somebody has cut it, and a shutdown here would turn his RST into a FIN
+            self.cut()
         source.close()
 
     def _forward(self, chunk: bytes, direction: Direction, target: socket.socket) -> None:

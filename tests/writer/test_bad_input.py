@@ -1,0 +1,417 @@
+"""Bad input: each has its own clear error, and nothing is lost by it on either side."""
+
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import dualwrite
+from dualwrite import (
+    BrokerUnavailableError,
+    ClaimTimeoutError,
+    ConfigurationError,
+    DualWriter,
+    FencedError,
+    InvalidMessageError,
+    InvalidTransactionalIdError,
+    MessageTooLargeError,
+    Phase,
+    StateTableMissingError,
+    StoredStateError,
+    StoreUnavailableError,
+    Timeouts,
+    TransactionTimeoutRefusedError,
+    UnknownTopicError,
+    migration,
+)
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing import failpoints
+from fixtures.broker import make_topic, started
+from writer.scene import Base, Scene
+
+SHORT = Timeouts(claim=0.7, kafka=0.7, delivery=2)
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def topicless() -> Iterator[DevCluster]:
+    """A broker that makes no topics by itself and takes small messages only."""
+    with started(config={"auto.create.topics.enable": "false", "message.max.bytes": "20000"}) as cluster:
+        yield cluster
+
+
+def assert_refused(scene: Scene, live: DualWriter, opens: Callable[[], object], kind: type[Exception], *named: str) -> None:
+    """Opening fails and names what it must, while a writer that has the id goes on undisturbed."""
+    before = scene.state_row()
+    with pytest.raises(kind) as caught:
+        opens()
+    for text in named:
+        assert text in str(caught.value)
+    assert scene.state_row() == before
+    scene.write(live, 2)
+    assert scene.agree() == [1, 2]
+    assert scene.checked_out() == 0
+
+
+@pytest.fixture
+def live(each_scene: Scene) -> Iterator[DualWriter]:
+    """A writer that has the scene's id, and has written 1."""
+    with each_scene.connect() as writer:
+        each_scene.write(writer, 1)
+        yield writer
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------------
+
+
+def test_kafka_is_unreachable(each_scene: Scene, live: DualWriter, nobody: str) -> None:
+    scene = each_scene
+
+    def opens() -> None:
+        scene.connect(kafka={"bootstrap.servers": nobody}, timeouts=SHORT)
+
+    assert_refused(scene, live, opens, BrokerUnavailableError, nobody, "bootstrap.servers", "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
+
+
+def test_kafka_never_answers(sqlite_scene: Scene, silent: str) -> None:
+    scene = sqlite_scene
+    with scene.connect() as live:
+        scene.write(live, 1)
+        settings = {"bootstrap.servers": silent, "socket.connection.setup.timeout.ms": 1000, "socket.timeout.ms": 1000}
+
+        def opens() -> None:
+            scene.connect(kafka=settings, timeouts=SHORT)
+
+        assert_refused(scene, live, opens, BrokerUnavailableError, silent, "bootstrap.servers")
+
+
+def test_postgresql_is_unreachable(sqlite_scene: Scene, nobody: str) -> None:
+    url = f"postgresql+psycopg://somebody:secret@{nobody}/shop"
+    with pytest.raises(StoreUnavailableError) as caught:
+        sqlite_scene.connect(url, timeouts=SHORT)
+    for text in (nobody, "shop", "DUALWRITE_DATABASE_URL", sqlite_scene.transactional_id):
+        assert text in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert caught.value.retriable
+
+
+def test_the_folder_of_a_sqlite_file_is_missing(sqlite_scene: Scene) -> None:
+    with pytest.raises(StoreUnavailableError) as caught:
+        sqlite_scene.connect("sqlite:////nowhere/at/all.db", timeouts=SHORT)
+    for text in ("/nowhere/at/all.db", "DUALWRITE_DATABASE_URL"):
+        assert text in str(caught.value)
+
+
+BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"database": "mysql+oracle://x"}, "postgresql+psycopg://"),
+    ({"database": "not a url"}, "sqlite:////"),
+    ({"database": "sqlite://"}, "sqlite:////"),
+    ({"kafka": {"bootstrap.servers": ""}}, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
+    ({"kafka": {"bootstrap.servers": "host:port"}}, "host:port"),
+    ({"kafka": {"acks": 1}}, "acks is 1; a transaction needs 'all'"),
+    ({"kafka": {"enable.idempotence": False}}, "enable.idempotence is False"),
+    ({"kafka": {"transactional.id": "mine"}}, "give it to dualwrite as transactional_id"),
+    ({"kafka": {"transaction.timeout.ms": 10}}, "1000 is the least"),
+    ({"kafka": {"no.such.property": 1}}, "no.such.property"),
+    ({"kafka": {"linger.ms": "soon"}}, "queue.buffering.max.ms"),  # librdkafka's other name of it
+    ({"producer": "best"}, "one of auto, librdkafka"),
+]
+
+
+def test_a_setting_is_wrong(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as live:
+        scene.write(live, 1)
+        before = scene.state_row()
+        for arguments, named in BAD_SETTINGS:
+            with pytest.raises(ConfigurationError) as caught:
+                scene.connect(**arguments)
+            assert named in str(caught.value)
+            assert scene.state_row() == before, arguments
+        scene.write(live, 2)
+    assert scene.agree() == [1, 2]
+    assert scene.checked_out() == 0
+
+
+def test_the_broker_refuses_the_transaction_timeout(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+    with pytest.raises(TransactionTimeoutRefusedError) as caught:
+        scene.connect(kafka={"transaction.timeout.ms": 900_001})
+    assert "transaction.max.timeout.ms" in str(caught.value)
+    with scene.connect() as writer:
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+def test_nothing_is_given(monkeypatch: pytest.MonkeyPatch, sqlite_scene: Scene) -> None:
+    for name in ("DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS", "TRANSACTIONAL_ID"):
+        monkeypatch.delenv(f"DUALWRITE_{name}", raising=False)
+    with pytest.raises(ConfigurationError, match="DUALWRITE_TRANSACTIONAL_ID"):
+        dualwrite.connect()
+    with pytest.raises(ConfigurationError, match="DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"):
+        dualwrite.connect(transactional_id="x")
+    with pytest.raises(ConfigurationError, match="DUALWRITE_DATABASE_URL"):
+        dualwrite.connect(transactional_id="x", kafka="localhost:9092")
+
+
+# --- ids ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "named"),
+    [
+        ("", "1 to 255 characters"),
+        ("x" * 256, "256 characters; 255 is the limit"),
+        ("orders#1", "'#'"),
+        ("orders~1", "'~'"),
+        ("a\nb", "control characters"),
+        (7, "not 7"),
+    ],
+)
+def test_an_id_is_refused(sqlite_scene: Scene, transactional_id: Any, named: str) -> None:
+    with pytest.raises(InvalidTransactionalIdError) as caught:
+        sqlite_scene.connect(transactional_id=transactional_id)
+    assert named in str(caught.value)
+    assert sqlite_scene.checked_out() == 0
+
+
+def test_the_longest_id_works(postgres_scene: Scene) -> None:
+    scene = postgres_scene.with_new_id()
+    topic = scene.topic
+    scene.transactional_id = scene.transactional_id.ljust(80, "ü")  # the column of the user's table
+    longest = scene.transactional_id.ljust(255, "x")
+    with scene.connect(transactional_id=longest) as writer, writer.transaction() as tx:
+        scene.insert(tx, 1)
+        tx.send(topic, "1")
+    assert scene.rows() == [1]
+
+
+def test_an_id_is_in_use(each_scene: Scene, live: DualWriter) -> None:
+    scene = each_scene
+    with scene.connect() as second:
+        scene.write(second, 2)
+        with pytest.raises(FencedError) as caught:
+            scene.write(live, 3)
+        for text in (scene.transactional_id, "another process", "one writer for each transactional id"):
+            assert text in str(caught.value)
+    assert scene.agree() == [1, 2]
+
+
+def test_an_id_is_locked(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+
+        def claim_meanwhile() -> None:
+            with pytest.raises(ClaimTimeoutError) as caught:
+                scene.connect(timeouts=SHORT)
+            for text in (scene.transactional_id, "PostgreSQL backend pid", "pg_terminate_backend"):
+                assert text in str(caught.value)
+
+        with failpoints.armed("after_record", claim_meanwhile):
+            scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+# --- the table ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_missing(sqlite_scene: Scene, tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/empty.db"
+    engine = sa.create_engine(url)
+    Base.metadata.create_all(engine)
+    with pytest.raises(StateTableMissingError) as caught:
+        sqlite_scene.connect(engine)
+    for text in ("kafka_transaction_state", f"dualwrite db upgrade --url {url}", sqlite_scene.transactional_id):
+        assert text in str(caught.value)
+    engine.dispose()
+
+
+def test_a_stored_state_does_not_parse(each_scene: Scene) -> None:
+    """What is prepared stays prepared: the row alone says whether it must be committed."""
+    scene = each_scene
+    writer = scene.connect()
+    scene.write(writer, 1)
+    with (
+        failpoints.armed("before_kafka_commit", failpoints.raises(KeyboardInterrupt())),
+        failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            scene.write(writer, 2)
+        with pytest.raises(KeyboardInterrupt):
+            writer.close()
+    (prepared,) = scene.unfinished()
+    set_state = sa.text("UPDATE kafka_transaction_state SET prepared_transaction_state = :s WHERE transactional_id = :id")
+    text = str(scene.state_row().prepared_state)
+    for broken in ("4711", "1:2:3", "-1:0", f" {text}", "99999999999999999999:1"):
+        with scene.engine.begin() as connection:
+            connection.execute(set_state, {"s": broken, "id": scene.transactional_id})
+        with pytest.raises(StoredStateError) as caught:
+            scene.connect()
+        for named in (scene.transactional_id, repr(broken)):
+            assert named in str(caught.value)
+        assert caught.value.text == broken
+        report = scene.recover()
+        assert isinstance(report.ids[0].error, StoredStateError)
+        assert scene.unfinished() == [prepared]
+    with scene.engine.begin() as connection:
+        connection.execute(set_state, {"s": text, "id": scene.transactional_id})
+    with scene.connect() as writer:
+        assert scene.agree() == [1, 2]
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+# --- messages -----------------------------------------------------------------------------------------------------------
+
+BAD_MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"value": 7}, "A message's value is bytes, str or None, not int"),
+    ({"value": {"a": 1}}, "json.dumps"),
+    ({"value": b"", "key": 7}, "A message's key is bytes, str or None, not int"),
+    ({"value": b"", "headers": {"a": 7}}, "header 'a'"),
+    ({"value": b"", "headers": {7: "a"}}, "header's name"),
+    ({"value": b"", "headers": "abc"}, "headers are a mapping"),
+    ({"value": b"", "partition": -1}, "partition is an int from 0"),
+    ({"value": b"", "partition": "0"}, "partition is an int from 0"),
+    ({"value": b"", "timestamp": -5}, "timestamp"),
+    ({"value": b"", "timestamp": 1.5}, "timestamp"),
+    ({"value": b"", "topic": ""}, "no name for a topic"),
+    ({"value": b"", "topic": "a b"}, "no name for a topic"),
+    ({"value": b"", "topic": None}, "A topic is a str"),
+]
+
+
+def test_a_message_is_refused_and_the_block_may_go_on(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        with writer.transaction() as tx:
+            scene.both(tx, 1)
+            for message, named in BAD_MESSAGES:
+                with pytest.raises(InvalidMessageError) as caught:
+                    tx.send(**{"topic": scene.topic, **message})
+                assert named in str(caught.value)
+            scene.both(tx, 2)
+        for message, _ in BAD_MESSAGES:
+            with pytest.raises(InvalidMessageError), writer.transaction() as tx:
+                scene.both(tx, 3)
+                tx.send(**{"topic": scene.topic, **message})
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 4]
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+def test_a_topic_is_unknown(new_scene: Callable[..., Scene], topicless: DevCluster) -> None:
+    scene = new_scene("postgresql", topicless.bootstrap_servers)
+    make_topic(topicless, scene.topic)
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(UnknownTopicError) as caught, writer.transaction() as tx:
+            scene.both(tx, 2)
+            tx.send("no-such-topic", "2")
+        for named in ("no-such-topic", "auto.create.topics.enable"):
+            assert named in str(caught.value)
+        assert scene.agree() == [1]
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+
+
+def test_a_partition_is_unknown(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(UnknownTopicError) as caught, writer.transaction() as tx:
+            scene.both(tx, 2)
+            tx.send(scene.topic, "2", partition=99)
+        assert scene.topic in str(caught.value)
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+
+
+def test_a_message_is_larger_than_the_producer_takes(each_scene: Scene) -> None:
+    scene = each_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(MessageTooLargeError) as caught, writer.transaction() as tx:
+            scene.both(tx, 2)
+            tx.send(scene.topic, b"x" * 1_100_000)
+        assert "message.max.bytes" in str(caught.value)
+        assert scene.topic in str(caught.value)
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+def test_a_message_is_larger_than_the_broker_takes(new_scene: Callable[..., Scene], topicless: DevCluster) -> None:
+    scene = new_scene("sqlite", topicless.bootstrap_servers)
+    make_topic(topicless, scene.topic)
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        with pytest.raises(MessageTooLargeError) as caught, writer.transaction() as tx:
+            scene.both(tx, 2)
+            tx.send(scene.topic, b"x" * 30_000)
+        assert "max.message.bytes" in str(caught.value)
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+
+
+# --- what goes away while a writer is open ------------------------------------------------------------------------------
+
+
+def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/dropped.db"
+    migration.upgrade(url)
+    engine = sa.create_engine(url)
+    Base.metadata.create_all(engine)
+    scene = Scene(engine, sqlite_scene.servers)
+    writer = scene.connect()
+    scene.write(writer, 1)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE kafka_transaction_state RENAME TO moved"))
+    with pytest.raises(StateTableMissingError):
+        scene.write(writer, 2)
+    assert writer.phase is Phase.READY
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE moved RENAME TO kafka_transaction_state"))
+    scene.write(writer, 3)
+    writer.close()
+    assert scene.agree() == [1, 3]
+    scene.assert_settled()
+    engine.dispose()
+
+
+def test_no_thread_is_left(sqlite_scene: Scene, nobody: str) -> None:
+    """A failed opening leaves nothing running in Python; librdkafka's threads are its own."""
+    before = threading.active_count()
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailableError):
+            sqlite_scene.connect(kafka={"bootstrap.servers": nobody}, timeouts=Timeouts(claim=1, kafka=0.2, delivery=1))
+    assert threading.active_count() == before
