@@ -156,7 +156,8 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -
 
 def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene) -> None:
     scene = postgres_scene
-    done, refused = [], []
+    done: list[int] = []
+    refused: list[int] = []
     start = threading.Barrier(4)
 
     def work(first: int) -> None:

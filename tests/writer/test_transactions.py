@@ -233,7 +233,7 @@ def test_an_error_that_is_not_retriable_is_not_retried(sqlite_scene: Scene) -> N
         with pytest.raises(TroubleError):
             save()
         with pytest.raises(UsageError, match="attempts is 0"):
-            writer.transactional(attempts=0)(save)
+            writer.transactional(attempts=0)(lambda tx: scene.both(tx, 1))
         scene.write(writer, 2)
     assert len(runs) == 1
     assert scene.agree() == [2]
