@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Concatenate, Final, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
-
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.errors import (
     BrokerError,
@@ -29,22 +26,22 @@ from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
 from dualwrite.lifecycle import Event, Phase, WriterState
 from dualwrite.report import RecoveryReport, raise_for_lost
 from dualwrite.session import Session
+from dualwrite.settings import OnLost
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.timeouts import Timeouts
 from dualwrite.transaction import Transaction, forked
+from dualwrite.transactional import transactional
 from dualwrite.truth import in_doubt, is_seen_committed, lost_error, pass_over, rolled_back, tell
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OnLost = Literal["raise", "report"]
 
 _BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
 _IN_TRANSACTION: Final = _BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA, Phase.ABORTING}
 _MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
-_RETRY_WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
 
 
 class DualWriter:
@@ -231,33 +228,8 @@ class DualWriter:
         As `@writer.transactional`, or `@writer.transactional(attempts=3)`: then the whole function runs again, with
         back-off, after an error that is retriable (serialization failures and the like, after which nothing is left).
         """
-        if function is None:
-            return lambda decorated: self._transactional(decorated, attempts)
-        return self._transactional(function, attempts)
-
-    def _transactional(self, function: Callable[Concatenate[Transaction, P], T], attempts: int) -> Callable[P, T]:
-        if attempts < 1:
-            raise UsageError(f"attempts is {attempts}; 1 is the least.")
-
-        @functools.wraps(function)
-        def once(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self.transaction() as transaction:
-                return function(transaction, *args, **kwargs)
-
-        if attempts == 1:
-            return once
-
-        @functools.wraps(function)
-        def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
-            retrying = Retrying(
-                retry=retry_if_exception(self._may_be_repeated),
-                stop=stop_after_attempt(attempts),
-                wait=_RETRY_WAIT,
-                reraise=True,
-            )
-            return retrying(once, *args, **kwargs)
-
-        return repeated
+        decorate = transactional(self.transaction, attempts=attempts, may_be_repeated=self._may_be_repeated)
+        return decorate if function is None else decorate(function)
 
     def _may_be_repeated(self, error: BaseException) -> bool:
         """Whether nothing is left of the transaction and the same one may succeed; the user's own statement may tell it too."""

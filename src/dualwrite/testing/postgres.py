@@ -95,7 +95,8 @@ def _complete(folder: Path) -> bool:
 class PostgresServer:
     """One server on a free port of the loopback, with an empty database; as a context manager it is started and removed.
 
-    Run as root it runs as the user `postgres` or `nobody`, since PostgreSQL refuses root.
+    Run as root it runs as the user `postgres` or `nobody`, since PostgreSQL refuses root. On Linux it ends with the thread that
+    started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as long as it is needed.
 
     Args:
         binaries: The folder with `initdb` and `postgres`; found by `find_binaries` if not given.
