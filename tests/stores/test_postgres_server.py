@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,22 @@ from dualwrite.testing.proxy import TcpProxy
 
 def conninfo(url: str) -> str:
     return url.replace("+psycopg", "")
+
+
+def test_programs_that_the_servers_account_can_not_reach_are_copied(tmp_path: Path) -> None:
+    """As root the server runs as another user, which may not enter a virtual environment in a private folder."""
+    binaries = bundled_binaries()
+    assert binaries is not None
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    package = binaries.parent.parent
+    shutil.copytree(binaries.parent, private / package.name / binaries.parent.name, symlinks=True)
+    shutil.copytree(package.with_name(f"{package.name}.libs"), private / f"{package.name}.libs")
+    with (
+        PostgresServer(binaries=private / package.name / binaries.parent.name / "bin") as server,
+        psycopg.connect(conninfo(server.url)) as connection,
+    ):
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("find", [installed_binaries, bundled_binaries])

@@ -213,6 +213,8 @@ class PostgresServer:
         if self._account is not None:
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
             os.chown(folder / "data", self._account.pw_uid, self._account.pw_gid)
+        if not self._reachable():
+            self._binaries = _copied(self._binaries, folder / "server")
         made = subprocess.run(  # noqa: S603  (our own arguments)
             [self._binaries / "initdb", "-D", folder / "data", "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"],
             capture_output=True,
@@ -225,6 +227,14 @@ class PostgresServer:
             shutil.rmtree(folder, ignore_errors=True)
             raise PostgresStartError(f"initdb of {self._binaries} failed.", cause=made.stderr.strip() or made.stdout.strip())
         return folder
+
+    def _reachable(self) -> bool:
+        """Whether the account may run the programs: a virtual environment below /root or a private folder keeps it out."""
+        try:
+            subprocess.run([self._binaries / "postgres", "--version"], capture_output=True, check=True, **self._as_account())  # noqa: S603  (our own arguments)
+        except PermissionError:
+            return False
+        return True
 
     def _as_account(self) -> dict[str, Any]:
         if self._account is None:
@@ -281,6 +291,16 @@ class PostgresServer:
         pairs = [line.split() for line in listed.stdout.splitlines()]
         server = self._process.pid
         return [server, *(int(pid) for pid, parent in pairs if int(parent) == server)]
+
+
+def _copied(binaries: Path, to: Path) -> Path:
+    """Copy an installation, and the shared libraries that a wheel keeps beside its package; the programs' new folder."""
+    package = binaries.parent.parent
+    shutil.copytree(binaries.parent, to / package.name / binaries.parent.name, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, to / libraries.name, symlinks=True)
+    return to / package.name / binaries.parent.name / binaries.name
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
