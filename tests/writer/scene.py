@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -136,15 +137,17 @@ class Scene:
         return row
 
     def unfinished(self) -> list[str]:
-        """The Kafka ids of ours on which something is not finished."""
+        """The Kafka ids of ours on which something is not finished; an end that is decided gets the time to write its markers."""
         coordinator = WireTransactionCoordinator(KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=20)
+        ending = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
+        finished = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+        deadline = time.monotonic() + 20
         try:
-            finished = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
-            return [
-                listed.kafka_transactional_id
-                for listed in coordinator.list_transactions(self.transactional_id)
-                if listed.status not in finished
-            ]
+            while True:
+                listed = coordinator.list_transactions(self.transactional_id)
+                if time.monotonic() > deadline or not any(found.status in ending for found in listed):
+                    return [found.kafka_transactional_id for found in listed if found.status not in finished]
+                time.sleep(0.01)
         finally:
             coordinator.close()
 
