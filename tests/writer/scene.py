@@ -137,7 +137,7 @@ class Scene:
         return row
 
     def unfinished(self) -> list[str]:
-        """The Kafka ids of ours on which something is not finished; an end that is decided gets the time to write its markers."""
+        """The Kafka ids of ours that are not finished; an end that is decided gets the time to write its markers."""
         coordinator = WireTransactionCoordinator(KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=20)
         ending = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
         finished = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
