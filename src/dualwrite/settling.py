@@ -117,7 +117,7 @@ class GenerationSettler:
         """End the ongoing transaction by the epoch that was described: it wins only if nobody was faster."""
         if not commit and stored is not None:
             # S is not the name of what is ongoing: its own transaction was committed before that one began.
-            self._settle_row(Outcome.ABORTED, stored)
+            self._clear_state(stored, lost=None)
             stored = None
         if not commit and not self._coordinator.ends_by_epoch:
             self._coordinator.init_producer_id(self._kafka_id)  # FA; what it began is looked at in the next round
@@ -174,9 +174,13 @@ class GenerationSettler:
             if kind is not None:
                 lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC))
                 log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
-            self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
-            hit("recover_after_settle")
+            self._clear_state(stored, lost=lost)
         self._remember(outcome, stored)
+
+    def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
+        log.debug("%s: %s is settled", self._kafka_id, stored)
+        self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
+        hit("recover_after_settle")
 
     def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
         """Keep the first outcome that says something; later rounds only fence."""
