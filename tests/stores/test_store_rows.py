@@ -156,13 +156,13 @@ def test_forgetting_keeps_the_fence(store: SqlStateStore, claim: Claim) -> None:
 
 
 def test_what_is_not_settled_is_not_forgotten(store: SqlStateStore, recorded: Claim) -> None:
-    with pytest.raises(NotSettledError, match="dualwrite recover orders"):
+    with pytest.raises(NotSettledError, match="`dualwrite recover --id orders` first"):
         store.forget(ID)
     store.settle(recorded, Settlement(clear_state=True))
     with pytest.raises(NotSettledError, match="generations 0 to 0"):
         store.forget(ID)
     store.settle(recorded, Settlement(settled_generation=0, lost=LOST))
-    with pytest.raises(NotSettledError, match="dualwrite acknowledge orders"):
+    with pytest.raises(NotSettledError, match="`dualwrite recover --id orders --acknowledge` first"):
         store.forget(ID)
     assert store.read_claimed(recorded).forgotten is False
     store.acknowledge(ID)

@@ -224,16 +224,16 @@ def _change(connection: Connection, transactional_id: str, changes: dict[str, An
 
 def _not_settled(row: StateRow) -> NotSettledError:
     if row.lost:
-        why, command = f"{len(row.lost)} lost or unverified transactions are not acknowledged", "acknowledge"
+        why, flag = f"{len(row.lost)} lost or unverified transactions are not acknowledged", " --acknowledge"
     elif row.prepared_state is not None:
-        why, command = f"the state {row.prepared_state} is not settled", "recover"
+        why, flag = f"the state {row.prepared_state} is not settled", ""
     else:
-        why, command = f"generations {row.settled_generation + 1} to {row.generation} are not settled", "recover"
+        why, flag = f"generations {row.settled_generation + 1} to {row.generation} are not settled", ""
     return NotSettledError(
         "The id can't be forgotten: something of it is still open.",
         transactional_id=row.transactional_id,
         cause=why,
-        next_step=f"run `dualwrite {command} {row.transactional_id}` first",
+        next_step=f"run `dualwrite recover --id {row.transactional_id}{flag}` first",
     )
 
 
