@@ -87,6 +87,10 @@ class UsageError(DualWriteError, RuntimeError):
     """A call at a moment at which it has no meaning; nothing was changed by it."""
 
 
+class InvalidTransitionError(UsageError):
+    """A producer's method was called in a state that does not allow it. Attributes: `state`, `allowed` (method names)."""
+
+
 class NestedTransactionError(UsageError):
     """`transaction()` inside another `transaction()` of the same writer."""
 
@@ -203,6 +207,10 @@ class TransactionTimeoutError(BrokerError):
 
 class TransactionTimeoutRefusedError(BrokerError, ConfigurationError):
     """The broker refuses `transaction.timeout.ms`: it is above its `transaction.max.timeout.ms`."""
+
+
+class TwoPhaseCommitRefusedError(BrokerAuthorizationError, ConfigurationError):
+    """Two-phase commit was asked for, and the broker, its settings or its ACLs do not allow it (KIP-939)."""
 
 
 class PrepareError(BrokerError):

@@ -23,6 +23,7 @@ NAMES: Final = (
     "recover_after_end_txn",
     "recover_after_settle",
     "before_take_over",
+    "after_take_over",
 )
 
 armed: dict[str, Callable[[], None]] = {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
 
-from dualwrite.errors import DualWriteError, WriterClosedError
+from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
+from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.recovery import describe_owner
 from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
-from dualwrite.settling import settle_generations
+from dualwrite.settling import GenerationSettler, settle_generations
 from dualwrite.state import kafka_transactional_id
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 from dualwrite.timeouts import Timeouts
@@ -24,7 +27,7 @@ class Session:
     Args:
         store: The database.
         coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id.
+        producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
         transactional_id: The logical id.
         timeouts: Time limits.
     """
@@ -33,7 +36,7 @@ class Session:
         self,
         store: TxnStateStore,
         coordinator: TransactionCoordinator,
-        producers: Callable[[str], TransactionalProducer],
+        producers: ProducerFactory,
         *,
         transactional_id: str,
         timeouts: Timeouts,
@@ -111,20 +114,77 @@ class Session:
         return outcomes
 
     def start(self) -> None:
-        """Take a new generation, with a producer of its own: librdkafka's InitProducerId can't be made conditional (O2).
+        """Take the id at Kafka, by a producer of our own, and see that the claim is still ours after it.
 
-        Raises: as `TxnStateStore.take_generation` and `TransactionalProducer.init_transactions`.
+        Raises:
+            FencedError: Somebody else has claimed the id; nothing was sent by the producer.
+            DualWriteError: As `TxnStateStore.take_generation`, `settle_generations`, `TransactionalProducer.init_transactions`.
         """
         self.drop_producer()
         hit("before_take_over")
-        generation = self._store.take_generation(self.claim)
-        producer = self._producers(kafka_transactional_id(self._id, generation))
-        try:
-            producer.init_transactions(timeout=self._timeouts.kafka)
-        except BaseException:
-            producer.close()
-            raise
+        if self._producers.kind.takes_over:
+            generation, producer = self._taken_over()
+        else:
+            generation = self._store.take_generation(self.claim, self._producers.kind)
+            producer = self._producers(kafka_transactional_id(self._id, generation))
+            with _closed_on_error(producer):
+                producer.init_transactions(timeout=self._timeouts.kafka)
+        with _closed_on_error(producer):
+            hit("after_take_over")
+            self._store.read_claimed(self.claim)
         self._producer, self.generation = producer, generation
+
+    def _taken_over(self) -> tuple[int, TransactionalProducer]:
+        """Go on with the newest generation by compare-and-set, or begin a new one where its timeout is another (rule F5)."""
+        deadline = time.monotonic() + self._timeouts.kafka
+        while True:
+            generation = self._store.take_generation(self.claim, self._producers.kind, reuse=self._newest_is_fit())
+            producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, generation)))
+            with _closed_on_error(producer):
+                if self._took(producer, generation):
+                    return generation, producer
+            producer.close()
+            if time.monotonic() > deadline:
+                raise BrokerUnavailableError(
+                    f"The id could not be taken over at Kafka within {self._timeouts.kafka:g} s.",
+                    transactional_id=self._id,
+                    cause="somebody else keeps using it",
+                    next_step="see `dualwrite status`, and open again",
+                )
+
+    def _newest_is_fit(self) -> bool:
+        """Whether the newest generation is of our kind and its timeout the one that we want (or Kafka does not know it)."""
+        row = self._store.read_claimed(self.claim)
+        if row.generation_kind is not self._producers.kind:
+            return False
+        producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, row.generation)))
+        try:
+            described = self._coordinator.describe(producer.kafka_transactional_id)
+            return described is None or described.timeout_ms == producer.wanted_timeout_ms
+        finally:
+            producer.close()
+
+    def _took(self, producer: TakeOverProducer, generation: int) -> bool:
+        """Create the id, or raise the epoch of its earlier holders and go on with the one in the answer; False: look again.
+
+        What is found on the generation is settled like everything else: a holder that was paused may have left something
+        between our recovery and now.
+        """
+        described = self._coordinator.describe(producer.kafka_transactional_id)
+        if described is None:
+            return producer.create(timeout=self._timeouts.kafka)
+        if described.timeout_ms != producer.wanted_timeout_ms:
+            return False
+        settler = GenerationSettler(
+            self._store, self._coordinator, self.claim, generation, timeout=self._timeouts.kafka
+        )
+        found = settler.settle()
+        if found.outcome is not Outcome.NOTHING:
+            log.info("%s: taking over generation %d: %s", self._id, generation, found.outcome.value)
+        if settler.raised is None:
+            return False
+        producer.adopt(settler.raised.producer_id, settler.raised.epoch, timeout_ms=described.timeout_ms)
+        return True
 
     def recover(self) -> None:
         """Claim on the condition that the id is ours still, settle, start anew."""
@@ -144,3 +204,12 @@ class Session:
             self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
         except DualWriteError as error:
             log.info("%s: the row keeps its last, committed state: %s", self._id, error)
+
+
+@contextmanager
+def _closed_on_error(producer: TransactionalProducer) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        producer.close()
+        raise

@@ -19,7 +19,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponenti
 from dualwrite.decision import Decision, decide
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
 from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.report import GenerationOutcome, Outcome
 from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
@@ -63,7 +63,12 @@ def settle_generations(
 
 
 class GenerationSettler:
-    """Settles one generation of one id; arguments as in `settle_generations`."""
+    """Settles one generation of one id; arguments as in `settle_generations`.
+
+    Attributes:
+        raised: EndTxn v5's answer that raised the epoch at the end, with the producer id and epoch to go on with (rule F5);
+            None where the coordinator does not know the id, and on brokers without EndTxn v5.
+    """
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class GenerationSettler:
         self._kafka_id = kafka_transactional_id(claim.transactional_id, generation)
         self._timeout = timeout
         self._found: GenerationOutcome | None = None
+        self.raised: EndTxnAnswer | None = None
 
     def settle(self) -> GenerationOutcome:
         """Go round until the generation is settled and its epoch raised; see `settle_generations` for errors."""
@@ -132,6 +138,7 @@ class GenerationSettler:
             return False
         outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
         if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: old holders are fenced
+            self.raised = answer
             self._settle_row(outcome, stored)
             return True
         return self._settle_and_fence(outcome, stored, described)
@@ -156,6 +163,7 @@ class GenerationSettler:
             answer = self._coordinator.end_transaction(
                 self._kafka_id, producer_id=described.producer_id, epoch=described.epoch, commit=False
             )
+            self.raised = answer if answer.proven else None
             return answer.proven
         answer = self._coordinator.init_producer_id(self._kafka_id)
         if not answer.proven and answer.code != CONCURRENT_TRANSACTIONS:

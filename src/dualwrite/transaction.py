@@ -9,6 +9,7 @@ from typing import Any
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, TransactionalProducer
+from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction
 
@@ -92,7 +93,8 @@ class Transaction:
             consumer: A confluent-kafka Consumer with `enable.auto.commit` off.
         """
         self._check()
-        self._producer.send_offsets_to_transaction(consumer, timeout=self._timeout)
+        offsets, group = progress_of(consumer)
+        self._producer.send_offsets_to_transaction(offsets, group, timeout=self._timeout)
 
     def end(self) -> None:
         """Make every later use of this object an error; called by the writer."""

@@ -1,4 +1,4 @@
-"""LibrdkafkaProducer against a real broker: the transaction, and each way in which it can go wrong."""
+"""What is LibrdkafkaProducer's own: sessions, its names for transactions, its settings. The rest: test_producer_conformance."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerUnavailableError,
     ConfigurationError,
     DeliveryError,
-    InvalidMessageError,
     MessageTooLargeError,
     PrepareError,
     ProducerFencedError,
     TransactionTimeoutError,
     TransactionTimeoutRefusedError,
-    UnknownTopicError,
 )
-from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
-from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from fixtures.broker import make_topic, read_topic
+from dualwrite.state import TransactionDescription, TransactionStatus
+from fixtures.broker import make_topic
 
 S = TransactionStatus
 NewName = Callable[[str], str]
@@ -64,52 +60,6 @@ def described(
 
 
 # --- the transaction --------------------------------------------------------------------------------------------------
-
-
-def test_the_producer_fulfils_its_protocol(new_producer: NewProducer) -> None:
-    assert isinstance(new_producer(), TransactionalProducer)
-
-
-def test_a_prepared_transaction_is_named_as_the_coordinator_describes_it_and_seen_after_commit(
-    new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
-) -> None:
-    producer, topic = new_producer(), new_name("topic")
-    producer.begin_transaction()
-    producer.send(topic, b"one")
-    producer.send(topic, "zwölf")
-    producer.send(topic, None, key="gone")
-    state = producer.prepare_transaction(timeout=20)
-    found = described(coordinator, producer.kafka_transactional_id)
-    assert found.status is S.ONGOING
-    assert state == PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
-    assert committed(topic) == []
-    producer.check_time_left()
-    producer.commit_transaction(timeout=20)
-    assert committed(topic) == [b"one", "zwölf".encode(), None]
-    assert not producer.must_be_replaced
-
-
-def test_key_headers_partition_and_timestamp_arrive_as_they_were_given(
-    broker: DevCluster, new_producer: NewProducer, new_name: NewName
-) -> None:
-    producer, topic = new_producer(), new_name("topic")
-    make_topic(broker, topic, 3)
-    producer.begin_transaction()
-    producer.send(topic, b"v", key=b"k", headers=[("a", b"1"), ("a", None)], partition=2, timestamp=1_700_000_000_000)
-    producer.prepare_transaction(timeout=20)
-    producer.commit_transaction(timeout=20)
-    (message,) = read_topic(broker.bootstrap_servers, topic)
-    assert (message.value(), message.key(), message.partition()) == (b"v", b"k", 2)
-    assert message.headers() == [("a", b"1"), ("a", None)]
-    assert message.timestamp()[1] == 1_700_000_000_000
-
-
-def test_a_transaction_without_messages_has_no_state_and_commits(new_producer: NewProducer) -> None:
-    producer = new_producer()
-    producer.begin_transaction()
-    assert producer.prepare_transaction(timeout=20) is None
-    producer.commit_transaction(timeout=20)
-    assert not producer.must_be_replaced
 
 
 def test_two_transactions_in_a_row_have_different_states(
@@ -161,106 +111,10 @@ def test_an_abort_before_prepare_waits_for_what_is_under_way(
     assert committed(topic) == []
 
 
-def test_a_consumers_positions_are_part_of_the_transaction(
-    broker: DevCluster, new_producer: NewProducer, new_name: NewName
-) -> None:
-    producer, source = new_producer(), new_name("source")
-    producer.begin_transaction()
-    producer.send(source, b"in")
-    producer.prepare_transaction(timeout=20)
-    producer.commit_transaction(timeout=20)
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": new_name("group"),
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.subscribe([source])
-    try:
-        message = consumer.poll(20)
-        assert message is not None
-        assert message.value() == b"in"
-        producer.begin_transaction()
-        producer.send_offsets_to_transaction(consumer, timeout=20)
-        assert producer.prepare_transaction(timeout=20) is not None
-        producer.commit_transaction(timeout=20)
-        (position,) = consumer.committed(consumer.assignment(), timeout=20)
-        assert position.offset == 1
-    finally:
-        consumer.close()
-
-
-def test_closing_ends_no_transaction(
-    new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName
-) -> None:
-    producer = new_producer()
-    producer.begin_transaction()
-    producer.send(new_name("topic"), b"v")
-    producer.prepare_transaction(timeout=20)
-    producer.close()
-    producer.close()
-    assert described(coordinator, producer.kafka_transactional_id).status is S.ONGOING
-    assert producer.must_be_replaced
-
-
 # --- messages that can't be sent --------------------------------------------------------------------------------------
 
 
-WRONG = [
-    {"value": 5},
-    {"value": {"a": 1}},
-    {"value": "\ud800"},
-    {"value": b"", "key": 5},
-    {"value": b"", "headers": {"a": 1}},
-    {"value": b"", "headers": {1: "a"}},
-    {"value": b"", "headers": {"\ud800": "a"}},
-    {"value": b"", "partition": -1},
-    {"value": b"", "partition": "0"},
-    {"value": b"", "timestamp": -1},
-    {"value": b"", "timestamp": 1.5},
-    {"value": b"", "topic": "no such name"},
-    {"value": b"", "topic": ""},
-    {"value": b"", "topic": None},
-    {"value": b"", "topic": ["unhashable"]},
-]
-
-
-def test_messages_of_wrong_types_are_refused_and_the_transaction_goes_on(
-    new_producer: NewProducer, new_name: NewName, committed: Committed
-) -> None:
-    """All in one transaction: each by itself would cost a session."""
-    producer, topic = new_producer(), new_name("topic")
-    producer.begin_transaction()
-    for message in WRONG:
-        arguments: dict[str, Any] = {"topic": topic, **message}
-        with pytest.raises(InvalidMessageError):
-            producer.send(arguments.pop("topic"), **arguments)
-    producer.send(topic, b"good")
-    assert producer.prepare_transaction(timeout=20) is not None
-    producer.commit_transaction(timeout=20)
-    assert committed(topic) == [b"good"]
-
-
-def test_a_partition_that_the_topic_does_not_have_is_told(new_producer: NewProducer, new_name: NewName) -> None:
-    producer, topic = new_producer(), new_name("topic")
-    producer.begin_transaction()
-    producer.send(topic, b"v")
-    with pytest.raises(UnknownTopicError, match="partition"):  # noqa: PT012  (librdkafka tells in either call)
-        producer.send(topic, b"v", partition=77)
-        producer.prepare_transaction(timeout=20)
-    assert producer.must_be_replaced
-
-
-def test_a_message_above_the_producers_own_limit_is_refused(new_producer: NewProducer, new_name: NewName) -> None:
-    producer = new_producer(**{"message.max.bytes": 10_000})
-    producer.begin_transaction()
-    with pytest.raises(MessageTooLargeError, match=r"message\.max\.bytes"):
-        producer.send(new_name("topic"), b"x" * 20_000)
-
-
-def test_a_message_above_the_topics_limit_fails_the_transaction(
+def test_a_failed_delivery_costs_the_session(
     broker: DevCluster, new_producer: NewProducer, new_name: NewName
 ) -> None:
     topic = new_name("topic")
@@ -272,23 +126,6 @@ def test_a_message_above_the_topics_limit_fails_the_transaction(
     with pytest.raises(MessageTooLargeError, match=r"max\.message\.bytes"):
         producer.prepare_transaction(timeout=20)
     assert producer.must_be_replaced
-
-
-def test_after_a_failed_delivery_nothing_more_is_sent_and_prepare_fails(
-    broker: DevCluster, new_producer: NewProducer, new_name: NewName, committed: Committed
-) -> None:
-    topic, other = new_name("topic"), new_name("other")
-    make_topic(broker, topic, max_message_bytes="2000")
-    producer = new_producer()
-    producer.begin_transaction()
-    producer.send(topic, b"x" * 5_000)
-    deadline = time.monotonic() + 20
-    with pytest.raises(MessageTooLargeError):  # noqa: PT012  (in one of the calls, when the report is there)
-        while time.monotonic() < deadline:
-            producer.send(other, b"later")
-    with pytest.raises(MessageTooLargeError):
-        producer.prepare_transaction(timeout=20)
-    assert committed(other) == []
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -329,18 +166,6 @@ def test_a_timeout_too_short_to_work_with_is_refused(new_producer: NewProducer) 
 
 
 # --- fencing and time -------------------------------------------------------------------------------------------------
-
-
-def test_a_session_whose_id_was_taken_over_is_fenced(new_producer: NewProducer, new_name: NewName) -> None:
-    kafka_id, topic = new_name("id"), new_name("topic")
-    old = new_producer(kafka_id=kafka_id)
-    old.begin_transaction()
-    old.send(topic, b"old")
-    old.prepare_transaction(timeout=20)
-    new_producer(kafka_id=kafka_id)
-    with pytest.raises(ProducerFencedError):
-        old.commit_transaction(timeout=20)
-    assert old.must_be_replaced
 
 
 def test_a_transaction_that_recovery_committed_by_endtxn_v5_fences_its_client_and_stays_committed(
@@ -389,19 +214,6 @@ def test_a_transaction_that_grew_too_old_is_not_prepared(new_producer: NewProduc
     assert caught.value.elapsed > 0.8
     assert caught.value.retriable
     assert producer.must_be_replaced
-
-
-def test_a_prepared_transaction_that_waits_too_long_is_refused_before_the_commit(
-    new_producer: NewProducer, new_name: NewName
-) -> None:
-    producer, topic = new_producer(**{"transaction.timeout.ms": 2000}), new_name("topic")
-    producer.begin_transaction()
-    producer.send(topic, b"v")
-    producer.prepare_transaction(timeout=20)
-    producer.check_time_left()
-    time.sleep(producer.transaction_timeout - producer.time_reserve)
-    with pytest.raises(TransactionTimeoutError):
-        producer.check_time_left()
 
 
 # --- the cluster is not there -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from store_scene import ID, STATE, assert_nothing_is_checked_out
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
@@ -30,7 +31,7 @@ def test_each_claim_fences_the_one_before(store: SqlStateStore, rival: SqlStateS
     ours = store.claim(ID, "ours", timeout=5)
     theirs = rival.claim(ID, "theirs", timeout=5)
     assert theirs.fence == ours.fence + 1
-    for use in (store.read_claimed, store.begin, store.take_generation):
+    for use in (store.read_claimed, store.begin, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
         with pytest.raises(FencedError) as caught:
             use(ours)
         assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")

@@ -16,6 +16,7 @@ from dualwrite.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, Settlement
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
@@ -29,7 +30,7 @@ EVERY_CALL = {
     "read": lambda s: s.read(ID),
     "read_claimed": lambda s: s.read_claimed(CLAIM),
     "settle": lambda s: s.settle(CLAIM, Settlement(clear_state=True)),
-    "take_generation": lambda s: s.take_generation(CLAIM),
+    "take_generation": lambda s: s.take_generation(CLAIM, ProducerKind.NATIVE),
     "begin": lambda s: s.begin(CLAIM),
     "acknowledge": lambda s: s.acknowledge(ID),
     "list": lambda s: s.list(),

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from store_scene import ID, STATE, assert_nothing_is_checked_out
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, NotSettledError, StoredStateError, StoreUnavailableError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
 from dualwrite.stores.sql import SqlStateStore
@@ -52,7 +53,7 @@ def test_an_unanswered_settlement_is_sent_again(proxied_store: SqlStateStore, po
 def test_an_unanswered_generation_is_skipped(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     claim = proxied_store.claim(ID, "tests", timeout=5)
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
-    assert proxied_store.take_generation(claim) == 2
+    assert proxied_store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 2
 
 
 def test_an_unanswered_acknowledgement_still_returns_what_it_removed(
@@ -93,9 +94,33 @@ def test_a_fenced_settlement_changes_nothing(store: SqlStateStore, rival: SqlSta
 
 
 def test_generations(store: SqlStateStore, claim: Claim) -> None:
-    assert [store.take_generation(claim) for _ in range(3)] == [1, 2, 3]
+    assert [store.take_generation(claim, ProducerKind.LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
     assert store.read_claimed(claim).generation == 3
     assert list(store.read_claimed(claim).unsettled_generations) == [0, 1, 2, 3]
+
+
+def test_a_generation_is_used_again_by_a_producer_of_its_kind(store: SqlStateStore, claim: Claim) -> None:
+    native, two_phase = ProducerKind.NATIVE, ProducerKind.NATIVE_TWO_PHASE
+    taken = [store.take_generation(claim, kind, reuse=True) for kind in (native, native, two_phase, two_phase, native)]
+    assert taken == [1, 1, 2, 2, 3]
+    assert store.take_generation(claim, native) == 4
+    row = store.read_claimed(claim)
+    assert (row.generation, row.generation_kind) == (4, native)
+
+
+def test_something_may_be_open_on_a_generation_that_is_used_again(store: SqlStateStore, claim: Claim) -> None:
+    generation = store.take_generation(claim, ProducerKind.NATIVE)
+    store.settle(claim, Settlement(settled_generation=generation))
+    assert not store.read_claimed(claim).unsettled_generations
+    assert store.take_generation(claim, ProducerKind.NATIVE, reuse=True) == generation
+    assert list(store.read_claimed(claim).unsettled_generations) == [generation]
+
+
+def test_a_kind_that_this_release_does_not_know(store: SqlStateStore, claim: Claim) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(state_table.update().values(generation_kind="quantum"))
+    with pytest.raises(StoredStateError, match="quantum"):
+        store.read(ID)
 
 
 def test_acknowledging(store: SqlStateStore, claim: Claim) -> None:
@@ -135,7 +160,7 @@ def test_ids_that_differ_in_case_only_have_rows_of_their_own(store: SqlStateStor
 
 
 def test_forgetting_keeps_the_fence(store: SqlStateStore, claim: Claim) -> None:
-    store.take_generation(claim)
+    store.take_generation(claim, ProducerKind.LIBRDKAFKA)
     store.settle(claim, Settlement(settled_generation=1))
     store.forget(ID)
     assert store.list() == []

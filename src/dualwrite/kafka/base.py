@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
@@ -31,8 +33,11 @@ class TransactionalProducer(Protocol):
         """
         ...
 
-    def init_transactions(self, *, timeout: float) -> None:
+    def init_transactions(self, *, timeout: float) -> PreparedTxnState | None:
         """Register the id at its coordinator and fence earlier holders of it (InitProducerId). Waits `timeout` s at most.
+
+        Returns:
+            A prepared transaction of the id that was kept, where the producer can do that and was asked to; else None.
 
         Raises:
             BrokerUnavailableError: No coordinator answered in time.
@@ -65,8 +70,14 @@ class TransactionalProducer(Protocol):
         """
         ...
 
-    def send_offsets_to_transaction(self, consumer: Any, *, timeout: float) -> None:
-        """Make the consumer's positions part of the transaction (KIP-447), with its group's metadata."""
+    def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
+        """Make a consumer's positions part of the transaction (KIP-447); no offsets, nothing is done.
+
+        Raises:
+            ProducerFencedError: Of the group: the consumer's generation is over, so that its partitions are somebody else's.
+            BrokerAuthorizationError: The principal may not read with the group.
+            BrokerUnavailableError: The group's coordinator did not answer in time.
+        """
         ...
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
@@ -107,6 +118,48 @@ class TransactionalProducer(Protocol):
         ...
 
 
+class TakeOverProducer(TransactionalProducer, Protocol):
+    """A producer that takes an id over by compare-and-set, so that several claimants may use one id (rule F5)."""
+
+    @property
+    def wanted_timeout_ms(self) -> int:
+        """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit."""
+        ...
+
+    def create(self, *, timeout: float) -> bool:
+        """Register the id if its coordinator does not know it; False, and nothing is changed, where it does.
+
+        Raises: as `init_transactions`.
+        """
+        ...
+
+    def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
+        """Go on with what EndTxn v5 answered when the epoch of the id's earlier holders was raised.
+
+        The caller sees that it still holds the claim, after this and before anything is sent.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerFactory:
+    """Makes the producers of a writer.
+
+    Args:
+        kind: What its producers are; a generation of an id is used by one kind only.
+        make: Makes the producer for a Kafka transactional id; a TakeOverProducer where the kind takes over.
+        lanes: How many ids a writer uses where its user does not say.
+    """
+
+    kind: ProducerKind
+    make: Callable[[str], TransactionalProducer]
+    lanes: int = 1
+
+    def __call__(self, kafka_transactional_id: str) -> TransactionalProducer:
+        """A new producer."""
+        return self.make(kafka_transactional_id)
+
+
 @dataclass(frozen=True, slots=True)
 class EndTxnAnswer:
     """One answer to EndTxn.
@@ -127,6 +180,19 @@ class EndTxnAnswer:
     def proven(self) -> bool:
         """Whether the transaction is now known to have the outcome that was asked for."""
         return self.code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class InitProducerIdAnswer(EndTxnAnswer):
+    """One answer to InitProducerId; `producer_id` and `epoch` are the ones to produce with.
+
+    Args:
+        ongoing_producer_id: The producer id of a prepared transaction that was kept (`keepPreparedTxn`), or -1.
+        ongoing_epoch: Its epoch, or -1.
+    """
+
+    ongoing_producer_id: int = -1
+    ongoing_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,14 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsReq
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
-from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError
-from dualwrite.kafka.base import EndTxnAnswer, ListedTransaction
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerError,
+    BrokerUnavailableError,
+    TransactionTimeoutRefusedError,
+    TwoPhaseCommitRefusedError,
+)
+from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
@@ -28,6 +34,8 @@ NOT_COORDINATOR: Final = 16
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 CONCURRENT_TRANSACTIONS: Final = 51
 INVALID_TXN_STATE: Final = 48
+PRODUCER_FENCED: Final = 90
+UNSUPPORTED_VERSION: Final = 35
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 INVALID_TRANSACTION_TIMEOUT: Final = 50
@@ -39,7 +47,9 @@ _END_BY_EPOCH: Final = 5
 _END_PLAIN: Final = 4
 _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
+_INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
+_FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
 _WAIT: Final = wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.01)
 
 
@@ -103,7 +113,9 @@ class WireTransactionCoordinator:
 
         return self._ask_coordinator(kafka_transactional_id, ask)
 
-    def end_transaction(self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool) -> EndTxnAnswer:
+    def end_transaction(
+        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: float | None = None
+    ) -> EndTxnAnswer:
         """EndTxn; the same request again while markers are written (CONCURRENT_TRANSACTIONS) or the connection breaks."""
         version = _END_BY_EPOCH if self.ends_by_epoch else _END_PLAIN
 
@@ -125,25 +137,100 @@ class WireTransactionCoordinator:
             self._check_passing(answer.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _answer(answer)
 
-        return self._ask_coordinator(kafka_transactional_id, ask)
+        return self._ask_coordinator(kafka_transactional_id, ask, timeout)
 
-    def init_producer_id(self, kafka_transactional_id: str) -> EndTxnAnswer:
-        """InitProducerId v4 or older, unconditional; CONCURRENT_TRANSACTIONS is given to the caller."""
+    def init_producer_id(
+        self,
+        kafka_transactional_id: str,
+        *,
+        timeout_ms: int = _ANY_TIMEOUT_MS,
+        two_phase: bool = False,
+        keep_prepared: bool = False,
+        timeout: float | None = None,
+    ) -> InitProducerIdAnswer:
+        """The unconditional InitProducerId; v6 where two-phase commit is asked for. See `_init_producer_id` for errors.
 
-        def ask(coordinator: Connection) -> EndTxnAnswer:
+        CONCURRENT_TRANSACTIONS is given to the caller, and so is UNSUPPORTED_VERSION where `keep_prepared` is not taken yet.
+        """
+        return self._init_producer_id(
+            kafka_transactional_id, timeout, timeout_ms=timeout_ms, two_phase=two_phase, keep_prepared=keep_prepared
+        )
+
+    def create_producer_id(
+        self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: float | None = None
+    ) -> InitProducerIdAnswer:
+        """InitProducerId that creates an unknown id and leaves a known one as it is: PRODUCER_FENCED (DESIGN.md §2).
+
+        It carries a producer id that no producer has, which a coordinator compares with what it knows of the id.
+        """
+        return self._init_producer_id(
+            kafka_transactional_id,
+            timeout,
+            timeout_ms=timeout_ms,
+            two_phase=two_phase,
+            producer_id=_FOREIGN_PRODUCER_ID,
+            epoch=0,
+        )
+
+    def _init_producer_id(
+        self,
+        kafka_transactional_id: str,
+        timeout: float | None,
+        *,
+        timeout_ms: int,
+        two_phase: bool,
+        keep_prepared: bool = False,
+        producer_id: int = -1,
+        epoch: int = -1,
+    ) -> InitProducerIdAnswer:
+        """InitProducerId; every answer that does not pass by itself is given to the caller.
+
+        Raises:
+            TwoPhaseCommitRefusedError: `two_phase`, and the broker or its ACLs do not allow it.
+            TransactionTimeoutRefusedError: `timeout_ms` is above the broker's maximum.
+            BrokerUnavailableError, BrokerAuthorizationError: As everywhere.
+        """
+        new = two_phase or keep_prepared
+
+        def ask(coordinator: Connection) -> InitProducerIdAnswer:
+            if new and not coordinator.supports(InitProducerIdRequest, _INIT_TWO_PHASE):
+                if two_phase:
+                    raise two_phase_refused(kafka_transactional_id, "the broker does not know InitProducerId v6")
+                return InitProducerIdAnswer(UNSUPPORTED_VERSION, kafka_error_name(UNSUPPORTED_VERSION))
             answer = coordinator.call(
                 InitProducerIdRequest(
-                    version=min(_INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
+                    version=_INIT_TWO_PHASE if new else min(_INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
                     transactional_id=kafka_transactional_id,
-                    transaction_timeout_ms=_ANY_TIMEOUT_MS,
-                    producer_id=-1,
-                    producer_epoch=-1,
+                    transaction_timeout_ms=timeout_ms,
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    enable2_pc=two_phase,
+                    keep_prepared_txn=keep_prepared,
                 )
             )
-            self._check_passing(answer.error_code, kafka_transactional_id, "InitProducerId", "Write")
-            return _answer(answer)
+            code = answer.error_code
+            if two_phase and code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise two_phase_refused(kafka_transactional_id, kafka_error_name(code), code)
+            if code == INVALID_TRANSACTION_TIMEOUT:
+                raise TransactionTimeoutRefusedError(
+                    f"The broker refuses a transaction timeout of {timeout_ms} ms.",
+                    transactional_id=kafka_transactional_id,
+                    cause="transaction.timeout.ms is above the broker's transaction.max.timeout.ms",
+                    next_step="lower the one or raise the other",
+                    code=code,
+                    name=kafka_error_name(code),
+                )
+            self._check_passing(code, kafka_transactional_id, "InitProducerId", "Write")
+            return InitProducerIdAnswer(
+                code=code,
+                name=kafka_error_name(code),
+                producer_id=answer.producer_id,
+                epoch=answer.producer_epoch,
+                ongoing_producer_id=getattr(answer, "ongoing_txn_producer_id", -1) if new else -1,
+                ongoing_epoch=getattr(answer, "ongoing_txn_producer_epoch", -1) if new else -1,
+            )
 
-        return self._ask_coordinator(kafka_transactional_id, ask)
+        return self._ask_coordinator(kafka_transactional_id, ask, timeout)
 
     def list_transactions(self, prefix: str = "") -> list[ListedTransaction]:
         """ListTransactions at every broker (KIP-664), sorted by id."""
@@ -189,21 +276,28 @@ class WireTransactionCoordinator:
 
     # --- asking again -------------------------------------------------------------------------------------------------
 
-    def _ask_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection], _T]) -> _T:
+    def _ask_coordinator(
+        self, kafka_transactional_id: str, ask: Callable[[Connection], _T], timeout: float | None = None
+    ) -> _T:
         def once() -> _T:
             try:
                 return ask(self._network.coordinator(kafka_transactional_id))
             except (ConnectionLostError, _MovedError):
                 self._network.forget_coordinator(kafka_transactional_id)
                 raise
+            except CoordinatorUnavailableError as error:
+                if error.code in _FORBIDDEN:
+                    raise _forbidden(error.code, kafka_transactional_id, "FindCoordinator", "Describe") from error
+                raise
 
         with self._lock:
-            return self._repeated(once, f"the coordinator of {kafka_transactional_id!r}")
+            return self._repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
 
-    def _repeated(self, once: Callable[[], _T], what: str) -> _T:
+    def _repeated(self, once: Callable[[], _T], what: str, timeout: float | None = None) -> _T:
         """Call until an answer that says something, or the time is over."""
         passing = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
-        deadline = time.monotonic() + self._timeout
+        timeout = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
         try:
             return once()  # tenacity costs 60 µs, and describe stands on the path of every transaction
         except passing as error:
@@ -215,7 +309,7 @@ class WireTransactionCoordinator:
             raise
         except passing as error:
             raise BrokerUnavailableError(
-                f"No answer from {what} at {self._network.config.servers} within {self._timeout:g} s: {error}.",
+                f"No answer from {what} at {self._network.config.servers} within {timeout:g} s: {error}.",
                 cause="the broker is starting, is overloaded, or can't be reached at the address that it advertises",
                 next_step="try again; what is prepared stays prepared",
                 servers=self._network.config.servers,
@@ -228,14 +322,7 @@ class WireTransactionCoordinator:
         if code in _PASSING:
             raise _TryAgainError(f"{request} answered {kafka_error_name(code)}")
         if code in _FORBIDDEN:
-            raise BrokerAuthorizationError(
-                f"Kafka refuses {request}: {kafka_error_name(code)}.",
-                transactional_id=kafka_transactional_id,
-                next_step=f"grant the principal {operation} and Describe on the transactional ids that begin with "
-                "this one (a prefixed ACL: dualwrite appends '#' and a number)",
-                code=code,
-                name=kafka_error_name(code),
-            )
+            raise _forbidden(code, kafka_transactional_id, request, operation)
 
     def _check(self, code: int, kafka_transactional_id: str | None, request: str, operation: str) -> None:
         """Raise any error."""
@@ -247,6 +334,32 @@ class WireTransactionCoordinator:
                 code=code,
                 name=kafka_error_name(code),
             )
+
+
+def _forbidden(code: int, kafka_transactional_id: str, request: str, operation: str) -> BrokerAuthorizationError:
+    rights = "Describe" if operation == "Describe" else f"{operation} and Describe"
+    return BrokerAuthorizationError(
+        f"Kafka refuses {request}: {kafka_error_name(code)}.",
+        transactional_id=kafka_transactional_id,
+        next_step=f"grant the principal {rights} on the transactional ids that begin with this one "
+        "(a prefixed ACL: dualwrite appends '~', '#' and numbers)",
+        code=code,
+        name=kafka_error_name(code),
+    )
+
+
+def two_phase_refused(kafka_transactional_id: str, answer: str, code: int | None = None) -> TwoPhaseCommitRefusedError:
+    """Two-phase commit was asked for and is not to be had; a broker gives one code for all three reasons."""
+    return TwoPhaseCommitRefusedError(
+        f"Kafka refuses two-phase commit: {answer}.",
+        transactional_id=kafka_transactional_id,
+        cause="the broker has it switched off, is older than 4.1, or the principal lacks the right to it",
+        next_step="set transaction.two.phase.commit.enable=true and unstable.api.versions.enable=true on every broker "
+        "(Apache Kafka 4.1 or newer), and grant the principal TwoPhaseCommit (and Write, Describe) on the transactional "
+        "ids; or go without (`dualwrite doctor` tells what the cluster offers)",
+        code=code,
+        name=answer,
+    )
 
 
 def _answer(answer: Any) -> EndTxnAnswer:

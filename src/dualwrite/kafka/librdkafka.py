@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from dualwrite.errors import (
     BrokerError,
@@ -30,14 +30,17 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.interrupts import undisturbed
 from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.time_budget import (
+    DEFAULT_TRANSACTION_TIMEOUT_MS,
+    TimeBudget,
+    chosen_timeout_ms,
+    transaction_timeout_ms,
+)
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000  # the broker's own default for transaction.max.timeout.ms
-MIN_TRANSACTION_TIMEOUT_MS: Final = 1_000
-TIME_RESERVE_SHARE: Final = 0.2
-MAX_TIME_RESERVE: Final = 10.0
 _TOPIC_WAIT: Final = 5.0
 _POLL: Final = 0.1
 _REASON_WAIT: Final = 1.0
@@ -69,7 +72,7 @@ class LibrdkafkaProducer:
         self._id = kafka_transactional_id
         self._coordinator = coordinator
         self._delivery_timeout = delivery_timeout
-        self._timeout_ms = _transaction_timeout_ms(config, coordinator)
+        self._timeout_ms = transaction_timeout_ms(config, coordinator)
         self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
         self._reports: dict[str, SimpleQueue[KafkaError | None]] = {}  # delivery reports by topic, for each one looked up
         self._must_be_replaced = False
@@ -77,7 +80,7 @@ class LibrdkafkaProducer:
         self._sent = self._acknowledged = 0
         self._failure: BrokerError | None = None
         self._offsets_sent = False
-        self._first_sent_at: float | None = None
+        self._budget = TimeBudget(self._timeout_ms / 1000)
 
     @property
     def kafka_transactional_id(self) -> str:
@@ -108,7 +111,8 @@ class LibrdkafkaProducer:
         """Begin; local."""
         self._read_reports()
         self._sent = self._acknowledged = 0
-        self._failure = self._first_sent_at = None
+        self._failure = None
+        self._budget.reset()
         self._offsets_sent = False
         try:
             self._producer.begin_transaction()
@@ -140,8 +144,7 @@ class LibrdkafkaProducer:
         # SimpleQueue.put is C, and ignores its second argument, which is the message. Python code in its place would be where
         # KeyboardInterrupt is raised, and confluent-kafka turns an exception of a callback into a SystemError.
         report: Any = self._reports[topic].put
-        if self._first_sent_at is None:
-            self._first_sent_at = time.monotonic()
+        self._budget.start()
         deadline = None
         while True:
             try:
@@ -164,15 +167,15 @@ class LibrdkafkaProducer:
         self._sent += 1
         self._poll(0)
 
-    def send_offsets_to_transaction(self, consumer: Any, *, timeout: float) -> None:
-        """Make the consumer's positions part of the transaction (KIP-447)."""
-        positions = consumer.position(consumer.assignment())
-        group = consumer.consumer_group_metadata()
-        if self._first_sent_at is None:
-            self._first_sent_at = time.monotonic()
+    def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
+        """Make a consumer's positions part of the transaction (KIP-447)."""
+        positions = [TopicPartition(o.topic, o.partition, o.offset, o.metadata, o.leader_epoch) for o in offsets]
+        if not positions:
+            return
+        self._budget.start()
         self._offsets_sent = True
         self._until_done(
-            lambda left: self._producer.send_offsets_to_transaction(positions, group, left),
+            lambda left: self._producer.send_offsets_to_transaction(positions, group.for_librdkafka(), left),
             "send_offsets_to_transaction",
             timeout,
         )
@@ -197,31 +200,16 @@ class LibrdkafkaProducer:
         return state
 
     def check_time_left(self) -> None:
-        """Compare the time since the first message, by our own clock, with the transaction's timeout.
-
-        The broker's clock starts no earlier than ours, so that what we count is never too little, whatever the clocks say.
-        """
-        if self._first_sent_at is None:
-            return
-        elapsed = time.monotonic() - self._first_sent_at
-        if elapsed > self.transaction_timeout - self.time_reserve:
-            raise self._failed(
-                TransactionTimeoutError(
-                    f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.transaction_timeout:g} s, "
-                    f"and {self.time_reserve:g} s are kept for committing.",
-                    cause="the block, the deliveries or the database took too long",
-                    next_step="make transactions shorter, or raise transaction.timeout.ms and the broker's "
-                    "transaction.max.timeout.ms; with two-phase commit on the broker there is no such limit",
-                    transactional_id=self._id,
-                    elapsed=elapsed,
-                    timeout=self.transaction_timeout,
-                )
-            )
+        """Compare the time since the first message with the transaction's timeout."""
+        try:
+            self._budget.check(self._id)
+        except TransactionTimeoutError as error:
+            raise self._failed(error) from None
 
     @property
     def time_reserve(self) -> float:
         """Seconds of the timeout kept for the database's commit and Kafka's."""
-        return min(MAX_TIME_RESERVE, TIME_RESERVE_SHARE * self.transaction_timeout)
+        return self._budget.reserve
 
     def commit_transaction(self, *, timeout: float) -> None:
         """EndTxn by librdkafka; repeated only for errors that it calls retriable, and then the session must be replaced."""
@@ -367,21 +355,9 @@ def check_settings(config: KafkaConfig) -> None:
     Raises:
         ConfigurationError: librdkafka does not know a setting, or refuses its value.
     """
-    timeout_ms = _chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
+    timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
     held = [_librdkafka(config, "dualwrite-check", timeout_ms)]
     undisturbed(held.clear)
-
-
-def _transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoordinator) -> int:
-    """The user's `transaction.timeout.ms`, else the broker's maximum: a lost transaction can't be mended, a wait can."""
-    return _chosen_timeout_ms(config) or coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
-
-
-def _chosen_timeout_ms(config: KafkaConfig) -> int | None:
-    chosen = config.transaction_timeout_ms
-    if chosen is not None and chosen < MIN_TRANSACTION_TIMEOUT_MS:
-        raise ConfigurationError(f"transaction.timeout.ms is {chosen}; {MIN_TRANSACTION_TIMEOUT_MS} is the least.")
-    return chosen
 
 
 def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
@@ -10,6 +11,8 @@ from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.config import Address, KafkaConfig
 from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
 
+GROUP: Final = int(CoordinatorType.GROUP)
+TRANSACTION: Final = int(CoordinatorType.TRANSACTION)
 _BATCHED_FIND_COORDINATOR: Final = 4  # from this version on the request takes a list of keys
 
 
@@ -31,7 +34,8 @@ class Network:
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
         self._connections: dict[Address, Connection] = {}
-        self._coordinators: dict[str, Address] = {}
+        self._coordinators: dict[tuple[int, str], Address] = {}
+        self._seen: dict[Address, None] = {}  # brokers that were told of; the ones in the settings may be gone one day
 
     def connection(self, address: Address) -> Connection:
         """The open connection to a broker, or a new one."""
@@ -44,14 +48,14 @@ class Network:
         return made
 
     def any_broker(self) -> Connection:
-        """A connection to whichever known broker answers, open ones first.
+        """A connection to whichever known broker answers: open ones first, then those in the settings, then all.
 
         Raises:
             BrokerUnavailableError: None of them; the message names every address with its reason.
         """
         known = [a for a, c in self._connections.items() if c.usable]
         tried = []
-        for address in [*known, *(a for a in self.config.bootstrap if a not in known)]:
+        for address in dict.fromkeys((*known, *self.config.bootstrap, *self._seen)):
             try:
                 return self.connection(address)
             except ConnectionLostError as error:
@@ -63,32 +67,46 @@ class Network:
             servers=self.config.servers,
         )
 
-    def coordinator(self, kafka_transactional_id: str) -> Connection:
-        """A connection to the id's transaction coordinator.
+    def coordinator(self, key: str, kind: int = TRANSACTION) -> Connection:
+        """A connection to the coordinator of a transactional id, or of a consumer group.
 
         Raises:
             CoordinatorUnavailableError: There is none at the moment; ask again.
             BrokerUnavailableError: No broker can be reached.
             ConnectionLostError: A connection broke while asking.
         """
-        address = self._coordinators.get(kafka_transactional_id)
+        address = self._coordinators.get((kind, key))
         if address is None:
-            address = self._find(kafka_transactional_id)
-            self._coordinators[kafka_transactional_id] = address
+            address = self._find(key, kind)
+            self._coordinators[kind, key] = address
         try:
             return self.connection(address)
         except ConnectionLostError:
-            self.forget_coordinator(kafka_transactional_id)
+            self.forget_coordinator(key, kind)
             raise
 
-    def forget_coordinator(self, kafka_transactional_id: str) -> None:
+    def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
         """Ask anew the next time: the coordinator has moved."""
-        self._coordinators.pop(kafka_transactional_id, None)
+        self._coordinators.pop((kind, key), None)
+
+    def metadata(self, topics: Sequence[str], *, timeout: float | None = None) -> Any:
+        """The answer to a Metadata request for these topics, which makes them where the broker does that by itself.
+
+        Raises:
+            BrokerUnavailableError: No broker can be reached.
+            ConnectionLostError: The connection broke while asking.
+        """
+        named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        answer = self.any_broker().call(MetadataRequest(topics=named, allow_auto_topic_creation=True), timeout=timeout)
+        self._seen.update((Address(b.host, b.port), None) for b in answer.brokers)
+        return answer
 
     def brokers(self) -> dict[int, Address]:
         """Every live broker by its node id, by a Metadata request."""
         answer = self.any_broker().call(MetadataRequest(topics=[], allow_auto_topic_creation=False))
-        return {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        found = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        self._seen.update((address, None) for address in found.values())
+        return found
 
     def close(self) -> None:
         """Close all connections."""
@@ -97,14 +115,12 @@ class Network:
         self._connections.clear()
         self._coordinators.clear()
 
-    def _find(self, kafka_transactional_id: str) -> Address:
+    def _find(self, key: str, kind: int) -> Address:
         connection = self.any_broker()
-        kind = int(CoordinatorType.TRANSACTION)
         if connection.version_of(FindCoordinatorRequest) >= _BATCHED_FIND_COORDINATOR:
-            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[kafka_transactional_id])
-            found: Any = connection.call(request).coordinators[0]
+            found: Any = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])).coordinators[0]
         else:
-            found = connection.call(FindCoordinatorRequest(key=kafka_transactional_id, key_type=kind))
+            found = connection.call(FindCoordinatorRequest(key=key, key_type=kind))
         if found.error_code:
             raise CoordinatorUnavailableError(
                 f"FindCoordinator answered {kafka_error_name(found.error_code)}", found.error_code

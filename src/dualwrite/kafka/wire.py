@@ -1,8 +1,7 @@
 """One blocking connection to one broker: kafka-python's messages and SASL over a socket of our own.
 
-Relied on from kafka-python (range pinned in pyproject.toml): `kafka.protocol.parser.KafkaProtocol` (sans-IO framing), the
-request classes of `kafka.protocol`, `kafka.net.sasl.get_sasl_mechanism`, `kafka.errors.for_code`. Its own event loop is not
-used: one request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms (DESIGN.md §2).
+Its own event loop is not used: one request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms (DESIGN.md §2).
+`dualwrite.kafka` says which of kafka-python's names are relied on.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from kafka.errors import KafkaError, for_code
@@ -37,7 +37,7 @@ class ConnectionLostError(Exception):
 
 
 class Connection:
-    """One request at a time over one socket. Not safe for several threads.
+    """Requests over one socket: `call` waits for the answer, `send` and `received` have several under way. For one thread.
 
     Args:
         address: The broker.
@@ -54,6 +54,7 @@ class Connection:
         self._protocol = KafkaProtocol(client_id=config.client_id)
         self._usable_until: float | None = None
         self._socket: socket.socket | None = None
+        self._arrived: list[tuple[int, Any]] = []
         self.api_versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         try:
@@ -61,6 +62,21 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def fileno(self) -> int:
+        """For `select`: readable means that an answer, or a part of one, has arrived. See `has_arrived`, too.
+
+        Raises:
+            ConnectionLostError: The connection is closed.
+        """
+        if self._socket is None:
+            raise ConnectionLostError(self.address, "closed")
+        return self._socket.fileno()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `received` would give something that `select` does not see: it was read from the socket already."""
+        return bool(self._arrived) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
     @property
     def usable(self) -> bool:
@@ -70,38 +86,81 @@ class Connection:
     def call(self, request: Any, *, timeout: float | None = None) -> Any:
         """Send a request and wait for its answer, `timeout` seconds at most (`socket.timeout.ms` unless given).
 
-        The version is the newest that both sides know, unless the request carries one.
+        Answers to requests that were sent by `send` before it are kept for `received`.
 
         Raises:
             ConnectionLostError: The answer did not come. The connection is closed; the request may have been executed.
+        """
+        deadline = time.monotonic() + (self._config.socket_timeout if timeout is None else timeout)
+        number = self.send(request, deadline=deadline)
+        while True:
+            for answered, answer in self._read(max(deadline - time.monotonic(), 0.001)):
+                if answered == number:
+                    return answer
+                self._arrived.append((answered, answer))
+            if time.monotonic() >= deadline:
+                self.close()
+                raise ConnectionLostError(self.address, f"no answer to {type(request).__name__} in time")
+
+    def send(self, request: Any, *, deadline: float | None = None) -> int:
+        """Send a request without waiting for its answer; `received` gives it, by the number returned here.
+
+        The version is the newest that both sides know, unless the request carries one.
+
+        Raises:
+            ConnectionLostError: The connection broke, or the broker did not take the request in time; it may be executed.
         """
         if self._socket is None:
             raise ConnectionLostError(self.address, "closed")
         if request.API_VERSION is None:
             request.API_VERSION = self.version_of(type(request))
-        deadline = time.monotonic() + (self._config.socket_timeout if timeout is None else timeout)
-        try:
-            self._protocol.send_request(request)
+        deadline = deadline or time.monotonic() + self._config.socket_timeout
+        with self._closed_when_broken(type(request).__name__):
+            number: int = self._protocol.send_request(request)
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             self._socket.sendall(self._protocol.send_bytes())
-            while True:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        return number
+
+    def received(self, timeout: float = 0.0) -> list[tuple[int, Any]]:
+        """The answers that have arrived, as (number, answer); waits `timeout` seconds for the first, and gives none after it.
+
+        Raises:
+            ConnectionLostError: The connection broke; every request without an answer may have been executed.
+        """
+        if self._arrived:
+            found, self._arrived = self._arrived, []
+            return found
+        return self._read(timeout)
+
+    def _read(self, timeout: float) -> list[tuple[int, Any]]:
+        """Read once; an empty list where nothing came in time, or only a part of an answer."""
+        if self._socket is None:
+            raise ConnectionLostError(self.address, "closed")
+        with self._closed_when_broken("the requests under way"):
+            self._socket.settimeout(timeout)
+            try:
                 data = self._socket.recv(_READ_SIZE)
-                if not data:
-                    raise ConnectionLostError(self.address, "the broker closed the connection")  # noqa: TRY301  (mapped below)
-                answers = self._protocol.receive_bytes(data)
-                if answers:
-                    return answers[0][1]
+            except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+                return []
+            if not data:
+                raise ConnectionLostError(self.address, "the broker closed the connection")
+            found: list[tuple[int, Any]] = self._protocol.receive_bytes(data)
+            return found
+
+    @contextmanager
+    def _closed_when_broken(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except ConnectionLostError:
             self.close()
             raise
         except TimeoutError as error:
             self.close()
-            raise ConnectionLostError(self.address, f"no answer to {type(request).__name__} in time") from error
+            raise ConnectionLostError(self.address, f"{what}: not taken by the broker in time") from error
         except (OSError, KafkaError) as error:
             self.close()
             raise ConnectionLostError(self.address, f"{type(error).__name__}: {error}") from error
-        except BaseException:  # KeyboardInterrupt in the middle of an answer: the stream can't be trusted any more
+        except BaseException:  # KeyboardInterrupt in the middle of a message: the stream can't be trusted any more
             self.close()
             raise
 

@@ -8,12 +8,14 @@ that was paused and replaced finds that out before it can do harm.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 
 
@@ -67,6 +69,7 @@ class StateRow:
         transactional_id: The logical id.
         fence: Number of the newest claim.
         generation: The newest generation taken (0: the logical id itself).
+        generation_kind: Which kind of producer it was taken for.
         prepared_state: The state S that the last recorded transaction committed, or None.
         prepared_generation: The generation that S belongs to; of no meaning while S is None.
         settled_generation: Nothing is open on any generation up to this one; -1 at first.
@@ -89,6 +92,7 @@ class StateRow:
     owner: str
     updated_at: datetime
     forgotten: bool = False
+    generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
 
     @property
     def unsettled_generations(self) -> range:
@@ -190,6 +194,13 @@ class TxnStateStore(ABC):
     def check(self) -> None:
         """Connect, and see that the table is there and of this release."""
 
+    def durability(self) -> Mapping[str, str]:
+        """The settings that decide whether an acknowledged commit stays, by the database's names; empty where it has none.
+
+        They are read from a connection of this store's, since some can be set for a user, a database or a connection.
+        """
+        return {}
+
     @abstractmethod
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """Raise the fence by one, in a transaction of its own, and make the row if it is missing or forgotten.
@@ -231,8 +242,14 @@ class TxnStateStore(ABC):
         """
 
     @abstractmethod
-    def take_generation(self, claim: Claim) -> int:
-        """Raise `generation` by one and return the new one, on the condition of the fence.
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+        """Take a generation for a producer, on the condition of the fence; from then on something may be open on it.
+
+        Args:
+            claim: Ours.
+            kind: Which kind of producer is to hold it.
+            reuse: Go on with the newest generation, if the row's `generation_kind` is `kind` and that kind takes over: then
+                only `settled_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised by one.
 
         Raises:
             FencedError: Somebody else has claimed the id; nothing was changed.

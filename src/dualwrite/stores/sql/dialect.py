@@ -6,6 +6,7 @@ A new database is one file with a `StoreDialect`, and a case in `dialects.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Literal
@@ -111,6 +112,11 @@ class StoreDialect(ABC):
     @abstractmethod
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
         """Whether this error of COMMIT proves that nothing was committed; False means unknown."""
+
+    def durability(self, connection: Connection) -> Mapping[str, str]:
+        """The settings that decide whether an acknowledged commit stays; see TxnStateStore."""
+        del connection
+        return {}
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from psycopg import Connection as PsycopgConnection
@@ -57,6 +58,10 @@ _ROW_LOCK: Final = text(
 _BACKEND: Final = text(
     "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
     "FROM pg_stat_activity WHERE pid = :pid"
+)
+_DURABILITY: Final = text(
+    "SELECT name, setting FROM pg_settings WHERE name IN "
+    "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
 )
 
 
@@ -122,6 +127,10 @@ class PostgresqlDialect(StoreDialect):
         if error.diag.severity_nonlocalized != "ERROR" or connection.invalidated:
             return False
         return _raw(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
+
+    def durability(self, connection: Connection) -> Mapping[str, str]:
+        """See StoreDialect; `transaction_read_only` is on at a standby."""
+        return {row.name: row.setting for row in connection.execute(_DURABILITY)}
 
     def trouble(self, error: BaseException) -> Trouble:
         """See StoreDialect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, cast
 
 from sqlalchemy import URL, ColumnElement, Connection, Engine, event
@@ -25,6 +26,7 @@ _TROUBLES: Final = {
     sqlite3.SQLITE_NOTADB: Trouble.REFUSED,
     sqlite3.SQLITE_CORRUPT: Trouble.REFUSED,
 }
+_SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 
 
 class SqliteDialect(StoreDialect):
@@ -108,6 +110,13 @@ class SqliteDialect(StoreDialect):
         """A COMMIT that met a lock or a deferred constraint leaves its transaction open; whatever else happened is unknown."""
         code = _code(driver_error(error))
         return code in _SURELY_FAILED and not connection.invalidated and _raw(connection).in_transaction
+
+    def durability(self, connection: Connection) -> Mapping[str, str]:
+        """See StoreDialect."""
+        raw = _raw(connection)
+        (level,) = raw.execute("PRAGMA synchronous").fetchone()
+        (mode,) = raw.execute("PRAGMA journal_mode").fetchone()
+        return {"synchronous": _SYNCHRONOUS.get(level, str(level)), "journal_mode": mode}
 
     def trouble(self, error: BaseException) -> Trouble:
         """See StoreDialect."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
@@ -10,6 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError, NotSettledError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
@@ -103,6 +105,10 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
         self._short.query(lambda connection: connection.execute(_ALL_COLUMNS).first(), "checking the table")
 
+    def durability(self) -> Mapping[str, str]:
+        """See TxnStateStore."""
+        return self._short.query(self._dialect.durability, "reading the settings of durability")
+
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore."""
         return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
@@ -160,12 +166,18 @@ class SqlStateStore(TxnStateStore):
 
         self._short.run(work, "settling a transaction", claim.transactional_id)
 
-    def take_generation(self, claim: Claim) -> int:
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
         """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
 
         def work(connection: Connection) -> int:
-            generation: int = _held(connection, claim)["generation"] + 1
-            _change(connection, claim.transactional_id, {"generation": generation})
+            row = _held(connection, claim)
+            generation: int = row["generation"]
+            if reuse and kind.takes_over and row["generation_kind"] == kind.value:
+                changes = {"settled_generation": min(row["settled_generation"], generation - 1)}
+            else:
+                generation += 1
+                changes = {"generation": generation, "generation_kind": kind.value}
+            _change(connection, claim.transactional_id, changes)
             return generation
 
         return self._short.run(work, "taking a generation", claim.transactional_id)

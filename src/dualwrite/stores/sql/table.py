@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, Boolean, Column, DateTime, Dialect, Integer, 
 from sqlalchemy.types import TypeDecorator
 
 from dualwrite.errors import StoredStateError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 
@@ -60,6 +61,7 @@ state_table: Final = Table(
     Column("claim_token", String(32), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("forgotten", Boolean, nullable=False),
+    Column("generation_kind", String(16), nullable=False, server_default=ProducerKind.LIBRDKAFKA.value),
 )
 
 
@@ -67,7 +69,7 @@ def state_row(columns: RowMapping) -> StateRow:
     """A stored row as the contract's value.
 
     Raises:
-        StoredStateError: The prepared state or the list of lost transactions does not parse.
+        StoredStateError: The prepared state, the kind of producer or the list of lost transactions does not parse.
     """
     transactional_id = columns["transactional_id"]
     return StateRow(
@@ -82,7 +84,21 @@ def state_row(columns: RowMapping) -> StateRow:
         owner=columns["owner"],
         updated_at=columns["updated_at"],
         forgotten=columns["forgotten"],
+        generation_kind=_generation_kind(transactional_id, columns["generation_kind"]),
     )
+
+
+def _generation_kind(transactional_id: str, text: str) -> ProducerKind:
+    try:
+        return ProducerKind(text)
+    except ValueError as error:
+        raise StoredStateError(
+            f"The stored generation_kind {text!r} is none of {', '.join(kind.value for kind in ProducerKind)}.",
+            transactional_id=transactional_id,
+            cause="the row was changed by hand or by a newer release",
+            next_step="put the value back, or upgrade; nothing was changed",
+            text=text,
+        ) from error
 
 
 def _prepared_state(transactional_id: str, text: str) -> PreparedTxnState | None:

@@ -1,0 +1,192 @@
+"""Collects one transaction's messages into batches by partition, within a bounded buffer, and hands full ones to the sender."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from dualwrite.errors import MessageTooLargeError, UnknownTopicError
+from dualwrite.kafka.messages import check_number, check_topic
+from dualwrite.kafka.native.partition import Partition
+from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, size_bound
+from dualwrite.kafka.native.sender import Sender
+from dualwrite.kafka.native.settings import NativeSettings
+
+_MAX_PARTITION: Final = 2**31 - 1
+
+
+class _Topic:
+    """A topic as the current transaction writes to it; `sticky` is where messages without a key go at the moment."""
+
+    __slots__ = ("partitions", "sticky")
+
+    def __init__(self, count: int) -> None:
+        self.partitions: list[Partition | None] = [None] * count
+        self.sticky: Partition | None = None
+
+
+class RecordAccumulator:
+    """The messages of the current transaction that have not been handed to the sender. For one thread.
+
+    Args:
+        sender: Takes the batches, and knows the topics.
+        settings: Sizes, compression, partitioner.
+        kafka_transactional_id: For error messages.
+    """
+
+    def __init__(self, sender: Sender, settings: NativeSettings, kafka_transactional_id: str) -> None:
+        self._sender = sender
+        self._settings = settings
+        self._id = kafka_transactional_id
+        self._partitioner = settings.partitioner
+        self._batch_bytes = settings.batch_bytes
+        self._buffer_bytes = settings.buffer_bytes
+        self._topics: dict[str, _Topic] = {}
+        self._filling = 0  # bytes in batches that are not closed yet
+        self._room = settings.buffer_bytes  # for `_filling`: what the sender's unacknowledged batches leave
+        self._sticks = settings.partitioner(None, 1) is None  # whether a message without a key goes anywhere
+        self._producer_id = self._epoch = -1
+
+    def begin(self, producer_id: int, epoch: int) -> None:
+        """A new transaction under this producer id and epoch; what the last one left is dropped."""
+        self._producer_id, self._epoch = producer_id, epoch
+        self._topics.clear()
+        self._filling = 0
+        self._room = self._buffer_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the transaction has no message."""
+        return not self._topics
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] | None,
+        partition: int | None,
+        timestamp_ms: int,
+        timeout: float,
+    ) -> None:
+        """Add one message; waits, where the buffer is full or the topic is not known yet, `timeout` seconds at most.
+
+        Raises:
+            InvalidMessageError: The topic's name or the partition's number is none; nothing was added.
+            UnknownTopicError: There is no such topic or partition; nothing was added.
+            MessageTooLargeError: Above `message.max.bytes`; nothing was added.
+            BrokerError: The transaction has failed: see `Sender`.
+        """
+        opened = self._topics.get(topic) if type(topic) is str else None
+        if opened is None:
+            opened = self._opened(topic, partition, timeout)
+        if key is None and partition is None and opened.sticky is not None and self._sticks:
+            target = opened.sticky
+        else:
+            target = self._target(topic, opened, key, partition)
+        builder = target.builder
+        size = RECORD_OVERHEAD
+        if value is not None:
+            size += len(value)
+        if key is not None or headers:
+            size = size_bound(key, value, headers)
+        if builder.size + size > self._batch_bytes:
+            self._check_size(topic, size)
+            while builder.records and builder.size + size > self._batch_bytes:
+                self._close(target)
+                self._sender.push(timeout)
+                if opened.sticky is target and partition is None:
+                    opened.sticky = None  # the next batch without keys goes elsewhere, where another may be full, too
+                    target = self._target(topic, opened, key, partition)
+                builder = target.builder
+        builder.records.append((key, value, headers, timestamp_ms))
+        builder.size += size
+        self._filling += size
+        if self._filling > self._room:
+            self._make_room(timeout)
+
+    def push(self, timeout: float) -> None:
+        """Close every batch and send what may be sent, without waiting for answers."""
+        for partition in self._filled():
+            self._close(partition)
+        self._sender.push(timeout)
+
+    def flush(self, timeout: float) -> None:
+        """Send everything, and wait until it is stored; see `Sender.flush` for errors."""
+        for partition in self._filled():
+            self._close(partition)
+        self._sender.flush(timeout)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _opened(self, topic: str, partition: int | None, timeout: float) -> _Topic:
+        check_topic(topic)
+        found = self._topics.get(topic)  # a subclass of str
+        if found is None:
+            layout = self._sender.topics.layout(topic, timeout)
+            if partition is not None:
+                self._check_partition(topic, partition, len(layout.leaders))
+            self._topics[topic] = found = _Topic(len(layout.leaders))
+        return found
+
+    def _target(self, topic: str, opened: _Topic, key: bytes | None, partition: int | None) -> Partition:
+        """The partition that a message goes to."""
+        partitions = opened.partitions
+        if partition is not None:
+            self._check_partition(topic, partition, len(partitions))
+            index = partition
+        else:
+            chosen = self._partitioner(key, len(partitions))
+            if chosen is None:
+                if opened.sticky is None:
+                    opened.sticky = self._made(topic, opened, random.randrange(len(partitions)))  # noqa: S311  (no secret)
+                return opened.sticky
+            index = chosen
+        return partitions[index] or self._made(topic, opened, index)
+
+    def _made(self, topic: str, opened: _Topic, index: int) -> Partition:
+        target = opened.partitions[index]
+        if target is None:
+            target = Partition(str(topic), index, self._producer_id, self._epoch, self._settings.compression)
+            opened.partitions[index] = target
+        return target
+
+    def _close(self, partition: Partition) -> None:
+        self._filling -= partition.builder.size
+        self._sender.add(partition)
+        self._room = self._buffer_bytes - self._sender.buffered
+
+    def _make_room(self, timeout: float) -> None:
+        """Wait for acknowledgements; where the batches that are being filled are what fills the buffer, send them as well."""
+        if self._sender.buffered < self._buffer_bytes // 2:
+            for partition in self._filled():
+                self._close(partition)
+        self._sender.make_room(max(self._buffer_bytes - self._filling, 1), timeout)
+        self._room = self._buffer_bytes - self._sender.buffered
+
+    def _filled(self) -> Iterator[Partition]:
+        for opened in self._topics.values():
+            for partition in opened.partitions:
+                if partition is not None and partition.builder.records:
+                    yield partition
+
+    def _check_partition(self, topic: str, partition: int, count: int) -> None:
+        if check_number("partition", partition, _MAX_PARTITION) >= count:
+            raise UnknownTopicError(
+                f"Topic {topic!r} has no partition {partition}: it has {count}.",
+                transactional_id=self._id,
+                next_step="leave the partition out, so that the key chooses one, or add partitions",
+            )
+
+    def _check_size(self, topic: str, size: int) -> None:
+        limit = self._settings.message_max_bytes - BATCH_OVERHEAD
+        if size > limit:
+            raise MessageTooLargeError(
+                f"A message for topic {topic!r} takes {size} bytes with its overhead; message.max.bytes leaves {limit}.",
+                transactional_id=self._id,
+                cause="the producer's limit",
+                next_step="make it smaller, or raise message.max.bytes here, at the broker, and the topic's max.message.bytes",
+                size=size,
+                limit=limit,
+            )

@@ -1,0 +1,431 @@
+"""NativeProducer: a transactional producer that speaks KIP-890 and KIP-939, for brokers with transaction.version 2.
+
+Every transaction has an epoch of its own, so that `producerId:epoch` names it, and EndTxn v5 is a compare-and-set on it: no
+request of this producer can touch another's transaction. The unconditional InitProducerId, which could, is sent by
+`init_transactions` only, for users of the producer by itself; a DualWriter takes an id over by `take_over`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from dualwrite.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    DualWriteError,
+    InvalidTransactionalIdError,
+    ProducerFencedError,
+)
+from dualwrite.kafka.base import EndTxnAnswer, Headers
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import (
+    CONCURRENT_TRANSACTIONS,
+    PRODUCER_FENCED,
+    UNSUPPORTED_VERSION,
+    WireTransactionCoordinator,
+)
+from dualwrite.kafka.messages import as_bytes, check_number, header_list
+from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.answers import failure
+from dualwrite.kafka.native.group import commit_offsets
+from dualwrite.kafka.native.lifecycle import ProducerState, check_allowed
+from dualwrite.kafka.native.sender import Sender
+from dualwrite.kafka.native.settings import NativeSettings
+from dualwrite.kafka.network import Network
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
+from dualwrite.state import PreparedTxnState, TransactionStatus
+
+_TIMESTAMP: Final = "timestamp (ms since 1970)"
+_MAX_TIMESTAMP: Final = 2**63 - 1
+_PAUSE: Final = 0.01
+_MARKERS_TIME: Final = 0.01
+_MARKERS_LIMIT: Final = 0.1
+_MARKERS_PAUSE: Final = 0.0002
+_LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
+_BETWEEN: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
+
+
+class NativeProducer:
+    """A transactional producer for one Kafka transactional id; see TransactionalProducer for the contract.
+
+    Args:
+        config: The cluster's settings.
+        kafka_transactional_id: The id that Kafka sees.
+        coordinator: For InitProducerId, EndTxn and DescribeTransactions; None makes one that is closed with the producer.
+        two_phase: Whether transactions are never timed out by the broker (KIP-939, `enable2Pc`).
+        delivery_timeout: Seconds that handing over one message may block when the buffer is full, or its topic is looked up.
+
+    Raises:
+        InvalidTransactionalIdError: The id is empty.
+        ConfigurationError: A setting is outside its limits, or `transaction.timeout.ms` is set together with two-phase commit.
+        MissingDependencyError: The compression's package is not installed.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        kafka_transactional_id: str,
+        coordinator: WireTransactionCoordinator | None = None,
+        *,
+        two_phase: bool = False,
+        delivery_timeout: float = 60.0,
+    ) -> None:
+        if not isinstance(kafka_transactional_id, str) or not kafka_transactional_id:
+            raise InvalidTransactionalIdError(
+                f"A transactional id is a text that is not empty, not {kafka_transactional_id!r}."
+            )
+        if two_phase and config.transaction_timeout_ms is not None:
+            raise ConfigurationError(
+                "transaction.timeout.ms is set together with two-phase commit, under which nothing times out (KIP-939).",
+                next_step="leave one of them out",
+            )
+        self._id = kafka_transactional_id
+        self._two_phase = two_phase
+        self._config = config
+        settings = NativeSettings.of(config)
+        self._delivery_timeout = delivery_timeout
+        self._owns_coordinator = coordinator is None
+        self._coordinator = coordinator or WireTransactionCoordinator(config)
+        self._network = Network(config)
+        self._sender = Sender(self._network, settings, kafka_transactional_id)
+        self._state = ProducerState.UNINITIALIZED
+        self._producer_id = self._epoch = -1
+        self._accumulator = RecordAccumulator(self._sender, settings, kafka_transactional_id)
+        self._offsets_sent = False
+        self._prepared: PreparedTxnState | None = None
+        self._budget = TimeBudget(None)
+        self._ended_at = 0.0
+        self._chosen_timeout_ms: int | None = None
+
+    @property
+    def kafka_transactional_id(self) -> str:
+        """The transactional id that Kafka sees."""
+        return self._id
+
+    @property
+    def state(self) -> ProducerState:
+        """Where the producer stands."""
+        return self._state
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Producer id and epoch of the current or next transaction; -1 before there are any."""
+        return self._producer_id, self._epoch
+
+    @property
+    def two_phase(self) -> bool:
+        """Whether the broker never times a transaction of this producer out."""
+        return self._two_phase
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether another transaction can't begin before the id is taken over anew."""
+        return self._state in _LOST
+
+    @property
+    def transaction_timeout(self) -> float | None:
+        """Seconds after which the broker aborts a transaction; None under two-phase commit, and before the id is taken."""
+        return self._budget.timeout
+
+    # --- taking the id ----------------------------------------------------------------------------------------------------
+
+    def init_transactions(self, keep_prepared_txn: bool = False, *, timeout: float = 60.0) -> PreparedTxnState | None:
+        """Register the id and fence its earlier holders (InitProducerId), for users of the producer by itself.
+
+        With `keep_prepared_txn`, a transaction that an earlier holder prepared stays, its state is returned, and only
+        `complete_prepared_transaction`, `commit_transaction` and `abort_transaction` are allowed until it is ended. Where the
+        broker does not take `keepPreparedTxn` yet, DescribeTransactions and EndTxn do the same work; the earlier holder is
+        fenced when the transaction ends.
+
+        Without it, an ongoing transaction of the id is aborted, whoever holds it: never call it on an id that a DualWriter
+        may hold.
+
+        Args:
+            keep_prepared_txn: As `keepPreparedTxn` of KIP-939.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            The prepared transaction that was kept, or None.
+
+        Raises:
+            TwoPhaseCommitRefusedError: Two-phase commit was asked for, and the broker or its ACLs do not allow it.
+            TransactionTimeoutRefusedError: The broker refuses the transaction timeout.
+            BrokerUnavailableError: No coordinator answered in time.
+            BrokerAuthorizationError: The principal may not use the id.
+            InvalidTransitionError: A transaction is open.
+        """
+        check_allowed(self._state, "init_transactions", self._id)
+        self._check_broker()
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(deadline - time.monotonic(), 0.001)
+            answer = self._coordinator.init_producer_id(
+                self._id,
+                timeout_ms=self._timeout_ms(),
+                two_phase=self._two_phase,
+                keep_prepared=keep_prepared_txn,
+                timeout=left,
+            )
+            if keep_prepared_txn and answer.code == UNSUPPORTED_VERSION:
+                return self._kept_by_describing(max(deadline - time.monotonic(), 0.001))
+            if answer.code != CONCURRENT_TRANSACTIONS:
+                break
+            if time.monotonic() >= deadline:
+                raise self._not_ended(timeout)
+            time.sleep(_PAUSE)
+        if not answer.proven:
+            raise self._refused(answer, "InitProducerId")
+        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms)
+        if answer.ongoing_producer_id < 0:
+            return None
+        return self._hold_prepared(answer.ongoing_producer_id, answer.ongoing_epoch)
+
+    def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
+        """Go on with what EndTxn v5 answered to whoever aborted the epoch before: the id is taken over by it (rule F5).
+
+        The caller must see that it still holds the claim before anything is sent (rule F2): two claimants that abort the
+        same epoch get the same answer.
+
+        Args:
+            producer_id: From the answer.
+            epoch: From the answer.
+            timeout_ms: The transaction timeout that the id has at its coordinator.
+        """
+        check_allowed(self._state, "adopt", self._id)
+        self._set_identity(producer_id, epoch, timeout_ms)
+
+    def create(self, *, timeout: float) -> bool:
+        """Register the id if its coordinator does not know it yet; whether that was so (rule F5). Aborts nothing.
+
+        Raises: as `init_transactions`.
+        """
+        check_allowed(self._state, "create", self._id)
+        self._check_broker()
+        answer = self._coordinator.create_producer_id(
+            self._id, timeout_ms=self._timeout_ms(), two_phase=self._two_phase, timeout=timeout
+        )
+        if answer.code in (PRODUCER_FENCED, CONCURRENT_TRANSACTIONS):
+            return False
+        if not answer.proven:
+            raise self._refused(answer, "InitProducerId")
+        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms)
+        return True
+
+    @property
+    def wanted_timeout_ms(self) -> int:
+        """The transaction timeout that the id must have for this producer to adopt it."""
+        return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms()
+
+    # --- the transaction --------------------------------------------------------------------------------------------------
+
+    def begin_transaction(self) -> None:
+        """Begin; local."""
+        check_allowed(self._state, "begin_transaction", self._id)
+        self._sender.begin()
+        self._accumulator.begin(self._producer_id, self._epoch)
+        self._offsets_sent = False
+        self._budget.reset()
+        self._state = ProducerState.IN_TRANSACTION
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Encode one message. The first of a transaction leaves at once, the others as soon as a batch is full."""
+        if self._state is not ProducerState.IN_TRANSACTION:
+            check_allowed(self._state, "send", self._id)
+        sender = self._sender
+        if sender.failure is not None:
+            raise sender.failure
+        is_first = not sender.has_sent
+        if is_first:
+            self._let_markers_be_written()
+            self._budget.start()
+        key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
+        content = value if type(value) is bytes else as_bytes("value", value)
+        listed = None if headers is None else header_list(headers)
+        sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
+        try:
+            self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, self._delivery_timeout)
+            if is_first:
+                self._accumulator.push(self._delivery_timeout)
+        except DualWriteError:
+            raise
+        except BaseException:  # else a batch that was closed by half could be sent twice
+            sender.interrupted()
+            raise
+
+    def send_offsets_to_transaction(
+        self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
+    ) -> None:
+        """Make a consumer's positions part of the transaction (KIP-447)."""
+        check_allowed(self._state, "send_offsets_to_transaction", self._id)
+        self._sender.raise_failure()
+        listed = list(offsets)
+        if not listed:
+            return
+        self._let_markers_be_written()
+        self._budget.start()
+        self._offsets_sent = True
+        with self._sender.failure_kept():
+            commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, timeout=timeout)
+
+    def prepare_transaction(self, *, timeout: float = 60.0) -> PreparedTxnState | None:
+        """Flush; nothing else is asked: with each acknowledgement the broker says that the transaction is ours (KIP-890).
+
+        A transaction that somebody else ends meanwhile is told here only if its markers were written; else commit tells it.
+        """
+        check_allowed(self._state, "prepare_transaction", self._id)
+        self._flush(timeout)
+        self.check_time_left()
+        self._prepared = PreparedTxnState(self._producer_id, self._epoch) if self._has_content else None
+        self._state = ProducerState.PREPARED
+        return self._prepared
+
+    def check_time_left(self) -> None:
+        """Compare the time since the first message with the transaction's timeout; there is none under two-phase commit."""
+        self._budget.check(self._id)
+
+    def commit_transaction(self, *, timeout: float = 60.0) -> None:
+        """EndTxn v5, of a transaction that is prepared or that is flushed now; the same request again is the same commit."""
+        check_allowed(self._state, "commit_transaction", self._id)
+        if self._state is ProducerState.IN_TRANSACTION:
+            self._flush(timeout)
+        self._end(commit=True, timeout=timeout)
+
+    def abort_transaction(self, *, timeout: float = 60.0) -> None:
+        """EndTxn v5, which raises the epoch: what is still under way is refused when it arrives, and is not waited for."""
+        check_allowed(self._state, "abort_transaction", self._id)
+        self._end(commit=False, timeout=timeout)
+
+    def complete_prepared_transaction(self, state: PreparedTxnState | None, *, timeout: float = 60.0) -> None:
+        """Commit the prepared transaction if `state` names it, else abort it (KIP-939, `completeTransaction`).
+
+        Args:
+            state: What the database has stored; None where it has stored nothing.
+            timeout: Seconds to wait at most.
+
+        Raises: as `commit_transaction`.
+        """
+        check_allowed(self._state, "complete_prepared_transaction", self._id)
+        self._end(commit=state is not None and state == self._prepared, timeout=timeout)
+
+    def close(self) -> None:
+        """Drop what is queued and close the connections; no transaction is ended."""
+        self._state = ProducerState.CLOSED
+        self._network.close()
+        if self._owns_coordinator:
+            self._coordinator.close()
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_content(self) -> bool:
+        return self._offsets_sent or self._sender.has_sent
+
+    def _flush(self, timeout: float) -> None:
+        if self._accumulator.is_empty:
+            self._sender.raise_failure()
+            return
+        self._accumulator.flush(timeout)
+
+    def _let_markers_be_written(self) -> None:
+        """See that the last transaction is complete: a broker that meets its unfinished markers waits 20 ms by itself."""
+        ended_at = self._ended_at
+        if time.monotonic() - ended_at > _MARKERS_TIME:
+            return
+        while time.monotonic() - ended_at < _MARKERS_LIMIT:
+            described = self._coordinator.describe(self._id)
+            if described is None or described.status not in _BETWEEN:
+                return
+            time.sleep(_MARKERS_PAUSE)
+
+    def _end(self, *, commit: bool, timeout: float) -> None:
+        """EndTxn of our epoch, and on with the one in the answer. Not knowing is noted before the request leaves."""
+        if not self._has_content and self._prepared is None:
+            self._state = ProducerState.READY
+            return
+        self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
+        answer = self._coordinator.end_transaction(
+            self._id, producer_id=self._producer_id, epoch=self._epoch, commit=commit, timeout=timeout
+        )
+        if not answer.proven:
+            error = self._refused(answer, "EndTxn")
+            if isinstance(error, ProducerFencedError):
+                self._state = ProducerState.FENCED
+            raise error
+        self._ended_at = time.monotonic()
+        self._producer_id, self._epoch = answer.producer_id, answer.epoch  # from here on no call, so no KeyboardInterrupt
+        self._prepared = None
+        self._state = ProducerState.READY
+
+    def _set_identity(self, producer_id: int, epoch: int, timeout_ms: int) -> None:
+        self._producer_id, self._epoch = producer_id, epoch
+        self._budget = TimeBudget(None if timeout_ms == NO_TIMEOUT_MS else timeout_ms / 1000)
+        self._prepared = None
+        self._state = ProducerState.READY
+
+    def _hold_prepared(self, producer_id: int, epoch: int) -> PreparedTxnState:
+        self._prepared = PreparedTxnState(producer_id, epoch)
+        self._state = ProducerState.PREPARED
+        return self._prepared
+
+    def _kept_by_describing(self, timeout: float) -> PreparedTxnState | None:
+        """What `keepPreparedTxn` does, on a broker that does not take it: look first, and touch only what has ended."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            described = self._coordinator.describe(self._id)
+            if described is None:
+                if self.create(timeout=timeout):
+                    return None
+                continue
+            if described.status is TransactionStatus.ONGOING:
+                self._set_identity(described.producer_id, described.epoch, described.timeout_ms)
+                return self._hold_prepared(described.producer_id, described.epoch)
+            if described.status not in _BETWEEN:
+                answer = self._coordinator.end_transaction(
+                    self._id, producer_id=described.producer_id, epoch=described.epoch, commit=False, timeout=timeout
+                )
+                if answer.proven:  # for everybody who aborts this epoch: only InitProducerId gives an epoch that is ours alone
+                    return self.init_transactions(timeout=max(deadline - time.monotonic(), 0.001))
+            time.sleep(_PAUSE)
+        raise self._not_ended(timeout)
+
+    def _check_broker(self) -> None:
+        """See that EndTxn gives each transaction its epoch: without it, two transactions could not be told apart."""
+        if not self._coordinator.ends_by_epoch:
+            raise ConfigurationError(
+                "The native producer needs transaction.version 2 (KIP-890), and this cluster has an older one.",
+                transactional_id=self._id,
+                cause="the brokers are older than Apache Kafka 4.0, or were upgraded without `kafka-features.sh upgrade`",
+                next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
+            )
+
+    def _timeout_ms(self) -> int:
+        """What to send with InitProducerId; a broker does not look at it under two-phase commit."""
+        if self._chosen_timeout_ms is None:
+            self._chosen_timeout_ms = (
+                DEFAULT_TRANSACTION_TIMEOUT_MS if self._two_phase else transaction_timeout_ms(self._config, self._coordinator)
+            )
+        return self._chosen_timeout_ms
+
+    def _refused(self, answer: EndTxnAnswer, request: str) -> BrokerError:
+        return failure(answer.code, request, self._id, otherwise=BrokerError)
+
+    def _not_ended(self, timeout: float) -> BrokerError:
+        return BrokerUnavailableError(
+            f"Kafka did not bring the last transaction of the id to an end within {timeout:g} s.",
+            transactional_id=self._id,
+            cause="markers can't be written (a partition without a leader?)",
+            next_step="try again; what is prepared stays prepared",
+        )

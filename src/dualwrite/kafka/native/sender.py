@@ -1,0 +1,356 @@
+"""Sends one transaction's batches to the partitions' leaders, several under way at once, and reads the answers.
+
+In the caller's thread: whatever has arrived is read whenever a batch is sent, and the rest when the transaction is prepared.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import selectors
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.protocol.producer import ProduceRequest
+
+from dualwrite.errors import BrokerError, DeliveryError
+from dualwrite.kafka.config import Address
+from dualwrite.kafka.native.answers import CONCURRENT_TRANSACTIONS, NO_ANSWER, Verdict, failure, verdict_on
+from dualwrite.kafka.native.partition import Batch, Partition
+from dualwrite.kafka.native.settings import NativeSettings
+from dualwrite.kafka.native.topics import Topics
+from dualwrite.kafka.network import Network
+from dualwrite.kafka.wire import Connection, ConnectionLostError
+
+log = logging.getLogger(__name__)
+
+PRODUCE_VERSION: Final = 12  # from it on a Produce adds its partitions to the transaction by itself (KIP-890)
+_ALL_REPLICAS: Final = -1
+_MAX_REQUEST_BYTES: Final = 4 * 2**20
+_MARKERS_PAUSE: Final = 0.002
+_MAX_MARKERS_PAUSE: Final = 0.05
+_LOOK_AROUND: Final = 0.5  # how often a wait looks at requests that get no answer
+_TopicData: Final = ProduceRequest.TopicProduceData
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A Produce request under way."""
+
+    transaction: int
+    sent_at: float
+    batches: dict[tuple[str, int], tuple[Partition, Batch]]
+
+
+class Sender:
+    """The partitions of the current transaction, and the connections to their leaders. For one thread.
+
+    Args:
+        network: The connections.
+        settings: Sizes, limits, time-outs.
+        kafka_transactional_id: The id that every request carries.
+
+    Attributes:
+        buffered: Bytes of records that are not stored yet, the ones being filled left out.
+        failure: Why the transaction can only be aborted, or None.
+        has_sent: Whether a Produce request of the transaction has left.
+    """
+
+    def __init__(self, network: Network, settings: NativeSettings, kafka_transactional_id: str) -> None:
+        self._network = network
+        self._settings = settings
+        self._id = kafka_transactional_id
+        self._transaction = 0
+        self._under_way: dict[Connection, dict[int, _Request]] = {}
+        self._waiting: dict[Partition, None] = {}
+        self.topics = Topics(network, settings.metadata_max_age, kafka_transactional_id)
+        self._unstored = 0  # records
+        self.buffered = 0
+        self.failure: BrokerError | None = None
+        self.has_sent = False
+
+    def begin(self) -> None:
+        """A new transaction: forget the last one's batches; answers to them that still come are not looked at."""
+        self._transaction += 1
+        self._waiting.clear()
+        self.buffered = self._unstored = 0
+        self.failure = None
+        self.has_sent = False
+
+    def add(self, partition: Partition) -> None:
+        """Close the partition's batch, to be sent by the next call of `push` or `flush`."""
+        self.buffered += partition.builder.size
+        self._unstored += partition.builder.count
+        partition.close_batch()
+        self._waiting[partition] = None
+
+    def push(self, timeout: float) -> None:
+        """Send what may be sent, and read what has arrived; waits for neither.
+
+        Args:
+            timeout: Seconds for a look-up of leaders, should one be due.
+
+        Raises:
+            BrokerError: The transaction has failed; see `failure`.
+        """
+        with self.failure_kept():
+            self._pushed(timeout)
+
+    def make_room(self, limit: int, timeout: float) -> None:
+        """Wait until less than `limit` bytes are unacknowledged.
+
+        Raises:
+            DeliveryError: It is not, within `timeout` seconds.
+            BrokerError: The transaction has failed.
+        """
+        with self.failure_kept():
+            self._until(lambda: self.buffered < limit, timeout, "The producer's buffer stayed full")
+
+    def flush(self, timeout: float) -> None:
+        """Send everything that was added, and wait until it is stored.
+
+        Raises:
+            DeliveryError: It is not, within `timeout` seconds.
+            BrokerError: The transaction has failed.
+        """
+        with self.failure_kept():
+            self._until(lambda: self._unstored == 0, timeout, "Messages were not acknowledged")
+
+    def raise_failure(self) -> None:
+        """Raise why the transaction can only be aborted, if there is a reason."""
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def failure_kept(self) -> Iterator[None]:
+        """What does not end well leaves a transaction that can only be aborted, whatever stopped it."""
+        try:
+            yield
+        except BrokerError as error:
+            self.failure = self.failure or error
+            raise
+        except BaseException:
+            self.interrupted()
+            raise
+
+    def interrupted(self) -> None:
+        """KeyboardInterrupt or the like: what is half done can only be aborted, an answer may have been read and lost."""
+        self.failure = self.failure or DeliveryError("The delivery was interrupted.", transactional_id=self._id)
+        for connection in self._under_way:
+            connection.close()
+        self._under_way.clear()
+
+    # --- the round --------------------------------------------------------------------------------------------------------
+
+    def _until(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            self._pushed(max(left, 0.001))
+            if done():
+                return
+            if left <= 0:
+                raise self._too_late(what, timeout)
+            self._wait(min(left, self._next_attempt_in()))
+
+    def _pushed(self, timeout: float) -> None:
+        self.raise_failure()
+        for connection in list(self._under_way):
+            self._read(connection, 0.0)
+        if self._waiting:
+            self._send_waiting(timeout)
+        self.raise_failure()
+
+    def _too_late(self, what: str, timeout: float) -> BrokerError:
+        """The error for records that were not stored in time: the last reason that a broker gave, else none."""
+        reasons = [p for p in self._waiting if p.last_code]
+        waited = f"{what} within {timeout:g} s"
+        if reasons and reasons[0].last_code != CONCURRENT_TRANSACTIONS:
+            partition = reasons[0]
+            doing = f"delivering to {_name(partition)}"
+            return failure(partition.last_code, doing, self._id, message=waited, unreachable=DeliveryError)
+        return DeliveryError(
+            f"{waited}.",
+            cause="the broker takes messages too slowly, or not at all",
+            next_step="see queue.buffering.max.kbytes, and the brokers' load",
+            transactional_id=self._id,
+        )
+
+    # --- sending ----------------------------------------------------------------------------------------------------------
+
+    def _send_waiting(self, timeout: float) -> None:
+        now = time.monotonic()
+        deadline = now + min(timeout, self._settings.answer_timeout)
+        leaders = self._by_leader(now, timeout)
+        for address, ready in leaders.items():
+            partitions = ready
+            try:
+                connection = self._network.connection(address)
+                if not connection.supports(ProduceRequest, PRODUCE_VERSION):
+                    raise ConnectionLostError(address, f"the broker does not know Produce v{PRODUCE_VERSION}")  # noqa: TRY301
+                while partitions and len(self._under_way.get(connection, ())) < self._settings.under_way:
+                    self._send(connection, partitions, deadline)
+                    partitions = [p for p in partitions if p.may_send(now, self._settings.under_way)]
+            except ConnectionLostError as error:
+                self._connection_lost(address, error)
+
+    def _by_leader(self, now: float, timeout: float) -> dict[Address, list[Partition]]:
+        ready = [p for p in self._waiting if p.may_send(now, self._settings.under_way)]
+        unknown = {p.topic for p in ready if self.topics.leader(p.topic, p.index) is None}
+        if unknown:
+            self.topics.refresh(unknown, timeout)
+        leaders: dict[Address, list[Partition]] = {}
+        for partition in ready:
+            leader = self.topics.leader(partition.topic, partition.index)
+            if leader is None:
+                partition.not_before = now + self._settings.retry_backoff
+                partition.last_code = partition.last_code or NO_ANSWER
+            else:
+                leaders.setdefault(leader, []).append(partition)
+        return leaders
+
+    def _send(self, connection: Connection, partitions: list[Partition], deadline: float) -> None:
+        """One request with the next batch of as many of the partitions as go into it."""
+        batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
+        by_topic: dict[str, list[Any]] = {}
+        size = 0
+        for partition in partitions:
+            data = partition.waiting[0].data
+            if batches and size + len(data) > _MAX_REQUEST_BYTES:
+                break
+            size += len(data)
+            batch = partition.take()
+            batches[partition.topic, partition.index] = (partition, batch)
+            by_topic.setdefault(partition.topic, []).append(
+                _TopicData.PartitionProduceData(index=partition.index, records=batch.data)
+            )
+            if not partition.waiting:
+                del self._waiting[partition]
+        request = _Request(self._transaction, time.monotonic(), batches)
+        self.has_sent = True
+        # Noted before it leaves, under a number that no answer has: a connection that breaks meanwhile finds it.
+        under_way = self._under_way.setdefault(connection, {})
+        under_way[-1] = request
+        number = connection.send(
+            ProduceRequest(
+                version=PRODUCE_VERSION,
+                transactional_id=self._id,
+                acks=_ALL_REPLICAS,
+                timeout_ms=int(self._settings.request_timeout * 1000),
+                topic_data=[_TopicData(name=topic, partition_data=data) for topic, data in by_topic.items()],
+            ),
+            deadline=deadline,
+        )
+        under_way[number] = under_way.pop(-1)
+
+    # --- answers ----------------------------------------------------------------------------------------------------------
+
+    def _wait(self, timeout: float) -> None:
+        """Wait until an answer arrives, `timeout` seconds at most, and read it."""
+        timeout = min(max(timeout, 0.0), _LOOK_AROUND)
+        connections = list(self._under_way)
+        if not connections:
+            time.sleep(timeout)
+            return
+        if len(connections) == 1:
+            self._read(connections[0], timeout)
+        elif not any(c.has_arrived for c in connections):
+            with selectors.DefaultSelector() as selector:
+                for connection in connections:
+                    try:
+                        selector.register(connection, selectors.EVENT_READ)
+                    except (ConnectionLostError, ValueError) as error:
+                        self._connection_lost(connection.address, error)
+                        return
+                selector.select(timeout)
+        self._give_up_on_silent()
+
+    def _read(self, connection: Connection, timeout: float) -> None:
+        try:
+            for number, answer in connection.received(timeout):
+                request = self._under_way[connection].pop(number, None)
+                if not self._under_way[connection]:
+                    del self._under_way[connection]
+                if request is not None and request.transaction == self._transaction:
+                    self._answered(request, answer)
+        except ConnectionLostError as error:
+            self._connection_lost(connection.address, error)
+
+    def _answered(self, request: _Request, answer: Any) -> None:
+        for topic in answer.responses:
+            for found in topic.partition_responses:
+                entry = request.batches.pop((topic.name, found.index), None)
+                if entry is not None:
+                    self._judge(*entry, found.error_code, found.error_message)
+        self._send_again(request, NO_ANSWER)  # what the answer did not speak of
+
+    def _judge(self, partition: Partition, batch: Batch, code: int, message: str | None) -> None:
+        verdict = verdict_on(code)
+        if verdict is Verdict.STORED:
+            partition.stored(batch)
+            self.buffered -= batch.size
+            self._unstored -= batch.count
+            return
+        log.debug("%s: %s answered %d to attempt %d", self._id, _name(partition), code, batch.attempts)
+        in_order = verdict is Verdict.IN_ORDER and partition.is_behind_another(batch)
+        if verdict is Verdict.SPLIT and batch.count > 1:
+            partition.split(batch, 0.0, code)
+        elif in_order or verdict in (Verdict.AGAIN, Verdict.LOOK_UP):
+            if verdict is Verdict.LOOK_UP:
+                self.topics.distrust(partition.topic)
+            # Of a batch that only had to wait for another, the reason is the other's.
+            reason = (in_order and partition.last_code) or code
+            partition.send_again(batch, time.monotonic() + self._backoff(code, batch.attempts), reason)
+        else:
+            facts: dict[str, Any] = {"size": len(batch.data)} if verdict is Verdict.SPLIT else {}
+            self.failure = self.failure or failure(
+                code, f"delivering to {_name(partition)}", self._id, message=message, **facts
+            )
+            return
+        self._waiting[partition] = None
+
+    def _connection_lost(self, address: Address, error: Exception) -> None:
+        """Send again, to whoever is the leader then, what had no answer on the connections to an address."""
+        log.debug("%s: %s", self._id, error)
+        for connection in [c for c in self._under_way if c.address == address]:
+            connection.close()
+            for request in self._under_way.pop(connection).values():
+                if request.transaction == self._transaction:
+                    self._send_again(request, NO_ANSWER)
+        not_before = time.monotonic() + self._settings.retry_backoff
+        for partition in [p for p in self._waiting if self.topics.leader(p.topic, p.index) == address]:
+            self.topics.distrust(partition.topic)
+            partition.not_before = max(partition.not_before, not_before)
+            partition.last_code = partition.last_code or NO_ANSWER
+
+    def _send_again(self, request: _Request, code: int) -> None:
+        for partition, batch in request.batches.values():
+            self.topics.distrust(partition.topic)
+            partition.send_again(batch, time.monotonic() + self._backoff(code, batch.attempts), code)
+            self._waiting[partition] = None
+        request.batches.clear()
+
+    def _give_up_on_silent(self) -> None:
+        limit = time.monotonic() - max(self._settings.answer_timeout, self._settings.request_timeout)
+        for connection, requests in list(self._under_way.items()):
+            if any(request.sent_at < limit for request in requests.values()):
+                self._connection_lost(connection.address, ConnectionLostError(connection.address, "no answer to Produce"))
+
+    def _backoff(self, code: int, attempts: int) -> float:
+        doublings = min(attempts - 1, 16)
+        if code == CONCURRENT_TRANSACTIONS:
+            return float(min(_MARKERS_PAUSE * 2**doublings, _MAX_MARKERS_PAUSE))
+        pause = min(self._settings.retry_backoff * 2**doublings, self._settings.retry_backoff_max)
+        return float(pause * random.uniform(0.8, 1.2))  # noqa: S311  (spreads retries; no secret)
+
+    def _next_attempt_in(self) -> float:
+        """Seconds until a waiting batch may be sent again, where that is what it waits for."""
+        now = time.monotonic()
+        return min((p.not_before - now for p in self._waiting if p.not_before > now), default=_LOOK_AROUND)
+
+
+def _name(partition: Partition) -> str:
+    return f"topic {partition.topic!r}, partition {partition.index}"

@@ -1,0 +1,82 @@
+"""How long a transaction may stay open without two-phase commit: `transaction.timeout.ms`, and what is left of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from dualwrite.errors import ConfigurationError, TransactionTimeoutError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+
+DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000  # the broker's own default for transaction.max.timeout.ms
+NO_TIMEOUT_MS: Final = 2**31 - 1  # what DescribeTransactions shows under two-phase commit
+MIN_TRANSACTION_TIMEOUT_MS: Final = 1_000
+TIME_RESERVE_SHARE: Final = 0.2
+MAX_TIME_RESERVE: Final = 10.0
+
+
+def chosen_timeout_ms(config: KafkaConfig) -> int | None:
+    """The user's `transaction.timeout.ms`, or None.
+
+    Raises:
+        ConfigurationError: It is too short to be kept.
+    """
+    chosen = config.transaction_timeout_ms
+    if chosen is not None and chosen < MIN_TRANSACTION_TIMEOUT_MS:
+        raise ConfigurationError(f"transaction.timeout.ms is {chosen}; {MIN_TRANSACTION_TIMEOUT_MS} is the least.")
+    return chosen
+
+
+def transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoordinator) -> int:
+    """The user's `transaction.timeout.ms`, else the broker's maximum: a lost transaction can't be mended, a wait can."""
+    return chosen_timeout_ms(config) or coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
+
+
+class TimeBudget:
+    """The clock of one transaction at a time.
+
+    It is our own and starts before the broker's does, so that what it counts is never too little, whatever the clocks say.
+
+    Args:
+        timeout: The transaction's timeout in seconds, or None where it has none (two-phase commit).
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self._started_at: float | None = None
+
+    def reset(self) -> None:
+        """A new transaction; its time does not run yet."""
+        self._started_at = None
+
+    def start(self) -> None:
+        """Something is about to be sent; the first call starts the clock."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+
+    @property
+    def reserve(self) -> float:
+        """Seconds kept back at the end for committing the database and Kafka."""
+        return 0.0 if self.timeout is None else min(TIME_RESERVE_SHARE * self.timeout, MAX_TIME_RESERVE)
+
+    def check(self, kafka_transactional_id: str) -> None:
+        """See that enough is left to commit.
+
+        Raises:
+            TransactionTimeoutError: It is not.
+        """
+        if self._started_at is None or self.timeout is None:
+            return
+        elapsed = time.monotonic() - self._started_at
+        if elapsed > self.timeout - self.reserve:
+            raise TransactionTimeoutError(
+                f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.timeout:g} s, "
+                f"and {self.reserve:g} s are kept for committing.",
+                cause="the block, the deliveries or the database took too long",
+                next_step="make transactions shorter, or raise transaction.timeout.ms and the broker's "
+                "transaction.max.timeout.ms; with two-phase commit on the broker there is no such limit",
+                transactional_id=kafka_transactional_id,
+                elapsed=elapsed,
+                timeout=self.timeout,
+            )

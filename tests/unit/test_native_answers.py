@@ -1,0 +1,100 @@
+"""What each of Kafka's error codes means for a transaction: try again, look up, or which error."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import kafka.errors
+import pytest
+
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerError,
+    BrokerUnavailableError,
+    DeliveryError,
+    MessageTooLargeError,
+    ProducerFencedError,
+    UnknownTopicError,
+)
+from dualwrite.kafka.native.answers import Verdict, failure, verdict_on
+from dualwrite.kafka.wire import kafka_error_name
+
+CODES = sorted(
+    {
+        code
+        for kind in vars(kafka.errors).values()
+        if inspect.isclass(kind) and isinstance(code := getattr(kind, "errno", None), int)
+    }
+)
+PASSING = {Verdict.AGAIN, Verdict.LOOK_UP, Verdict.IN_ORDER}
+
+# What the broker's ProduceRequest and TxnOffsetCommit may answer and Java's producer tries again (RetriableException).
+RETRIABLE = [2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75]
+
+
+@pytest.mark.parametrize("code", RETRIABLE)
+def test_what_passes_by_itself_is_tried_again(code: int) -> None:
+    assert verdict_on(code) in (Verdict.AGAIN, Verdict.LOOK_UP)
+
+
+@pytest.mark.parametrize("code", [3, 5, 6, 13, 15, 16, 74, 75])
+def test_what_has_moved_is_looked_up(code: int) -> None:
+    assert verdict_on(code) is Verdict.LOOK_UP
+
+
+@pytest.mark.parametrize("code", sorted({*CODES, 999, -1} - {0, 10, 18, 45, 46, 59, *RETRIABLE}))
+def test_everything_else_fails_the_transaction(code: int) -> None:
+    assert verdict_on(code) is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (0, Verdict.STORED),
+        (46, Verdict.STORED),
+        (45, Verdict.IN_ORDER),
+        (59, Verdict.IN_ORDER),
+        (10, Verdict.SPLIT),
+        (18, Verdict.SPLIT),
+    ],
+)
+def test_what_is_neither(code: int, verdict: Verdict) -> None:
+    assert verdict_on(code) is verdict
+
+
+@pytest.mark.parametrize(
+    ("codes", "error"),
+    [
+        ((47, 48, 49, 90, 22, 25, 82), ProducerFencedError),
+        ((10, 18), MessageTooLargeError),
+        ((29, 30, 31, 53), BrokerAuthorizationError),
+        ((3, 17), UnknownTopicError),
+        ((19, 20, 45, 59), DeliveryError),
+        ((5, 6, 7, 13, 14, 15, 16), BrokerUnavailableError),
+    ],
+)
+def test_the_error_is_the_one_that_users_catch(codes: tuple[int, ...], error: type[BrokerError]) -> None:
+    for code in codes:
+        assert type(failure(code, "x", "id")) is error
+
+
+def test_a_code_without_an_error_of_its_own_is_a_failed_delivery_or_what_the_caller_says() -> None:
+    assert type(failure(87, "x", "id")) is DeliveryError
+    assert type(failure(87, "x", "id", otherwise=BrokerError)) is BrokerError
+
+
+@pytest.mark.parametrize("code", [*CODES, 999])
+def test_an_error_says_what_for_which_id_and_by_which_code_and_survives_pickling(code: int) -> None:
+    error = failure(code, "delivering to topic 't', partition 3", "orders", message="the broker's words", size=12)
+    for read in (error, pickle.loads(pickle.dumps(error))):
+        assert (read.code, read.name, read.transactional_id, read.size) == (code, kafka_error_name(code), "orders", 12)
+        for part in ("topic 't', partition 3", kafka_error_name(code), "the broker's words", "'orders'"):
+            assert part in str(read)
+
+
+@pytest.mark.parametrize("code", [code for code in CODES if verdict_on(code) in PASSING and code not in (2, 51)])
+def test_what_was_tried_again_until_the_time_was_over_has_a_cause_and_a_next_step(code: int) -> None:
+    error = failure(code, "x", "id")
+    assert error.cause
+    assert error.next_step

@@ -1,0 +1,48 @@
+"""The native producer's states: each call is allowed or refused with the state and what is allowed (KIP-939)."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from dualwrite.errors import InvalidTransitionError
+from dualwrite.kafka.native.lifecycle import ALLOWED, ProducerState, check_allowed
+from dualwrite.kafka.native.producer import NativeProducer
+
+CALLS = sorted({call for calls in ALLOWED.values() for call in calls})
+
+
+def test_every_state_has_its_calls_and_every_call_is_a_method() -> None:
+    assert set(ALLOWED) == set(ProducerState)
+    assert all(callable(getattr(NativeProducer, call)) for call in CALLS)
+
+
+@pytest.mark.parametrize("state", ProducerState)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_is_allowed_or_refused_by_name(state: ProducerState, call: str) -> None:
+    if call in ALLOWED[state]:
+        check_allowed(state, call, "orders")
+        return
+    with pytest.raises(InvalidTransitionError) as caught:
+        check_allowed(state, call, "orders")
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.state, error.allowed, error.transactional_id) == (state, ALLOWED[state], "orders")
+        text = str(error)
+        assert f"{call}()" in text
+        assert state.value in text
+        assert all(allowed in text for allowed in ALLOWED[state])
+
+
+def test_a_prepared_transaction_can_only_be_ended() -> None:
+    assert set(ALLOWED[ProducerState.PREPARED]) == {
+        "commit_transaction",
+        "abort_transaction",
+        "complete_prepared_transaction",
+        "close",
+    }
+
+
+def test_a_producer_can_be_closed_in_every_state_and_nothing_else_is_possible_after_it() -> None:
+    assert all("close" in calls for calls in ALLOWED.values())
+    assert ALLOWED[ProducerState.CLOSED] == ("close",)

@@ -1,0 +1,282 @@
+"""Record batches beside kafka-python's builder: the same bytes, whatever the records are."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.util import decode_varint, encode_varint
+
+from dualwrite.errors import UsageError
+from dualwrite.kafka.native.compression import NAMES, compression_by_name
+from dualwrite.kafka.native.records import BATCH_OVERHEAD, BatchBuilder, next_sequence, split
+from dualwrite.kafka.native.varints import SIGNED, SMALL, signed_varint, unsigned_varint
+
+Headers = list[tuple[str, bytes | None]]
+Record = tuple[bytes | None, bytes | None, Headers, int]
+
+NONE = compression_by_name("none")
+TABLE_EDGES = [0, 63, 64, 127, 128, 8191, 8192, SMALL - 1, SMALL, SMALL + 1, 2**20 - 1, 2**20, 2**20 + 1]
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+content = st.none() | st.binary(max_size=300) | st.builds(bytes, st.sampled_from(TABLE_EDGES))
+headers = st.lists(st.tuples(text, st.none() | st.binary(max_size=200)), max_size=5)
+near_now = st.integers(1_700_000_000_000 - 20_000, 1_700_000_000_000 + 20_000)
+timestamps = near_now | st.integers(0, 2**63 - 1)
+records = st.lists(st.tuples(content, content, headers, timestamps), min_size=1, max_size=20)
+ids = st.fixed_dictionaries(
+    {"producer_id": st.integers(0, 2**63 - 1), "epoch": st.integers(0, 2**15 - 1), "base_sequence": st.integers(0, 2**31 - 1)}
+)
+SOME_IDS = {"producer_id": 7, "epoch": 3, "base_sequence": 11}
+
+
+def filled(given_records: list[Record]) -> BatchBuilder:
+    builder = BatchBuilder()
+    for record in given_records:
+        builder.append(*record)
+    return builder
+
+
+def kafka_pythons(given_records: list[Record], given_ids: dict[str, int]) -> bytes:
+    """The same batch by kafka-python, which leaves the partition leader epoch 0 where Java writes -1."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=1,
+        producer_id=given_ids["producer_id"],
+        producer_epoch=given_ids["epoch"],
+        base_sequence=given_ids["base_sequence"],
+        batch_size=2**31 - 1,
+    )
+    for offset, (key, value, given_headers, timestamp) in enumerate(given_records):
+        assert builder.append(offset, timestamp, key, value, given_headers) is not None
+    built = bytes(builder.build())
+    return built[:12] + b"\xff\xff\xff\xff" + built[16:]
+
+
+def read_back(batch: bytes) -> list[Record]:
+    read = DefaultRecordBatch(batch)
+    assert read.validate_crc()
+    found = list(read)
+    assert [record.offset for record in found] == list(range(len(found)))
+    return [(record.key, record.value, record.headers, record.timestamp) for record in found]
+
+
+# --- numbers of variable length ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300))
+@example(2**63 - 1)
+@example(-(2**63))
+def test_a_signed_number_is_as_kafka_python_writes_and_reads_it(number: int) -> None:
+    expected = bytearray()
+    encode_varint(number, expected.append)
+    assert signed_varint(number) == bytes(expected)
+    assert decode_varint(bytearray(expected)) == (number, len(expected))
+
+
+@pytest.mark.parametrize(
+    ("number", "encoded"),
+    [(0, b"\0"), (1, b"\1"), (127, b"\x7f"), (128, b"\x80\1"), (300, b"\xac\2"), (2**32 - 1, b"\xff\xff\xff\xff\x0f")],
+)
+def test_an_unsigned_number_has_seven_bits_in_a_byte(number: int, encoded: bytes) -> None:
+    assert unsigned_varint(number) == encoded
+
+
+def test_the_table_holds_what_the_function_gives() -> None:
+    assert len(SIGNED) == SMALL
+    assert all(SIGNED[number] == signed_varint(number) for number in range(SMALL))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@given(records, ids)
+@settings(deadline=None)
+def test_a_batch_has_the_bytes_that_kafka_pythons_has(given_records: list[Record], given_ids: dict[str, int]) -> None:
+    builder = filled(given_records)
+    batch = builder.build(**given_ids, compression=NONE)
+    assert batch == kafka_pythons(given_records, given_ids)
+    assert builder.count == len(given_records)
+    assert builder.size >= len(batch) - BATCH_OVERHEAD
+
+
+@given(records)
+@settings(deadline=None)
+def test_a_batch_is_read_back_as_it_was_given(given_records: list[Record]) -> None:
+    assert read_back(filled(given_records).build(**SOME_IDS, compression=NONE)) == given_records
+
+
+def test_more_records_than_the_table_has_numbers() -> None:
+    many: list[Record] = [(b"%d" % n, b"v", [], 1_700_000_000_000 + n) for n in range(SMALL + 100)]
+    assert filled(many).build(**SOME_IDS, compression=NONE) == kafka_pythons(many, SOME_IDS)
+
+
+def test_more_headers_than_the_table_has_numbers() -> None:
+    many: list[Record] = [(None, None, [(f"n{n}", b"x" * (n % 3)) for n in range(SMALL + 1)], 5)]
+    assert filled(many).build(**SOME_IDS, compression=NONE) == kafka_pythons(many, SOME_IDS)
+
+
+@pytest.mark.parametrize("length", TABLE_EDGES)
+def test_lengths_around_the_edges_of_their_encodings(length: int) -> None:
+    there: list[Record] = [(bytes(length), bytes(length), [("n" * length, bytes(length))], 5)]
+    assert filled(there).build(**SOME_IDS, compression=NONE) == kafka_pythons(there, SOME_IDS)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [5, 4],
+        [5, 9, 0],
+        [SMALL, 0],
+        [0, SMALL - 1, SMALL, SMALL + 1],
+        [2**63 - 1, 0],
+        [0, 2**63 - 1],
+        [5, 5 - SMALL, 5 - 2 * SMALL],
+    ],
+)
+def test_timestamps_may_go_backwards_and_far(times: list[int]) -> None:
+    there: list[Record] = [(None, b"v", [], time) for time in times]
+    batch = filled(there).build(**SOME_IDS, compression=NONE)
+    assert batch == kafka_pythons(there, SOME_IDS)
+    header = DefaultRecordBatch(batch)
+    assert (header.first_timestamp, header.max_timestamp) == (times[0], max(times))
+
+
+def test_no_headers_may_be_said_in_three_ways() -> None:
+    built = []
+    ways: list[Any] = [None, [], ()]
+    for no_headers in ways:
+        builder = BatchBuilder()
+        builder.append(b"k", b"v", no_headers, 5)
+        built.append(builder.build(**SOME_IDS, compression=NONE))
+    assert built[0] == built[1] == built[2]
+
+
+def test_the_header_is_a_transactional_one_with_the_producers_time() -> None:
+    batch = filled([(None, b"v", [], 5), (None, b"w", [], 6)]).build(
+        producer_id=2**40, epoch=9, base_sequence=2**31 - 1, compression=NONE
+    )
+    assert struct.unpack(">qiibIhiqqqhii", batch[:BATCH_OVERHEAD]) == (
+        *(0, len(batch) - 12, -1, 2, crc32c(batch[21:])),
+        *(0x10, 1, 5, 6, 2**40, 9, 2**31 - 1, 2),
+    )
+
+
+def test_a_builder_can_be_built_again_with_another_epoch_and_filled_further() -> None:
+    first: list[Record] = [(b"k", b"v", [], 5)]
+    builder = filled(first)
+    for epoch in (0, 1):
+        again = {**SOME_IDS, "epoch": epoch}
+        assert builder.build(**again, compression=NONE) == kafka_pythons(first, again)
+    builder.append(None, b"w", [], 6)
+    assert builder.build(**SOME_IDS, compression=NONE) == kafka_pythons([*first, (None, b"w", [], 6)], SOME_IDS)
+
+
+# --- compressed batches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(given_records=records, given_ids=ids)
+@settings(deadline=None, max_examples=50)
+def test_a_compressed_batch_differs_in_nothing_but_length_checksum_and_codec(
+    name: str, given_records: list[Record], given_ids: dict[str, int]
+) -> None:
+    compression = compression_by_name(name)
+    batch = filled(given_records).build(**given_ids, compression=compression)
+    plain = kafka_pythons(given_records, given_ids)
+    attributes = int.from_bytes(batch[21:23])
+    assert attributes in (0x10, 0x10 | compression.code)
+    assert (batch[:8], batch[12:17], batch[23:BATCH_OVERHEAD]) == (plain[:8], plain[12:17], plain[23:BATCH_OVERHEAD])
+    assert int.from_bytes(batch[8:12]) == len(batch) - 12
+    assert DefaultRecordBatch(batch).validate_crc()
+    if attributes & 7:
+        assert len(batch) < len(plain)
+        assert compression.decompress(batch[BATCH_OVERHEAD:]) == plain[BATCH_OVERHEAD:]
+    else:
+        assert batch == plain
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_that_get_smaller_go_compressed_and_others_do_not(name: str) -> None:
+    compression = compression_by_name(name)
+    large = filled([(None, bytes(5000), [], 5)]).build(**SOME_IDS, compression=compression)
+    assert int.from_bytes(large[21:23]) == 0x10 | compression.code
+    small = filled([(None, b"v", [], 5)]).build(**SOME_IDS, compression=compression)
+    assert small == kafka_pythons([(None, b"v", [], 5)], SOME_IDS)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_without_records_can_not_be_built() -> None:
+    with pytest.raises(UsageError, match="without records"):
+        BatchBuilder().build(**SOME_IDS, compression=NONE)
+
+
+# --- sequences --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "count", "expected"),
+    [(0, 1, 1), (5, 10, 15), (2**31 - 2, 1, 2**31 - 1), (2**31 - 1, 1, 0), (2**31 - 1, 2, 1), (2**31 - 10, 16_000, 15_990)],
+)
+def test_sequences_begin_again_at_zero(base: int, count: int, expected: int) -> None:
+    assert next_sequence(base, count) == expected
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 10_000_000))
+def test_the_next_sequence_is_what_readers_of_the_batch_expect(base: int, count: int) -> None:
+    header = DefaultRecordBatch(struct.pack(">qiibIhiqqqhii", 0, 49, -1, 2, 0, 0x10, count - 1, 0, 0, 1, 0, base, count))
+    assert next_sequence(header.last_sequence, 1) == next_sequence(base, count)
+
+
+# --- a batch that is too large ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(given_records=records, into=st.integers(1, 7))
+@settings(deadline=None, max_examples=50)
+def test_a_batch_comes_apart_into_its_records_in_order(name: str, given_records: list[Record], into: int) -> None:
+    compression = compression_by_name(name)
+    builders = split(filled(given_records).build(**SOME_IDS, compression=compression), into)
+    assert 1 <= len(builders) <= into
+    assert all(builder.count for builder in builders)
+    found, sequence = [], 11
+    for builder in builders:
+        batch = builder.build(**{**SOME_IDS, "base_sequence": sequence}, compression=NONE)
+        found += read_back(batch)
+        sequence = next_sequence(sequence, builder.count)
+    assert found == given_records
+    assert sequence == 11 + len(given_records)
+
+
+@given(records.filter(lambda found: len(found) > 1), st.integers(2, 7))
+@settings(deadline=None)
+def test_several_records_always_come_apart(given_records: list[Record], into: int) -> None:
+    assert len(split(filled(given_records).build(**SOME_IDS, compression=NONE), into)) > 1
+
+
+@pytest.mark.parametrize("sizes", [[1] * 9 + [5000], [5000] + [1] * 9, [1, 5000, 1], [0, 0]])
+def test_one_large_record_does_not_keep_the_others(sizes: list[int]) -> None:
+    there: list[Record] = [(None, bytes(size), [], 5) for size in sizes]
+    first, second = split(filled(there).build(**SOME_IDS, compression=NONE), 2)
+    assert first.count + second.count == len(sizes)
+
+
+def test_the_parts_are_of_about_equal_size() -> None:
+    there: list[Record] = [(None, bytes(100), [], 5) for _ in range(1000)]
+    counts = [builder.count for builder in split(filled(there).build(**SOME_IDS, compression=NONE), 4)]
+    assert sum(counts) == 1000
+    assert all(abs(one - other) <= 10 for one, other in pairwise(counts))
+
+
+def test_one_record_stays_one() -> None:
+    (only,) = split(filled([(b"k", bytes(5000), [("n", None)], 5)]).build(**SOME_IDS, compression=NONE), 2)
+    assert read_back(only.build(**SOME_IDS, compression=NONE)) == [(b"k", bytes(5000), [("n", None)], 5)]
