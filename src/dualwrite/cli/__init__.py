@@ -26,6 +26,7 @@ COMMANDS = {
     "db": "Make, change and look at the table kafka_transaction_state.",
     "recover": "Settle what crashed writers left behind.",
     "status": "Show the transactional ids, and what Kafka says of them.",
+    "doctor": "Tell what a cluster and a database promise, what weakens it, and what would raise it.",
     "forget": "Drop transactional ids that are no longer used.",
     "demo": "Real flights, written to database and Kafka as one by workers that are killed.",
 }

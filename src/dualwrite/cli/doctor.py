@@ -1,0 +1,157 @@
+"""`dualwrite doctor`: what a cluster and a database promise, what weakens it, and which setting would raise it. Reads only.
+
+Exit codes: 0 dual writes work here, 1 something is broken, 2 called wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Url, refuse, settings_for
+from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
+from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
+from dualwrite.kafka import BrokerCapabilities
+from dualwrite.kafka.topics import TopicFacts
+
+BROKEN: Final = 1
+_STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.NOTE: ""}
+_UNSEEN: Final = "not to be seen"
+_INDENTED: Final = (0, 0, 1, 2)
+_WIDTH_OF_A_FILE: Final = 120
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def doctor(
+    *,
+    url: Url = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic to look at, too; repeatable.")] = None,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="Ask with the rights of this transactional id, on <id>#probe.",
+            show_default="DUALWRITE_TRANSACTIONAL_ID",
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=0.1)] = DEFAULT_TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what this cluster can do, which guarantee you get from it, what weakens it, and which setting would raise it.
+
+    With a database it also looks at the table and at settings that may lose an acknowledged commit. Changes nothing.
+    """
+    settings = settings_for(url, kafka, kafka_config).with_changes(transactional_id=transactional_id)
+    if "bootstrap.servers" not in settings.kafka and settings.database_url is None:
+        refuse("Neither Kafka nor a database is given: --kafka, --url, or the environment variables of these.")
+    diagnosis = examine(settings, topics=topics or (), timeout=timeout)
+    if as_json:
+        typer.echo(json.dumps(_to_json(diagnosis), indent=2))
+    else:
+        _show(diagnosis)
+    if diagnosis.broken:
+        raise typer.Exit(BROKEN)
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_A_FILE
+    if diagnosis.kafka is not None:
+        _show_facts(console, f"Kafka at {diagnosis.servers}", _kafka_facts(diagnosis.kafka))
+    if diagnosis.topics:
+        console.print("Topics")
+        console.print(Padding(_topic_table(diagnosis.topics), _INDENTED, expand=False))
+    if diagnosis.database is not None:
+        _show_facts(console, f"Database {diagnosis.database.address}", _database_facts(diagnosis.database))
+    if diagnosis.promise is not None:
+        console.print("Guarantee")
+        console.print(Padding(str(diagnosis.promise), _INDENTED, expand=False))
+    for finding in diagnosis.findings:
+        console.print(Text(finding.severity.value.upper().ljust(8), _STYLES[finding.severity]).append(finding.about, "bold"))
+        change = f"\nChange: {finding.change}" if finding.change else ""
+        console.print(Padding(finding.what + change, (0, 0, 0, 8), expand=False))
+    if not diagnosis.findings:
+        console.print("Nothing to find fault with.")
+
+
+def _show_facts(console: Console, heading: str, facts: Iterable[tuple[str, str]]) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for fact in facts:
+        table.add_row(*fact)
+    console.print(heading)
+    console.print(Padding(table, _INDENTED, expand=False))
+
+
+def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
+    limit = found.transaction_max_timeout_ms
+    return [
+        ("brokers", str(found.brokers)),
+        ("transaction.version", str(found.transaction_version)),
+        ("EndTxn v5", _yes(found.end_txn_v5)),
+        ("InitProducerId v6", _yes(found.init_producer_id_v6)),
+        ("Produce v12", _yes(found.produce_v12)),
+        ("native producer", _yes(found.native)),
+        ("two-phase commit", _yes(found.two_phase)),
+        ("keepPreparedTxn", _yes(found.keep_prepared_txn)),
+        ("transaction.max.timeout.ms", _UNSEEN if limit is None else str(limit)),
+    ]
+
+
+def _topic_table(topics: Iterable[TopicFacts]) -> Table:
+    headings = ("", "partitions", "replicas", "in sync", "min.insync.replicas", "max.message.bytes", "unclean election")
+    table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for topic in topics:
+        if not topic.exists:
+            table.add_row(topic.name, topic.trouble or "missing")
+            continue
+        counts = (topic.partitions, topic.replicas, topic.in_sync)
+        unclean = None if topic.unclean_leader_election is None else _yes(topic.unclean_leader_election)
+        settings = (topic.min_insync_replicas, topic.max_message_bytes, unclean)
+        table.add_row(topic.name, *map(str, counts), *(_UNSEEN if value is None else str(value) for value in settings))
+    return table
+
+
+def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:
+    table = "missing or too old" if found.table_trouble else f"revision {found.revision or 'none of dualwrite'}"
+    return [("table", f"{table} (newest: {found.newest_revision})"), *found.settings.items()]
+
+
+def _yes(it_is: bool) -> str:
+    return "yes" if it_is else "no"
+
+
+# --- for programs -----------------------------------------------------------------------------------------------------
+
+
+def _to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    kafka, promised, database = diagnosis.kafka, diagnosis.promise, diagnosis.database
+    return {
+        "broken": diagnosis.broken,
+        "kafka": None if kafka is None else {"servers": diagnosis.servers, **_plain(kafka), "native": kafka.native},
+        "guarantee": None if promised is None else {**_plain(promised), "text": str(promised)},
+        "topics": [_plain(topic) for topic in diagnosis.topics],
+        "database": None if database is None else _plain(database),
+        "findings": [_plain(finding) for finding in diagnosis.findings],
+    }
+
+
+def _plain(facts: Any) -> dict[str, Any]:
+    """A dataclass as JSON takes it."""
+    return {name: value.name.lower() if isinstance(value, Enum) else value for name, value in asdict(facts).items()}

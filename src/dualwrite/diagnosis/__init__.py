@@ -1,0 +1,7 @@
+"""What a cluster and a database promise together, what weakens it, and which setting would raise it."""
+
+from dualwrite.diagnosis.examination import Diagnosis, examine
+from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
+from dualwrite.diagnosis.promise import Guarantee, Promise
+
+__all__ = ["DatabaseFacts", "Diagnosis", "Finding", "Guarantee", "Promise", "Severity", "examine"]

@@ -1,0 +1,164 @@
+"""Looking at a cluster, topics and a database as a writer would find them; changes nothing in any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dualwrite.diagnosis.findings import (
+    DatabaseFacts,
+    Finding,
+    Severity,
+    judge_database,
+    judge_kafka,
+    judge_topic,
+)
+from dualwrite.diagnosis.promise import Promise, promise
+from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
+from dualwrite.kafka.capabilities import PROBE_ID, BrokerCapabilities, probe
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
+from dualwrite.settings import Settings
+from dualwrite.state import validate_transactional_id
+from dualwrite.stores.registry import store_from_url
+
+DEFAULT_TIMEOUT: Final = 15.0
+_SERVERS: Final = "bootstrap.servers"
+_ORDER: Final = list(Severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found; a part that was not asked for, or could not be reached, is None.
+
+    Args:
+        servers: Kafka's servers, as they were given.
+        kafka: What the cluster can do.
+        promise: Which guarantee a writer has on it.
+        topics: The topics that were asked for, and Kafka's own `__transaction_state` where it can be seen.
+        database: The database.
+        findings: What is to be said of all that, the worst first.
+    """
+
+    servers: str | None
+    kafka: BrokerCapabilities | None
+    promise: Promise | None
+    topics: tuple[TopicFacts, ...]
+    database: DatabaseFacts | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def broken(self) -> bool:
+        """Whether dual writes can't work so."""
+        return any(finding.severity is Severity.BROKEN for finding in self.findings)
+
+
+def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = DEFAULT_TIMEOUT) -> Diagnosis:
+    """Look at what the settings name: the cluster, the database, or both.
+
+    The cluster is probed on the Kafka id `<transactional_id>#probe` where the settings have a transactional id, so that ACLs
+    by prefix fit, else on `dualwrite-probe`. See `dualwrite.kafka.probe` for why that leaves nothing behind.
+
+    The database's settings are those of the connections that dualwrite makes from the URL. Of an engine of yours,
+    `SqlStateStore(engine).durability()` gives them, and `judge_database` says what they mean.
+
+    Args:
+        settings: Where things are.
+        topics: Topics to look at.
+        timeout: Seconds for the cluster, and again for the topics.
+
+    Raises:
+        ConfigurationError: Neither a cluster nor a database is named, or a Kafka setting is wrong.
+    """
+    if _SERVERS not in settings.kafka and settings.database_url is None:
+        raise ConfigurationError(
+            "Neither Kafka's servers nor a database are given.",
+            next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
+        )
+    cluster = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _Cluster()
+    database, found = (None, []) if settings.database_url is None else _examined_database(settings.database_url)
+    return Diagnosis(
+        servers=cluster.servers,
+        kafka=cluster.capabilities,
+        promise=cluster.promise,
+        topics=tuple(topic for topic in cluster.topics if topic.exists or topic.name != TRANSACTION_STATE_TOPIC),
+        database=database,
+        findings=tuple(sorted((*cluster.findings, *found), key=lambda finding: _ORDER.index(finding.severity))),
+    )
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """What was found out of a cluster."""
+
+    servers: str | None = None
+    capabilities: BrokerCapabilities | None = None
+    promise: Promise | None = None
+    topics: list[TopicFacts] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float) -> _Cluster:
+    config = KafkaConfig.of(settings.kafka)
+    limit = _message_max_bytes(config.properties)
+    probe_id = _probe_id(settings)
+    chosen = config.transaction_timeout_ms
+    found = _Cluster(config.servers)
+    try:
+        found.capabilities = capabilities = probe(config, transactional_id=probe_id, timeout=timeout)
+        found.promise = promise(
+            capabilities, producer=settings.producer, transaction_timeout_ms=chosen, two_phase=settings.two_phase
+        )
+        found.findings += judge_kafka(
+            capabilities, producer=settings.producer, transaction_timeout_ms=chosen, two_phase=settings.two_phase
+        )
+        found.topics = describe_topics(config, (TRANSACTION_STATE_TOPIC, *topics), timeout=timeout)
+    except DualWriteError as error:
+        found.findings.append(_broken("kafka", error))
+    found.findings += [finding for topic in found.topics for finding in judge_topic(topic, message_max_bytes=limit)]
+    return found
+
+
+def _probe_id(settings: Settings) -> str:
+    if settings.transactional_id is None:
+        return PROBE_ID
+    return f"{validate_transactional_id(settings.transactional_id)}#probe"
+
+
+def _message_max_bytes(properties: Mapping[str, Any]) -> int:
+    try:
+        return int(properties.get("message.max.bytes", 1_000_000))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"message.max.bytes is {properties['message.max.bytes']!r}, not a number of bytes.") from error
+
+
+def _examined_database(url: str) -> tuple[DatabaseFacts | None, list[Finding]]:
+    from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
+
+    try:
+        with store_from_url(url) as store:
+            trouble = None
+            try:
+                store.check()
+            except StateTableMissingError as error:
+                trouble = (_sentence(error), error.next_step)
+            facts = DatabaseFacts(
+                address=store.description,
+                revision=migration.current(url),
+                newest_revision=migration.newest(),
+                table_trouble=trouble,
+                settings=dict(store.durability()),
+            )
+    except DualWriteError as error:
+        return None, [_broken("database", error)]
+    return facts, judge_database(facts)
+
+
+def _broken(about: str, error: DualWriteError) -> Finding:
+    return Finding(Severity.BROKEN, about, _sentence(error), error.next_step)
+
+
+def _sentence(error: DualWriteError) -> str:
+    subject = "" if error.transactional_id is None else f" [transactional id {error.transactional_id!r}]"
+    return f"{error.what}{subject}" + (f" Cause: {error.cause}" if error.cause else "")

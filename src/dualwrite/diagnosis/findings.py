@@ -1,0 +1,290 @@
+"""From facts to findings: what is broken, what weakens the promise, what would raise it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from dualwrite.diagnosis.promise import LIBRDKAFKA, NATIVE, Guarantee, duration, promise
+from dualwrite.kafka.capabilities import BrokerCapabilities, TwoPhaseObstacle
+from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+
+_SHORT_BUDGET_MS: Final = 60_000
+_DEFAULT_MESSAGE_MAX_BYTES: Final = 1_000_000  # librdkafka's message.max.bytes
+
+
+class Severity(Enum):
+    """How much a finding matters; the worst first."""
+
+    BROKEN = "broken"
+    """Dual writes can't work so."""
+
+    WEAK = "weak"
+    """They work, and something that was acknowledged may still be lost, or lost more easily than need be."""
+
+    NOTE = "note"
+    """Worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    Args:
+        severity: How much it matters.
+        about: What it was found at: `kafka`, `topic <name>` or `database`.
+        what: A sentence.
+        change: The setting or step that mends it, where there is one.
+    """
+
+    severity: Severity
+    about: str
+    what: str
+    change: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """A database that could be reached.
+
+    Args:
+        address: For people, without the password.
+        revision: The revision that our migrations have left in it, or None.
+        newest_revision: The newest of this release.
+        table_trouble: Why the table can't be used, with the step that mends it; None where it can.
+        settings: What decides whether an acknowledged commit stays; see `TxnStateStore.durability`.
+    """
+
+    address: str
+    revision: str | None
+    newest_revision: str
+    table_trouble: tuple[str, str | None] | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+# --- Kafka --------------------------------------------------------------------------------------------------------------
+
+
+def judge_kafka(
+    capabilities: BrokerCapabilities,
+    *,
+    producer: str = "auto",
+    transaction_timeout_ms: int | None = None,
+    two_phase: bool | None = None,
+) -> list[Finding]:
+    """What is to be said of the cluster for a writer with these settings; arguments as for `promise`."""
+    found = [*_producer(capabilities, producer), *_timeout(capabilities, producer, transaction_timeout_ms, two_phase)]
+    if two_phase and (producer == LIBRDKAFKA or not (capabilities.native and capabilities.two_phase)):
+        found.append(
+            _kafka(Severity.BROKEN, "two_phase=true asks for two-phase commit, which is not to be had so.", "two_phase")
+        )
+    if capabilities.native and not capabilities.two_phase:
+        found.append(_two_phase(capabilities))
+    return found
+
+
+def _producer(capabilities: BrokerCapabilities, producer: str) -> list[Finding]:
+    if capabilities.native:
+        if producer != LIBRDKAFKA:
+            return []
+        gain = "two-phase commit and one epoch for each transaction" if capabilities.two_phase else "one epoch per transaction"
+        return [_kafka(Severity.NOTE, f"The setting chooses librdkafka; the native producer has {gain} here.", "producer=auto")]
+    level = capabilities.transaction_version
+    if capabilities.end_txn_v5 and capabilities.produce_v12:
+        change = "kafka-features.sh upgrade --feature transaction.version=2"
+    else:
+        change = "upgrade the brokers to Apache Kafka 4.1 or newer, then: kafka-features.sh upgrade --release-version <theirs>"
+    severity = Severity.BROKEN if producer == NATIVE else Severity.NOTE
+    what = f"transaction.version is {level}, and the native producer needs 2: only librdkafka can be used"
+    return [_kafka(severity, f"{what}, without two-phase commit.", change)]
+
+
+def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | None, two_phase: bool | None) -> list[Finding]:
+    promised = promise(capabilities, producer=producer, transaction_timeout_ms=timeout_ms, two_phase=two_phase)
+    if promised.guarantee is Guarantee.TWO_PHASE:
+        if timeout_ms is None:
+            return []
+        what = f"transaction.timeout.ms is set to {timeout_ms}; under two-phase commit no transaction times out (KIP-939)."
+        return [_kafka(Severity.BROKEN, what, "take transaction.timeout.ms out of the settings, or set two_phase=false")]
+    limit = capabilities.transaction_max_timeout_ms
+    if timeout_ms is not None and limit is not None and timeout_ms > limit:
+        what = f"transaction.timeout.ms is {timeout_ms}, and the broker takes {limit} at most: it refuses every producer."
+        return [_kafka(Severity.BROKEN, what, "lower it, or leave it out, or raise the brokers' transaction.max.timeout.ms")]
+    if promised.budget_ms is not None and promised.budget_ms < _SHORT_BUDGET_MS:
+        what = f"Only {duration(promised.budget_ms)} are left from a transaction's first message to its recovery after a crash."
+        mine = timeout_ms is not None
+        change = "transaction.timeout.ms: leave it out" if mine else "the brokers' transaction.max.timeout.ms: raise it"
+        return [_kafka(Severity.WEAK, what, f"{change}; recovery ends the wait of consumers earlier")]
+    return []
+
+
+_SWITCH_ON: Final = "transaction.two.phase.commit.enable=true"
+_UNSTABLE_ON: Final = "unstable.api.versions.enable=true"
+_GRANT: Final = "grant the principal TwoPhaseCommit on its transactional ids (kafka-acls.sh --operation TwoPhaseCommit)"
+_RAISES: Final[Mapping[TwoPhaseObstacle, str]] = {
+    TwoPhaseObstacle.BROKER_TOO_OLD: f"Apache Kafka 4.1 or newer, with {_SWITCH_ON} and {_UNSTABLE_ON} on every broker",
+    TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF: f"{_UNSTABLE_ON} on every broker",
+    TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6: f"Apache Kafka 4.1 or newer, with {_SWITCH_ON} and {_UNSTABLE_ON} on every broker",
+    TwoPhaseObstacle.SWITCHED_OFF: f"{_SWITCH_ON} on every broker; where the cluster has ACLs, also {_GRANT}",
+    TwoPhaseObstacle.FORBIDDEN: _GRANT,
+    TwoPhaseObstacle.OFF_OR_FORBIDDEN: f"{_SWITCH_ON} on every broker, or {_GRANT}",
+}
+
+
+def _two_phase(capabilities: BrokerCapabilities) -> Finding:
+    obstacle = capabilities.two_phase_obstacle or TwoPhaseObstacle.UNKNOWN
+    change = _RAISES.get(obstacle)
+    if obstacle is TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF and capabilities.two_phase_setting is False:
+        change = f"{_SWITCH_ON} and {change}"
+    return _kafka(Severity.NOTE, f"Two-phase commit is not to be had: {obstacle.value}.", change)
+
+
+def _kafka(severity: Severity, what: str, change: str | None) -> Finding:
+    return Finding(severity, "kafka", what, change)
+
+
+# --- topics -------------------------------------------------------------------------------------------------------------
+
+
+def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_MAX_BYTES) -> list[Finding]:
+    """What is to be said of a topic that a writer sends to, or of the one in which Kafka keeps its transactions.
+
+    Args:
+        topic: What is known of it.
+        message_max_bytes: The producer's own limit for one message.
+    """
+    if not topic.exists:
+        return _missing(topic)
+    found = [*_replication(topic), *_sizes(topic, message_max_bytes)]
+    if topic.writable is False and topic.name != TRANSACTION_STATE_TOPIC:
+        found.append(_topic(topic, Severity.BROKEN, "The principal may not write to it.", "grant it Write on the topic"))
+    if topic.without_leader:
+        what = f"{topic.without_leader} of {topic.partitions} partitions have no leader: nothing can be written there now."
+        found.append(_topic(topic, Severity.BROKEN, what, "see which brokers are down"))
+    if topic.unclean_leader_election:
+        what = "unclean.leader.election.enable is on: a replica that lags behind may become leader and drop what it lacks."
+        found.append(_topic(topic, Severity.WEAK, what, "unclean.leader.election.enable=false"))
+    return found
+
+
+def _missing(topic: TopicFacts) -> list[Finding]:
+    if topic.name == TRANSACTION_STATE_TOPIC:
+        return []  # few principals may look at Kafka's own topics
+    if topic.trouble is not None:
+        what = f"Kafka says {topic.trouble} of it."
+        return [_topic(topic, Severity.BROKEN, what, "check its name, and that the principal has Describe and Write on it")]
+    if topic.made_at_first_use:
+        what = "It is missing; the broker makes it at the first message, with the broker's default replication."
+        return [_topic(topic, Severity.WEAK, what, "create it first, with the replication and the settings that you want")]
+    what = "It is missing" + (", and the broker makes no topics by itself." if topic.made_at_first_use is False else ".")
+    return [_topic(topic, Severity.BROKEN, what, "create it")]
+
+
+def _replication(topic: TopicFacts) -> list[Finding]:
+    replicas, in_sync, least = topic.replicas, topic.in_sync, topic.min_insync_replicas
+    if topic.name == TRANSACTION_STATE_TOPIC:
+        lost = "the outcome of a transaction"
+        raised = "three replicas, min.insync.replicas=2 (of a new cluster: transaction.state.log.replication.factor, .min.isr)"
+    else:
+        lost, raised = "an acknowledged message", "three replicas, min.insync.replicas=2"
+    severity, what, change = Severity.WEAK, None, raised
+    if least is not None and least > replicas:
+        severity, change = Severity.BROKEN, f"min.insync.replicas={max(replicas - 1, 1)}, or more replicas"
+        what = f"min.insync.replicas is {least}, and there are {replicas} replicas: no message can be acknowledged."
+    elif least is not None and in_sync < least:
+        severity, change = Severity.BROKEN, "see which brokers are down"
+        what = f"Only {in_sync} of {replicas} replicas are in sync, and min.insync.replicas is {least}: no write is taken now."
+    elif replicas == 1:
+        what = f"It has one replica: {lost} is gone with that broker's disk, and nothing works while the broker is down."
+    elif least == 1:
+        what = f"min.insync.replicas is 1: while the other replicas lag, {lost} is on one disk only."
+    elif least == replicas:
+        severity = Severity.NOTE
+        what = f"min.insync.replicas is {least}, as many as there are replicas: one broker down stops every write."
+    return [] if what is None else [_topic(topic, severity, what, change)]
+
+
+def _sizes(topic: TopicFacts, message_max_bytes: int) -> list[Finding]:
+    limit = topic.max_message_bytes
+    if limit is None or limit >= message_max_bytes or topic.name == TRANSACTION_STATE_TOPIC:
+        return []
+    what = f"Its max.message.bytes is {limit}; the producer lets messages of up to {message_max_bytes} bytes pass."
+    return [_topic(topic, Severity.NOTE, what, f"max.message.bytes of the topic, or message.max.bytes={limit} of the producer")]
+
+
+def _topic(topic: TopicFacts, severity: Severity, what: str, change: str) -> Finding:
+    return Finding(severity, f"topic {topic.name}", what, change)
+
+
+# --- the database -------------------------------------------------------------------------------------------------------
+
+_CRASH: Final = "a crash of the server or its machine"
+_LOST_COMMIT: Final = "may lose commits that it has acknowledged: their messages are then visible without their rows"
+_WEAK_VALUES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    ("synchronous_commit", "off"): (f"{_CRASH} {_LOST_COMMIT}", "synchronous_commit=on"),
+    ("fsync", "off"): ("a power cut may lose acknowledged commits, and damage the whole database", "fsync=on"),
+    ("full_page_writes", "off"): ("a power cut may damage pages that a commit had reached", "full_page_writes=on"),
+}
+"""PostgreSQL: by setting and value, what may happen, and the better value."""
+
+
+def judge_database(database: DatabaseFacts) -> list[Finding]:
+    """What is to be said of the database: its table, and whether it keeps what it has acknowledged."""
+    found = []
+    if database.table_trouble is not None:
+        what, step = database.table_trouble
+        found.append(_database(Severity.BROKEN, what, step))
+    elif database.revision is None:
+        what = "The table is there and complete, and was not made by `dualwrite db upgrade`: keep it up to date yourself."
+        found.append(_database(Severity.NOTE, what, None))
+    elif database.revision != database.newest_revision:
+        what = f"The table is at revision {database.revision}; the newest of this release is {database.newest_revision}."
+        found.append(_database(Severity.WEAK, what, "dualwrite db upgrade"))
+    return [*found, *_postgresql(database.settings), *_sqlite(database.settings)]
+
+
+def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
+    if settings.get("transaction_read_only") == "on":
+        what = "The database takes no writes (transaction_read_only): a standby, or a read-only user."
+        return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
+    found = [
+        _database(Severity.WEAK, f"{name} is {value}: {consequence}.", change)
+        for (name, value), (consequence, change) in _WEAK_VALUES.items()
+        if settings.get(name) == value
+    ]
+    standbys = settings.get("synchronous_standby_names")
+    if standbys == "":
+        what = "A commit waits for no standby: one that takes over after a failure may lack the last commits."
+        found.append(_database(Severity.NOTE, what, "synchronous_standby_names, where there are standbys"))
+    elif standbys and settings.get("synchronous_commit") == "local":
+        what = f"synchronous_commit is local: a standby that takes over {_LOST_COMMIT}."
+        found.append(_database(Severity.WEAK, what, "synchronous_commit=on"))
+    return found
+
+
+def _sqlite(settings: Mapping[str, str]) -> list[Finding]:
+    mode, level = settings.get("journal_mode"), settings.get("synchronous")
+    if mode is None:
+        return []
+    if mode in ("off", "memory"):
+        what = f"journal_mode is {mode}: a crash in the middle of a transaction may damage the database."
+        return [_database(Severity.WEAK, what, "PRAGMA journal_mode = WAL")]
+    if level == "off":
+        what = "synchronous is off: a power cut may lose acknowledged commits, and damage the database."
+        return [_database(Severity.WEAK, what, "PRAGMA synchronous = FULL")]
+    if level == "normal":
+        if mode == "wal":
+            what = f"synchronous is normal under WAL: a power cut {_LOST_COMMIT}."
+        else:
+            what = f"synchronous is normal: with journal_mode {mode}, a power cut at the wrong moment may damage the database."
+        return [_database(Severity.WEAK, what, "PRAGMA synchronous = FULL")]
+    if level == "full" and mode == "delete":  # the folder is not synced after the journal's removal, which is the commit
+        what = "journal_mode is delete: a power cut right after a commit may take it back."
+        return [_database(Severity.WEAK, what, "PRAGMA journal_mode = WAL, or PRAGMA synchronous = EXTRA")]
+    return []
+
+
+def _database(severity: Severity, what: str, change: str | None) -> Finding:
+    return Finding(severity, "database", what, change)

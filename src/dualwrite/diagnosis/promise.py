@@ -1,0 +1,75 @@
+"""Which of the two guarantees a writer has on a cluster. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from dualwrite.kafka.capabilities import BrokerCapabilities
+
+NATIVE: Final = "native"
+LIBRDKAFKA: Final = "librdkafka"
+
+
+class Guarantee(Enum):
+    """Both are atomic; they differ in what becomes of a crash that nobody recovers for long."""
+
+    TWO_PHASE = "two-phase commit"
+    """The broker keeps a prepared transaction until it is told what to do with it."""
+
+    BOUNDED = "bounded"
+    """The broker aborts a transaction by itself after `transaction.timeout.ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a user gets.
+
+    Args:
+        guarantee: Which guarantee.
+        producer: "native" or "librdkafka".
+        budget_ms: The time from the first message of a transaction to its recovery, or None where there is no limit, or it
+            can't be seen.
+    """
+
+    guarantee: Guarantee
+    producer: str
+    budget_ms: int | None
+
+    def __str__(self) -> str:
+        if self.guarantee is Guarantee.TWO_PHASE:
+            return (
+                f"Atomic, without a time limit (producer {self.producer!r} with two-phase commit): what a crash leaves "
+                "prepared waits at the broker until recovery has settled it, and so do read_committed consumers of its "
+                "partitions. Nothing is lost."
+            )
+        budget = "" if self.budget_ms is None else f", here {duration(self.budget_ms)}"
+        return (
+            f"Atomic, bounded by transaction.timeout.ms{budget} (producer {self.producer!r}): a crash that is not recovered "
+            "in that time is proven LOST and reported, never silent."
+        )
+
+
+def promise(
+    capabilities: BrokerCapabilities, *, producer: str, transaction_timeout_ms: int | None, two_phase: bool | None = None
+) -> Promise:
+    """What a writer with these settings gets from a cluster.
+
+    Args:
+        capabilities: What the cluster can do.
+        producer: The setting `producer`: "auto" takes the best for the cluster.
+        transaction_timeout_ms: The setting `transaction.timeout.ms`, or None: then it is the broker's maximum.
+        two_phase: The setting `two_phase`: False does without what the cluster offers.
+    """
+    native = capabilities.native and producer != LIBRDKAFKA
+    if native and capabilities.two_phase and two_phase is not False:
+        return Promise(Guarantee.TWO_PHASE, NATIVE, None)
+    budget = transaction_timeout_ms or capabilities.transaction_max_timeout_ms
+    return Promise(Guarantee.BOUNDED, NATIVE if native else LIBRDKAFKA, budget)
+
+
+def duration(milliseconds: int) -> str:
+    """For people: whole minutes as such, anything else in seconds."""
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{milliseconds / 1000:g} s" if rest or minutes < 2 else f"{minutes} min"  # noqa: PLR2004  (60 s says it better)

@@ -1,0 +1,200 @@
+"""`dualwrite doctor` on real brokers and databases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from kafka.protocol.producer import InitProducerIdRequest
+
+from dualwrite import migration
+from dualwrite.cli import main
+from dualwrite.devcluster import DevCluster
+from fixtures.broker import make_topic
+from fixtures.wire_server import WireServer
+
+NewName = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS", "TRANSACTIONAL_ID", "PRODUCER"):
+        monkeypatch.delenv(f"DUALWRITE_{name}", raising=False)
+
+
+@pytest.fixture
+def examined(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command; gives exit code, output and error output."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["doctor", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+Examined = Callable[..., tuple[int, str, str]]
+
+
+def as_json(examined: Examined, *arguments: str) -> tuple[int, Any]:
+    code, out, _ = examined(*arguments, "--json")
+    return code, json.loads(out)
+
+
+def found(report: Any, about: str) -> list[tuple[str, str]]:
+    return [(one["severity"], one["what"]) for one in report["findings"] if one["about"] == about]
+
+
+def test_what_a_cluster_and_a_database_promise(examined: Examined, broker: DevCluster, database_url: str) -> None:
+    code, out, err = examined("--kafka", broker.bootstrap_servers, "--url", database_url)
+    assert (code, err) == (0, "")
+    assert f"Kafka at {broker.bootstrap_servers}" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["two-phase", "commit", "yes"] in lines
+    assert ["transaction.max.timeout.ms", "900000"] in lines
+    assert ["table", "revision", migration.newest(), "(newest:", f"{migration.newest()})"] in lines
+    assert "Nothing is lost." in out
+    assert "BROKEN" not in out
+    assert "\x1b" not in out  # no colours where nobody looks
+
+
+def test_the_environment_is_enough(
+    examined: Examined, broker: DevCluster, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    code, report = as_json(examined)
+    assert code == 0
+    assert report["broken"] is False
+    assert report["kafka"]["native"] is report["kafka"]["two_phase"] is True
+    assert report["guarantee"]["guarantee"] == "two_phase"
+    assert report["database"]["settings"] == {"synchronous": "full", "journal_mode": "wal"}
+
+
+def test_one_of_both_will_do(examined: Examined, broker: DevCluster, sqlite_url: str) -> None:
+    code, report = as_json(examined, "--kafka", broker.bootstrap_servers)
+    assert (code, report["database"]) == (0, None)
+    code, report = as_json(examined, "--url", sqlite_url)
+    assert (code, report["kafka"], report["guarantee"], report["topics"]) == (0, None, None, [])
+    assert examined("--url", sqlite_url)[1].endswith("Nothing to find fault with.\n")
+    code, _, err = examined()
+    assert code == 2
+    assert "--kafka" in err
+    assert "--url" in err
+
+
+def test_an_older_level_is_told_with_what_would_raise_it(examined: Examined, broker_v4: DevCluster) -> None:
+    code, out, _ = examined("--kafka", broker_v4.bootstrap_servers)
+    assert code == 0
+    assert "bounded by transaction.timeout.ms, here 15 min (producer 'librdkafka')" in out
+    assert "kafka-features.sh upgrade --feature transaction.version=2" in out
+
+
+def test_the_producer_that_is_chosen_counts(examined: Examined, broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_PRODUCER", "librdkafka")
+    code, report = as_json(examined, "--kafka", broker.bootstrap_servers, "--kafka-config", "transaction.timeout.ms=300000")
+    assert code == 0
+    assert report["guarantee"]["guarantee"] == "bounded"
+    assert report["guarantee"]["budget_ms"] == 300_000
+
+
+def test_topics_are_looked_at(examined: Examined, broker: DevCluster, new_name: NewName) -> None:
+    name, missing = new_name("topic"), new_name("missing")
+    make_topic(broker, name, max_message_bytes="2000", unclean_leader_election_enable="true")
+    arguments = ("--kafka", broker.bootstrap_servers, "--topic", name, "--topic", missing)
+    code, report = as_json(examined, *arguments)
+    assert code == 0
+    assert [topic["name"] for topic in report["topics"]] == ["__transaction_state", name, missing]
+    assert {severity for severity, _ in found(report, f"topic {name}")} == {"weak", "note"}
+    told = " ".join(what for _, what in found(report, f"topic {name}"))
+    for words in ("one replica", "unclean.leader.election.enable", "max.message.bytes is 2000"):
+        assert words in told
+    assert [severity for severity, _ in found(report, f"topic {missing}")] == ["weak"]  # this broker makes topics
+    out = examined(*arguments)[1]
+    assert f"WEAK    topic {name}" in out
+    assert "Change: unclean.leader.election.enable=false" in out
+
+
+def test_a_missing_topic_is_broken_where_the_broker_makes_none(
+    examined: Examined, strict_broker: DevCluster, new_name: NewName
+) -> None:
+    missing = new_name("missing")
+    code, out, _ = examined("--kafka", strict_broker.bootstrap_servers, "--topic", missing)
+    assert code == 1
+    assert f"BROKEN  topic {missing}" in out
+
+
+def test_a_cluster_that_is_away_leaves_the_database_examined(examined: Examined, sqlite_url: str) -> None:
+    arguments = ("--kafka", "127.0.0.1:1", "--url", sqlite_url, "--timeout", "0.5")
+    code, report = as_json(examined, *arguments)
+    assert code == 1
+    assert report["kafka"] is None
+    assert report["database"]["revision"] == migration.newest()
+    ((severity, what),) = found(report, "kafka")
+    assert severity == "broken"
+    assert "127.0.0.1:1" in what
+    assert "BROKEN  kafka" in examined(*arguments)[1]
+
+
+def test_a_database_that_is_away_leaves_the_cluster_examined(examined: Examined, broker: DevCluster) -> None:
+    url = "postgresql://nobody:secret@127.0.0.1:1/nothing"
+    code, report = as_json(examined, "--kafka", broker.bootstrap_servers, "--url", url)
+    assert code == 1
+    assert report["kafka"]["brokers"] == 1
+    ((severity, what),) = found(report, "database")
+    assert severity == "broken"
+    assert "secret" not in json.dumps(report)
+    assert "127.0.0.1:1" in what
+
+
+def test_a_missing_table_is_told_with_the_command_that_makes_it(examined: Examined, tmp_path: Path) -> None:
+    code, out, _ = examined("--url", f"sqlite:///{tmp_path}/empty.db")
+    assert code == 1
+    assert "BROKEN  database" in out
+    assert "dualwrite db upgrade --url" in out
+
+
+def test_a_careless_database_is_told(examined: Examined, postgres_url: str) -> None:
+    name = postgres_url.rpartition("/")[2]
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    try:
+        code, report = as_json(examined, "--url", postgres_url)
+    finally:
+        with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} RESET synchronous_commit")
+    assert code == 0
+    assert [severity for severity, _ in found(report, "database")] == ["weak", "note"]
+    assert "synchronous_commit is off" in found(report, "database")[0][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--kafka-config", "nonsense"), 2, "key=value"),
+        (("--kafka-config", "security.protocol=TLS"), 1, "security.protocol"),
+        (("--kafka-config", "message.max.bytes=many"), 1, "message.max.bytes"),
+        (("--id", "orders#1"), 1, "'#'"),
+    ],
+)
+def test_a_bad_setting_is_refused(examined: Examined, arguments: tuple[str, str], code: int, words: str) -> None:
+    done, _, err = examined("--kafka", "127.0.0.1:1", *arguments)
+    assert done == code
+    assert words in err
+
+
+def test_a_broker_to_come_is_asked_on_an_id_of_the_users_own(examined: Examined) -> None:
+    with WireServer() as server:
+        code, report = as_json(examined, "--kafka", server.bootstrap_servers, "--id", "orders")
+        (request,) = server.received(InitProducerIdRequest)
+    assert code == 0
+    assert report["kafka"]["keep_prepared_txn"] is True
+    assert report["guarantee"]["guarantee"] == "two_phase"
+    assert report["topics"] == []
+    assert request.transactional_id == "orders#probe"

@@ -1,0 +1,320 @@
+"""What the probe finds on brokers of every kind, and that it leaves nothing behind on any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grimp
+import pytest
+from confluent_kafka import Producer
+from kafka.protocol.admin import CreateAclsRequest
+from kafka.protocol.producer import InitProducerIdRequest
+
+from dualwrite.devcluster import DevCluster, Security
+from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError, ConfigurationError
+from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.inquiry import Inquiry
+from dualwrite.kafka.network import Network
+from dualwrite.state import TransactionStatus
+from fixtures.broker import USERS, started
+from fixtures.wire_server import WireServer, init_producer_id_answer
+
+Coordinators = Callable[..., WireTransactionCoordinator]
+NewName = Callable[[str], str]
+ALL_OF_IT = BrokerCapabilities(
+    brokers=1,
+    transaction_version=2,
+    end_txn_v5=True,
+    init_producer_id_v6=True,
+    produce_v12=True,
+    two_phase=True,
+    two_phase_obstacle=None,
+    two_phase_setting=True,
+    keep_prepared_txn=False,
+    transaction_max_timeout_ms=900_000,
+)
+UNSUPPORTED_VERSION, FORBIDDEN, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, INVALID_REQUEST = 35, 53, 51, 90, 42
+
+
+def assert_nothing_left(coordinator: WireTransactionCoordinator, transactional_id: str = PROBE_ID) -> None:
+    assert coordinator.describe(transactional_id) is None
+    assert transactional_id not in {listed.kafka_transactional_id for listed in coordinator.list_transactions()}
+
+
+# --- brokers by their settings ----------------------------------------------------------------------------------------
+
+
+def test_two_phase_commit_is_found_and_nothing_is_left_behind(
+    broker: DevCluster, coordinator: WireTransactionCoordinator
+) -> None:
+    for _ in range(3):
+        assert probe(broker.bootstrap_servers) == ALL_OF_IT
+    assert ALL_OF_IT.native
+    assert_nothing_left(coordinator)
+
+
+def test_an_id_in_use_is_left_as_it_is(
+    broker: DevCluster, coordinator: WireTransactionCoordinator, ongoing: Callable[..., Producer], new_name: NewName
+) -> None:
+    name = new_name("id")
+    producer = ongoing(name, new_name("topic"))
+    before = coordinator.describe(name)
+    assert before is not None
+    assert before.status is TransactionStatus.ONGOING
+    assert probe(broker.bootstrap_servers, transactional_id=name) == ALL_OF_IT
+    assert coordinator.describe(name) == before
+    producer.commit_transaction(20)
+
+
+def test_transaction_version_1_has_no_native_producer(
+    broker_v4: DevCluster, coordinator_v4: WireTransactionCoordinator
+) -> None:
+    found = probe(broker_v4.bootstrap_servers)
+    assert found.transaction_version == 1
+    assert found.end_txn_v5
+    assert not found.native
+    assert_nothing_left(coordinator_v4)
+
+
+@pytest.fixture(scope="module")
+def switched_off() -> Iterator[DevCluster]:
+    with started(config={"transaction.two.phase.commit.enable": "false", "transaction.max.timeout.ms": "120000"}) as cluster:
+        yield cluster
+
+
+def test_a_broker_with_two_phase_commit_switched_off(switched_off: DevCluster, new_coordinator: Coordinators) -> None:
+    found = probe(switched_off.bootstrap_servers)
+    assert found.native
+    assert found.init_producer_id_v6
+    assert not found.two_phase
+    assert found.two_phase_obstacle is TwoPhaseObstacle.SWITCHED_OFF
+    assert found.two_phase_setting is False
+    assert not found.keep_prepared_txn
+    assert found.transaction_max_timeout_ms == 120_000
+    assert_nothing_left(new_coordinator(switched_off.bootstrap_servers))
+
+
+@pytest.mark.parametrize(("fixture", "code"), [("broker", 0), ("switched_off", FORBIDDEN)])
+def test_what_the_probe_says_is_what_a_producer_gets(
+    request: pytest.FixtureRequest, new_name: NewName, fixture: str, code: int
+) -> None:
+    servers = request.getfixturevalue(fixture).bootstrap_servers
+    name = new_name("id")
+    asked = InitProducerIdRequest(version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True)
+    with Inquiry(KafkaConfig.of(servers), timeout=20) as inquiry:
+        answer = inquiry.of_coordinator(name, lambda coordinator: coordinator.call(asked))
+    assert answer.error_code == code
+    assert probe(servers).two_phase is (code == 0)
+
+
+def test_a_broker_that_is_just_starting_is_waited_for(switched_off: DevCluster) -> None:
+    before = probe(switched_off.bootstrap_servers)
+    switched_off.kill(1)
+    switched_off.start(1, wait=False)
+    assert probe(switched_off.bootstrap_servers, timeout=60) == before
+
+
+@pytest.mark.slow
+def test_a_broker_with_unstable_versions_off(new_coordinator: Coordinators) -> None:
+    with started(config={"unstable.api.versions.enable": "false"}) as cluster:
+        found = probe(cluster.bootstrap_servers)
+        assert_nothing_left(new_coordinator(cluster.bootstrap_servers))
+    assert found.native
+    assert not found.init_producer_id_v6
+    assert (found.two_phase, found.two_phase_obstacle) == (False, TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF)
+    assert found.two_phase_setting is True
+
+
+@pytest.mark.slow
+def test_a_broker_before_4_0(new_coordinator: Coordinators) -> None:
+    with started(kafka_version="3.9.1") as cluster:
+        found = probe(cluster.bootstrap_servers)
+        assert_nothing_left(new_coordinator(cluster.bootstrap_servers))
+    assert found == BrokerCapabilities(
+        brokers=1,
+        transaction_version=0,
+        end_txn_v5=False,
+        init_producer_id_v6=False,
+        produce_v12=False,
+        two_phase=False,
+        two_phase_obstacle=TwoPhaseObstacle.BROKER_TOO_OLD,
+        two_phase_setting=None,
+        keep_prepared_txn=False,
+        transaction_max_timeout_ms=900_000,
+    )
+    assert not found.native
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+TRANSACTIONAL_ID, CLUSTER = 5, 4
+WRITE, DESCRIBE, DESCRIBE_CONFIGS, TWO_PHASE_COMMIT = 4, 8, 10, 15
+
+
+@dataclass
+class Guarded:
+    """A broker with an authorizer; the plain listener's user may do everything, `writer` what it is granted."""
+
+    cluster: DevCluster
+
+    def grant(self, operation: int, resource_type: int, name: str) -> None:
+        """Allow `writer` an operation on everything whose name begins with `name`; waits until the broker acts on it."""
+        acl = CreateAclsRequest.AclCreation(
+            resource_type=resource_type,
+            resource_name=name,
+            resource_pattern_type=4 if resource_type == TRANSACTIONAL_ID else 3,
+            principal="User:writer",
+            host="*",
+            operation=operation,
+            permission_type=3,
+        )
+        network = Network(KafkaConfig.of(self.cluster.bootstrap_servers))
+        answer = network.any_broker().call(CreateAclsRequest(creations=[acl]))
+        network.close()
+        assert [result.error_code for result in answer.results] == [0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self.cluster.listeners["SASL_PLAINTEXT"],
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "writer",
+            "sasl.password": USERS["writer"],
+        }
+
+    def probe_until(self, name: str, done: Callable[[BrokerCapabilities | BrokerAuthorizationError], bool]) -> Any:
+        """Probe as `writer` until the result is as wanted: a granted right takes a moment to reach the broker."""
+        deadline = time.monotonic() + 20
+        while True:
+            found: BrokerCapabilities | BrokerAuthorizationError
+            try:
+                found = probe(self.settings, transactional_id=name)
+            except BrokerAuthorizationError as error:
+                found = error
+            if done(found) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    config = {"authorizer.class.name": authorizer, "super.users": "User:ANONYMOUS"}
+    with started(security=Security(USERS), config=config) as cluster:
+        yield Guarded(cluster)
+
+
+@pytest.mark.slow
+def test_each_right_that_is_missing_is_told_apart(guarded: Guarded, new_coordinator: Coordinators) -> None:
+    name = "orders#probe"
+    with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe") as caught:
+        probe(guarded.settings, transactional_id=name)
+    assert caught.value.transactional_id == name
+
+    guarded.grant(DESCRIBE, TRANSACTIONAL_ID, "orders")
+    refused = guarded.probe_until(name, lambda found: "EndTxn" in str(found))
+    assert isinstance(refused, BrokerAuthorizationError)
+    assert refused.name == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+
+    guarded.grant(WRITE, TRANSACTIONAL_ID, "orders")
+    blind = guarded.probe_until(name, lambda found: isinstance(found, BrokerCapabilities))
+    assert blind.native
+    assert (blind.two_phase, blind.two_phase_obstacle) == (False, TwoPhaseObstacle.OFF_OR_FORBIDDEN)
+    assert (blind.two_phase_setting, blind.transaction_max_timeout_ms) == (None, None)
+
+    guarded.grant(DESCRIBE_CONFIGS, CLUSTER, "kafka-cluster")
+    seeing = guarded.probe_until(name, lambda found: found.two_phase_setting is not None)
+    assert (seeing.two_phase, seeing.two_phase_obstacle) == (False, TwoPhaseObstacle.FORBIDDEN)
+
+    guarded.grant(TWO_PHASE_COMMIT, TRANSACTIONAL_ID, "orders")
+    assert guarded.probe_until(name, lambda found: found.two_phase) == ALL_OF_IT
+    with pytest.raises(BrokerAuthorizationError):
+        probe(guarded.settings)  # its rights are to ids that begin with "orders"
+    for used in (name, PROBE_ID):
+        assert_nothing_left(new_coordinator(guarded.cluster.bootstrap_servers), used)
+
+
+def test_a_wrong_password_is_told(strict_broker: DevCluster) -> None:
+    settings = {
+        "bootstrap.servers": strict_broker.listeners["SASL_PLAINTEXT"],
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "writer",
+    }
+    assert probe({**settings, "sasl.password": USERS["writer"]}).two_phase
+    with pytest.raises(BrokerAuthorizationError, match="writer"):
+        probe({**settings, "sasl.password": "wrong"})
+
+
+# --- nobody there -----------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_not_there_or_silent_is_told_by_address(free_port: int, silent_server: int) -> None:
+    for port in (free_port, silent_server):
+        with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{port}"):
+            probe(f"127.0.0.1:{port}", timeout=0.5)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"security\.protocol"):
+        probe({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "TLS"})
+
+
+# --- answers that no released broker gives ----------------------------------------------------------------------------
+
+
+def probed(by_two_phase: dict[bool, int], **server: Any) -> tuple[BrokerCapabilities, list[Any]]:
+    """Probe a server that answers InitProducerId by whether `enable2Pc` is set, and what it was asked."""
+
+    def answer(request: Any) -> Any:
+        return init_producer_id_answer(error_code=by_two_phase[request.enable2_pc])
+
+    with WireServer({InitProducerIdRequest: answer}, **server) as running:
+        return probe(running.bootstrap_servers), running.received(InitProducerIdRequest)
+
+
+@pytest.mark.parametrize("code", [0, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS])
+def test_an_accepted_keep_prepared_txn_is_found_by_a_request_that_would_leave_a_known_id_alone(code: int) -> None:
+    found, (request,) = probed({True: code})
+    assert found.two_phase
+    assert found.two_phase_obstacle is None
+    assert found.keep_prepared_txn
+    assert request.API_VERSION == 6
+    assert request.transactional_id == PROBE_ID
+    assert request.enable2_pc
+    assert request.keep_prepared_txn
+    assert (request.producer_id, request.producer_epoch) == (2**63 - 2, 0)
+
+
+def test_keep_prepared_txn_may_be_had_without_two_phase_commit() -> None:
+    found, requests = probed({True: FORBIDDEN, False: 0})
+    assert (found.two_phase, found.two_phase_obstacle) == (False, TwoPhaseObstacle.OFF_OR_FORBIDDEN)
+    assert found.keep_prepared_txn
+    assert [request.keep_prepared_txn for request in requests] == [True, True]
+
+
+def test_an_answer_that_nobody_knows_promises_nothing() -> None:
+    found, _ = probed({True: INVALID_REQUEST})
+    assert (found.two_phase, found.two_phase_obstacle) == (False, TwoPhaseObstacle.UNKNOWN)
+    assert not found.keep_prepared_txn
+
+
+def test_without_settings_to_be_seen_a_missing_version_has_two_possible_reasons() -> None:
+    found, requests = probed({}, versions={InitProducerIdRequest: (0, 5)})
+    assert requests == []
+    assert found.two_phase_obstacle is TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_probe_needs_no_librdkafka() -> None:
+    graph = grimp.build_graph("dualwrite", include_external_packages=True)
+    assert graph.find_shortest_chain("dualwrite.kafka.capabilities", "confluent_kafka") is None
+    assert graph.find_shortest_chain("dualwrite.kafka", "confluent_kafka") is None

@@ -1,0 +1,306 @@
+"""The judgement of `dualwrite doctor`: from facts to the guarantee and to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dualwrite.diagnosis import DatabaseFacts, Finding, Guarantee, Severity
+from dualwrite.diagnosis.findings import judge_database, judge_kafka, judge_topic
+from dualwrite.diagnosis.promise import Promise, duration, promise
+from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
+from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+
+BROKEN, WEAK, NOTE = Severity
+BEST = BrokerCapabilities(
+    brokers=3,
+    transaction_version=2,
+    end_txn_v5=True,
+    init_producer_id_v6=True,
+    produce_v12=True,
+    two_phase=True,
+    two_phase_obstacle=None,
+    two_phase_setting=True,
+    keep_prepared_txn=False,
+    transaction_max_timeout_ms=900_000,
+)
+PLAIN = replace(BEST, two_phase=False, two_phase_obstacle=TwoPhaseObstacle.SWITCHED_OFF, two_phase_setting=False)
+LEVEL_1 = replace(BEST, transaction_version=1)
+OLD = replace(
+    PLAIN,
+    transaction_version=0,
+    end_txn_v5=False,
+    init_producer_id_v6=False,
+    produce_v12=False,
+    two_phase_obstacle=TwoPhaseObstacle.BROKER_TOO_OLD,
+    two_phase_setting=None,
+)
+GOOD = TopicFacts(
+    "orders",
+    exists=True,
+    partitions=6,
+    replicas=3,
+    in_sync=3,
+    writable=True,
+    min_insync_replicas=2,
+    unclean_leader_election=False,
+    max_message_bytes=1_048_588,
+)
+POSTGRESQL = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "synchronous_standby_names": "s1",
+    "transaction_read_only": "off",
+}
+
+
+def told(findings: Iterable[Finding]) -> list[tuple[Severity, str]]:
+    return [(finding.severity, f"{finding.what} | {finding.change}") for finding in findings]
+
+
+def only(findings: list[Finding]) -> tuple[Severity, str]:
+    (one,) = told(findings)
+    return one
+
+
+# --- the guarantee ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "producer", "expected"),
+    [
+        (BEST, "auto", Promise(Guarantee.TWO_PHASE, "native", None)),
+        (BEST, "native", Promise(Guarantee.TWO_PHASE, "native", None)),
+        (BEST, "librdkafka", Promise(Guarantee.BOUNDED, "librdkafka", 900_000)),
+        (PLAIN, "auto", Promise(Guarantee.BOUNDED, "native", 900_000)),
+        (LEVEL_1, "auto", Promise(Guarantee.BOUNDED, "librdkafka", 900_000)),
+        (OLD, "auto", Promise(Guarantee.BOUNDED, "librdkafka", 900_000)),
+        (replace(PLAIN, transaction_max_timeout_ms=None), "auto", Promise(Guarantee.BOUNDED, "native", None)),
+    ],
+)
+def test_the_guarantee_follows_from_cluster_and_producer(
+    capabilities: BrokerCapabilities, producer: str, expected: Promise
+) -> None:
+    assert promise(capabilities, producer=producer, transaction_timeout_ms=None) == expected
+
+
+def test_the_users_own_timeout_is_the_budget() -> None:
+    assert promise(PLAIN, producer="auto", transaction_timeout_ms=90_000).budget_ms == 90_000
+
+
+def test_a_bounded_guarantee_names_its_limit_and_what_becomes_of_the_rest() -> None:
+    text = str(Promise(Guarantee.BOUNDED, "librdkafka", 900_000))
+    assert "here 15 min" in text
+    assert "LOST and reported, never silent" in text
+    assert "here" not in str(Promise(Guarantee.BOUNDED, "librdkafka", None))
+    assert "Nothing is lost" in str(Promise(Guarantee.TWO_PHASE, "native", None))
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"), [(1500, "1.5 s"), (60_000, "60 s"), (90_000, "90 s"), (120_000, "2 min"), (900_000, "15 min")]
+)
+def test_durations_read_well(milliseconds: int, text: str) -> None:
+    assert duration(milliseconds) == text
+
+
+# --- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_with_everything_has_no_findings() -> None:
+    assert judge_kafka(BEST) == []
+
+
+@pytest.mark.parametrize("obstacle", TwoPhaseObstacle)
+def test_every_obstacle_to_two_phase_commit_is_told_with_what_would_raise_it(obstacle: TwoPhaseObstacle) -> None:
+    severity, text = only(judge_kafka(replace(PLAIN, two_phase_obstacle=obstacle, two_phase_setting=None)))
+    assert severity is NOTE
+    assert obstacle.value in text
+    assert text.endswith("| None") is (obstacle is TwoPhaseObstacle.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "setting", "wanted", "unwanted"),
+    [
+        (TwoPhaseObstacle.SWITCHED_OFF, False, ["transaction.two.phase.commit.enable=true"], ["unstable"]),
+        (TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF, True, ["unstable.api.versions.enable=true"], ["phase.commit.enable"]),
+        (
+            TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF,
+            False,
+            ["transaction.two.phase.commit.enable=true", "unstable.api.versions.enable=true"],
+            [],
+        ),
+        (TwoPhaseObstacle.FORBIDDEN, True, ["TwoPhaseCommit"], ["enable=true"]),
+    ],
+)
+def test_only_the_settings_that_are_missing_are_named(
+    obstacle: TwoPhaseObstacle, setting: bool, wanted: list[str], unwanted: list[str]
+) -> None:
+    (finding,) = judge_kafka(replace(PLAIN, two_phase_obstacle=obstacle, two_phase_setting=setting))
+    assert finding.change is not None
+    assert [text for text in wanted if text not in finding.change] == []
+    assert [text for text in unwanted if text in finding.change] == []
+
+
+def test_transaction_version_1_is_raised_by_a_command_and_an_old_broker_by_an_upgrade() -> None:
+    severity, text = only(judge_kafka(LEVEL_1))
+    assert severity is NOTE
+    assert "only librdkafka" in text
+    assert "kafka-features.sh upgrade" in text
+    severity, text = only(judge_kafka(OLD))
+    assert severity is NOTE
+    assert "upgrade the brokers" in text
+
+
+def test_a_native_producer_that_can_not_be_had_is_broken() -> None:
+    assert only(judge_kafka(OLD, producer="native"))[0] is BROKEN
+
+
+def test_librdkafka_where_more_could_be_had_is_told() -> None:
+    severity, text = only(judge_kafka(BEST, producer="librdkafka"))
+    assert severity is NOTE
+    assert "two-phase commit" in text
+    assert "producer=auto" in text
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "timeout_ms", "severity", "words"),
+    [
+        (BEST, 60_000, BROKEN, "KIP-939"),
+        (LEVEL_1, 900_001, BROKEN, "900000 at most"),
+        (LEVEL_1, 30_000, WEAK, "30 s"),
+        (replace(LEVEL_1, transaction_max_timeout_ms=20_000), None, WEAK, "the brokers' transaction.max.timeout.ms"),
+    ],
+)
+def test_a_timeout_that_does_not_fit_is_told(
+    capabilities: BrokerCapabilities, timeout_ms: int | None, severity: Severity, words: str
+) -> None:
+    found = [one for one in told(judge_kafka(capabilities, transaction_timeout_ms=timeout_ms)) if words in one[1]]
+    assert [one[0] for one in found] == [severity]
+
+
+def test_a_timeout_that_fits_is_no_finding() -> None:
+    assert len(judge_kafka(LEVEL_1, transaction_timeout_ms=600_000)) == 1  # the level alone
+    assert len(judge_kafka(replace(LEVEL_1, transaction_max_timeout_ms=None), transaction_timeout_ms=600_000)) == 1
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_well_kept_topic_has_no_findings() -> None:
+    assert judge_topic(GOOD) == []
+    assert judge_topic(replace(GOOD, name=TRANSACTION_STATE_TOPIC, writable=False, max_message_bytes=1000)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "words"),
+    [
+        ({"replicas": 1, "in_sync": 1, "min_insync_replicas": 1}, WEAK, "one replica"),
+        ({"replicas": 1, "in_sync": 1, "min_insync_replicas": None}, WEAK, "one replica"),
+        ({"min_insync_replicas": 1}, WEAK, "min.insync.replicas is 1"),
+        ({"min_insync_replicas": 3}, NOTE, "one broker down stops every write"),
+        ({"min_insync_replicas": 4}, BROKEN, "no message can be acknowledged"),
+        ({"replicas": 1, "in_sync": 1, "min_insync_replicas": 2}, BROKEN, "min.insync.replicas=1"),
+        ({"in_sync": 1}, BROKEN, "Only 1 of 3 replicas are in sync"),
+        ({"without_leader": 2}, BROKEN, "2 of 6 partitions have no leader"),
+        ({"unclean_leader_election": True}, WEAK, "unclean.leader.election.enable=false"),
+        ({"writable": False}, BROKEN, "Write"),
+        ({"max_message_bytes": 999_999}, NOTE, "message.max.bytes=999999"),
+    ],
+)
+def test_what_is_wrong_with_a_topic_is_told(changes: dict[str, Any], severity: Severity, words: str) -> None:
+    found, text = only(judge_topic(replace(GOOD, **changes)))
+    assert found is severity
+    assert words in text
+
+
+def test_what_can_not_be_seen_is_no_finding() -> None:
+    hidden = replace(GOOD, min_insync_replicas=None, unclean_leader_election=None, max_message_bytes=None, writable=None)
+    assert judge_topic(hidden) == []
+
+
+def test_kafkas_own_topic_is_judged_by_what_it_holds() -> None:
+    own = replace(GOOD, name=TRANSACTION_STATE_TOPIC, replicas=1, in_sync=1, min_insync_replicas=1)
+    severity, text = only(judge_topic(own))
+    assert severity is WEAK
+    assert "outcome of a transaction" in text
+    assert "transaction.state.log.replication.factor" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"made_at_first_use": True}, WEAK),
+        ({"made_at_first_use": False}, BROKEN),
+        ({"made_at_first_use": None}, BROKEN),
+        ({"trouble": "TOPIC_AUTHORIZATION_FAILED"}, BROKEN),
+    ],
+)
+def test_a_missing_topic_is_broken_unless_the_broker_makes_it(facts: dict[str, Any], expected: Severity) -> None:
+    missing = TopicFacts("orders", exists=False, **facts)
+    assert only(judge_topic(missing))[0] is expected
+    assert judge_topic(replace(missing, name=TRANSACTION_STATE_TOPIC)) == []
+
+
+def test_the_producers_own_limit_counts() -> None:
+    assert judge_topic(replace(GOOD, max_message_bytes=5000), message_max_bytes=5000) == []
+    assert len(judge_topic(GOOD, message_max_bytes=10_000_000)) == 1
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+def judged(settings: dict[str, str], **facts: Any) -> list[Finding]:
+    return judge_database(DatabaseFacts("db", **{"revision": "0001", "newest_revision": "0001", **facts}, settings=settings))
+
+
+def test_a_durable_database_has_no_findings() -> None:
+    assert judged(POSTGRESQL) == []
+    assert judged({"synchronous": "full", "journal_mode": "wal"}) == []
+    assert judged({"synchronous": "extra", "journal_mode": "delete"}) == []
+    assert judged({"synchronous": "full", "journal_mode": "truncate"}) == []
+    assert judged({}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "words"),
+    [
+        ({"synchronous_commit": "off"}, WEAK, "without their rows"),
+        ({"fsync": "off"}, WEAK, "fsync=on"),
+        ({"full_page_writes": "off"}, WEAK, "full_page_writes=on"),
+        ({"synchronous_commit": "local"}, WEAK, "standby"),
+        ({"synchronous_standby_names": ""}, NOTE, "waits for no standby"),
+        ({"synchronous_standby_names": "", "synchronous_commit": "local"}, NOTE, "waits for no standby"),
+        ({"transaction_read_only": "on", "fsync": "off"}, BROKEN, "takes no writes"),
+    ],
+)
+def test_postgresql_that_may_lose_a_commit_is_told(changes: dict[str, str], severity: Severity, words: str) -> None:
+    found, text = only(judged(POSTGRESQL | changes))
+    assert found is severity
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "words"),
+    [
+        ("off", "wal", "synchronous is off"),
+        ("normal", "wal", "without their rows"),
+        ("normal", "delete", "may damage"),
+        ("full", "delete", "take it back"),
+        ("full", "memory", "in the middle of a transaction"),
+        ("extra", "off", "in the middle of a transaction"),
+    ],
+)
+def test_sqlite_that_may_lose_a_commit_is_told(level: str, mode: str, words: str) -> None:
+    severity, text = only(judged({"synchronous": level, "journal_mode": mode}))
+    assert severity is WEAK
+    assert words in text
+
+
+def test_the_table_is_judged_by_use_first_and_by_revision_then() -> None:
+    assert only(judged({}, table_trouble=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
+    assert only(judged({}, revision="0000"))[0] is WEAK
+    assert only(judged({}, revision=None))[0] is NOTE
