@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer, check_settings
+from dualwrite.kafka.librdkafka import check_settings
+from dualwrite.producer_choice import choose_producer
 from dualwrite.recovery import Recoverer
 from dualwrite.report import RecoveryReport
 from dualwrite.settings import OnLost, ProducerName, Settings
@@ -32,6 +32,8 @@ def connect(
     kafka: Kafka | None = None,
     transactional_id: str | None = None,
     producer: ProducerName | None = None,
+    two_phase: bool | None = None,
+    lanes: int | None = None,
     on_lost: OnLost | None = None,
     timeouts: Timeouts | None = None,
     settings: Settings | None = None,
@@ -42,7 +44,9 @@ def connect(
         database: A SQLAlchemy URL or Engine, or a store. A URL's engine is closed with the writer; yours stays open.
         kafka: Settings in librdkafka's names, or just `host:port`.
         transactional_id: The same over restarts, and used by one writer at a time.
-        producer: "auto" or "librdkafka".
+        producer: "auto" takes the best for the cluster: "native" where that has transaction.version 2, else "librdkafka".
+        two_phase: True to require two-phase commit of the broker, False to do without, None to have it where it is offered.
+        lanes: How many transactional ids the writer takes turns on (see DualWriter); by default as many as suit the producer.
         on_lost: See DualWriter.
         timeouts: Time limits.
         settings: Where the rest comes from.
@@ -55,27 +59,39 @@ def connect(
         DualWriteError: As `DualWriter.open`.
     """
     chosen = (settings or Settings.from_environment()).with_changes(
-        transactional_id=transactional_id, producer=producer, on_lost=on_lost, timeouts=timeouts
+        transactional_id=transactional_id,
+        producer=producer,
+        two_phase=two_phase,
+        lanes=lanes,
+        on_lost=on_lost,
+        timeouts=timeouts,
     )
     if chosen.transactional_id is None:
         raise ConfigurationError(
             "No transactional id is given.",
             next_step="transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays over restarts",
         )
-    validate_transactional_id(chosen.transactional_id)
+    validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
     config = _kafka_config(kafka, chosen)
     check_settings(config)  # before the claim: what can't work must not take the id from a writer that does
     store = _store(database, chosen)
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
-    writer = DualWriter(
-        store,
-        transactional_id=chosen.transactional_id,
-        producers=_producers(config, coordinator, chosen),
-        coordinator=coordinator,
-        timeouts=chosen.timeouts,
-        on_lost=chosen.on_lost,
-        owns_backends=True,
-    )
+    try:
+        producers = choose_producer(config, coordinator, chosen)
+        writer = DualWriter(
+            store,
+            transactional_id=chosen.transactional_id,
+            producers=producers,
+            coordinator=coordinator,
+            lanes=chosen.lanes or producers.lanes,
+            timeouts=chosen.timeouts,
+            on_lost=chosen.on_lost,
+            owns_backends=True,
+        )
+    except BaseException:
+        coordinator.close()
+        store.close()
+        raise
     try:
         return writer.open()
     except BaseException:
@@ -130,14 +146,3 @@ def _store(database: Database | None, settings: Settings) -> TxnStateStore:
             next_step="a SQLAlchemy URL or Engine as the first argument (environment: DUALWRITE_DATABASE_URL)",
         )
     return store_from_url(str(url) if not hasattr(url, "render_as_string") else url.render_as_string(hide_password=False))
-
-
-def _producers(
-    config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings
-) -> Callable[[str], TransactionalProducer]:
-    delivery = settings.timeouts.delivery
-
-    def librdkafka(kafka_transactional_id: str) -> TransactionalProducer:
-        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=delivery)
-
-    return librdkafka

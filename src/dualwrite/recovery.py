@@ -1,4 +1,14 @@
-"""Recoverer: settle what a crash left behind, for one id, for a prefix, or for all."""
+"""Recoverer: settle what a crash left behind, for one id with its lanes, for a prefix, or for all; and forgetting an id.
+
+What holds for a whole id, once `recover` has returned without an error for one of its lanes: nothing is open on any of them,
+and no transaction that was open can commit. A writer that still runs is fenced on *every* lane on which it can begin one:
+from its start on, a lane's generation stays unsettled until the writer closes, so that recovery claims it. While
+recovery goes from lane to lane, such a writer may still complete transactions on those that are not claimed yet, on both
+sides; its first use of a claimed one fences all of it. A writer that was paused while it opened has begun nothing; where
+recovery finds nothing to claim on its lanes, it may go on to open, as if it had come after the recovery.
+
+`forget` raises the fence of every lane, whether settled long ago or not.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,8 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.report import IdReport, RecoveryReport
 from dualwrite.settling import settle_generations
-from dualwrite.stores.base import LostTransaction, TxnStateStore
+from dualwrite.state import LANE_MARK, is_lane_of, lanes_of, split_lane_id
+from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
@@ -29,12 +40,89 @@ def describe_owner(role: str) -> str:
     return f"{role} {socket.gethostname()}:{os.getpid()} {program}"[:MAX_OWNER_LENGTH]
 
 
+def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None, *, prefix: str = "") -> list[str]:
+    """The ids of the rows that were asked for, each once: a logical id stands for all of its lanes, a lane's for itself.
+
+    Args:
+        store: The database.
+        ids: Logical ids or ids of lanes; None for all that begin with `prefix`.
+        prefix: Only ids that begin with it.
+
+    Returns:
+        Given ids in the order given, there or not; listed ones sorted; each followed by its lanes.
+
+    Raises:
+        StoreError: The ids could not be listed.
+        ConfigurationError: Both ids and a prefix were given.
+    """
+    if ids is None:
+        return sorted(store.list(prefix), key=split_lane_id)
+    if prefix:
+        raise ConfigurationError("Both ids and a prefix were given.", next_step="give one of them")
+    found: dict[str, None] = {}
+    for given in [ids] if isinstance(ids, str) else ids:
+        found[given] = None
+        found.update(dict.fromkeys(_further_lanes(store, given)))
+    return list(found)
+
+
+def _further_lanes(store: TxnStateStore, transactional_id: str) -> list[str]:
+    """The lanes beyond lane 0 that have a row; none for an id that is a lane's itself."""
+    if split_lane_id(transactional_id)[1]:
+        return []
+    return lanes_of(store.list(transactional_id + LANE_MARK), transactional_id)
+
+
+def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
+    """Drop an id that is no longer used, with all its lanes; or one lane alone, by its own id. The fences stay.
+
+    Lane 0 goes last: broken off in between, the id is still listed and can be forgotten again. That is harmless: a lane that
+    was forgotten comes back, with its fence, when a writer claims it.
+
+    Returns:
+        The ids that were dropped.
+
+    Raises:
+        NotSettledError: Something of a lane is still to be recovered or acknowledged; nothing was changed.
+    """
+    ids = ids_with_lanes(store, [transactional_id])
+    try:
+        for row in map(store.read, ids):
+            if row is not None and _is_open(row):
+                store.forget(row.transactional_id)  # refuses, and says why, before anything was changed
+        for name in reversed(ids):
+            store.forget(name)
+    except DualWriteError as error:
+        name_lane(error, transactional_id)
+        raise
+    return tuple(ids)
+
+
+def _is_open(row: StateRow) -> bool:
+    return row.prepared_state is not None or bool(row.unsettled_generations) or bool(row.lost)
+
+
+def name_lane(error: DualWriteError, transactional_id: str) -> None:
+    """Make an error about a lane name the logical id, which is what the user knows, with the lane in its text.
+
+    The lane's id becomes the attribute `lane`.
+    """
+    lane = error.transactional_id
+    if lane is not None and lane != transactional_id and is_lane_of(lane, transactional_id):
+        error.transactional_id = transactional_id
+        error.what = f"{error.what.removesuffix('.')} (lane {lane!r})."
+        error.facts["lane"] = lane
+
+
 class Recoverer:
     """Settles ids whose writer is gone (KIP-939, "Recovery recipe").
 
     It may run at any time, several at once, and beside live writers; doing it twice changes nothing. It takes an id from
     its holder: a live writer gets FencedError at its next step and can `reopen()`. Ids on which nothing is unsettled are
     not touched.
+
+    An id stands for all of its lanes (`orders` also for `orders~1`, `orders~2`, …, as far as they have rows); the id of a
+    lane, given by itself, stands for that lane alone. Reports name each lane by its own id.
 
     Args:
         store: The database.
@@ -48,9 +136,9 @@ class Recoverer:
         self._timeouts = timeouts or Timeouts()
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
-        """The ids among the asked ones that recovery would take: something on them is unsettled. Reads only."""
+        """The ids and lanes among the asked ones that recovery would take: something is unsettled on them. Reads only."""
         found = []
-        for transactional_id in self._chosen(ids, prefix):
+        for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             row = self._store.read(transactional_id)
             if row is not None and not row.forgotten and row.unsettled_generations:
                 found.append(transactional_id)
@@ -65,19 +153,19 @@ class Recoverer:
     ) -> RecoveryReport:
         """Settle the given ids, or those that begin with `prefix`, or all.
 
-        An id that can't be recovered does not keep the others from it: its error stands in the report.
+        An id or a lane that can't be recovered does not keep the others from it: its error stands in the report.
 
         Args:
-            ids: Logical transactional ids; None for all that begin with `prefix`.
+            ids: Logical transactional ids, each with all its lanes, or ids of lanes; None for all that begin with `prefix`.
             prefix: Only ids that begin with it.
-            progress: Called with each id's report when it is done.
+            progress: Called with the report of each id and each lane when it is done.
 
         Raises:
             StoreError: The ids could not be listed.
             ConfigurationError: Both ids and a prefix were given.
         """
         reports = []
-        for transactional_id in self._chosen(ids, prefix):
+        for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             report = self._recover_one(transactional_id)
             reports.append(report)
             if progress is not None:
@@ -85,9 +173,13 @@ class Recoverer:
         return RecoveryReport(tuple(reports))
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
-        """Take the lost and unverified transactions off the rows, because somebody has dealt with them; return them by id."""
+        """Take the lost and unverified transactions off the rows, because somebody has dealt with them.
+
+        Returns:
+            What was taken off, by the id of the row: the logical id, or a lane's.
+        """
         removed = {}
-        for transactional_id in self._chosen(ids, prefix):
+        for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             entries = self._store.acknowledge(transactional_id)
             if entries:
                 removed[transactional_id] = entries
@@ -103,13 +195,6 @@ class Recoverer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _chosen(self, ids: Iterable[str] | None, prefix: str) -> list[str]:
-        if ids is None:
-            return self._store.list(prefix)
-        if prefix:
-            raise ConfigurationError("Both ids and a prefix were given.", next_step="give one of them")
-        return [ids] if isinstance(ids, str) else list(ids)
 
     def _recover_one(self, transactional_id: str) -> IdReport:
         try:

@@ -6,7 +6,9 @@
 | `DUALWRITE_KAFKA_BOOTSTRAP_SERVERS` | `bootstrap.servers` |
 | `DUALWRITE_KAFKA_<NAME>` | any other Kafka setting: `DUALWRITE_KAFKA_SECURITY_PROTOCOL` is `security.protocol` |
 | `DUALWRITE_TRANSACTIONAL_ID` | the logical transactional id |
-| `DUALWRITE_PRODUCER` | `auto` or `librdkafka` |
+| `DUALWRITE_PRODUCER` | `auto`, `native` or `librdkafka` |
+| `DUALWRITE_TWO_PHASE` | `true` or `false`: require two-phase commit of the broker, or do without it |
+| `DUALWRITE_LANES` | how many lanes a writer has, a whole number |
 | `DUALWRITE_ON_LOST` | `raise` or `report` |
 | `DUALWRITE_TIMEOUT_CLAIM`, `_KAFKA`, `_DELIVERY` | time limits in seconds, see `Timeouts` |
 """
@@ -25,8 +27,9 @@ from dualwrite.timeouts import Timeouts
 PREFIX: Final = "DUALWRITE_"
 _KAFKA: Final = PREFIX + "KAFKA_"
 _TIMEOUT: Final = PREFIX + "TIMEOUT_"
+MAX_LANES: Final = 100
 
-ProducerName = Literal["auto", "librdkafka"]
+ProducerName = Literal["auto", "native", "librdkafka"]
 OnLost = Literal["raise", "report"]
 
 
@@ -39,6 +42,10 @@ class Settings:
         kafka: Kafka's settings in librdkafka's names.
         transactional_id: The logical id, or None.
         producer: Which producer; "auto" takes the best for the broker.
+        two_phase: Whether transactions never time out at the broker (KIP-939): True to require it, False to do without, None to
+            have it where the broker offers it.
+        lanes: How many lanes a writer has, 1 to 100; None for as many as suit its producer (native: 3,
+            librdkafka: 1). See DualWriter.
         on_lost: What opening a writer does about unacknowledged lost transactions; see DualWriter.
         timeouts: Time limits.
 
@@ -50,12 +57,17 @@ class Settings:
     kafka: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     transactional_id: str | None = None
     producer: ProducerName = "auto"
+    two_phase: bool | None = None
+    lanes: int | None = None
     on_lost: OnLost = "raise"
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
         _one_of("producer", self.producer, get_args(ProducerName))
         _one_of("on_lost", self.on_lost, get_args(OnLost))
+        _one_of("two_phase", self.two_phase, (True, False, None))
+        if self.lanes is not None:
+            validate_lanes(self.lanes)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -76,6 +88,8 @@ class Settings:
             kafka=MappingProxyType(kafka),
             transactional_id=given.get(PREFIX + "TRANSACTIONAL_ID"),
             producer=cast("ProducerName", given.get(PREFIX + "PRODUCER", "auto")),
+            two_phase=_truth(PREFIX + "TWO_PHASE", given.get(PREFIX + "TWO_PHASE")),
+            lanes=_whole_number(PREFIX + "LANES", given.get(PREFIX + "LANES")),
             on_lost=cast("OnLost", given.get(PREFIX + "ON_LOST", "raise")),
             timeouts=Timeouts(**limits),
         )
@@ -85,9 +99,23 @@ class Settings:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name} is {value!r}.", next_step=f"one of {', '.join(allowed)}")
+def validate_lanes(lanes: int) -> int:
+    """Return the number of lanes if a writer can have so many.
+
+    Raises:
+        ConfigurationError: It is no whole number from 1 to 100.
+    """
+    if not isinstance(lanes, int) or isinstance(lanes, bool) or not 1 <= lanes <= MAX_LANES:
+        raise ConfigurationError(
+            f"lanes is {lanes!r}.",
+            next_step=f"a whole number from 1 to {MAX_LANES}; each lane is a producer of its own, and 3 do for one writer",
+        )
+    return lanes
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
+        raise ConfigurationError(f"{name} is {value!r}.", next_step=f"one of {', '.join(map(str, allowed))}")
 
 
 def _seconds(name: str, text: str) -> float:
@@ -95,3 +123,19 @@ def _seconds(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigurationError(f"{name} is {text!r}, not a number of seconds.") from None
+
+
+def _truth(name: str, text: str | None) -> bool | None:
+    if text is None:
+        return None
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(f"{name} is {text!r}.", next_step="true or false")
+    return text.lower() == "true"
+
+
+def _whole_number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):  # noqa: PLR2004  (what int() takes without a limit)
+        raise ConfigurationError(f"{name} is {text!r}, not a whole number.")
+    return int(text)

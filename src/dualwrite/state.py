@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Self
@@ -12,9 +13,12 @@ from dualwrite.errors import InvalidTransactionalIdError, StoredStateError
 MAX_PRODUCER_ID: Final = 2**63 - 1
 MAX_EPOCH: Final = 2**15 - 1
 MAX_TRANSACTIONAL_ID_LENGTH: Final = 255
-RESERVED_CHARACTERS: Final = "#~"
+GENERATION_MARK: Final = "#"
+LANE_MARK: Final = "~"
+RESERVED_CHARACTERS: Final = GENERATION_MARK + LANE_MARK
 
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
+_LANE_ID = re.compile(r"([^#~]+)~([1-9][0-9]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,12 @@ def state_text(state: PreparedTxnState | None) -> str:
     return "" if state is None else str(state)
 
 
-def validate_transactional_id(transactional_id: str) -> str:
+def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:
     """Return the id if users may choose it: 1 to 255 characters, without `#`, `~`, and control characters.
+
+    Args:
+        transactional_id: The id.
+        lanes: How many lanes it is for: the ids of all of them must fit into the 255 characters.
 
     Raises:
         InvalidTransactionalIdError: It is not.
@@ -101,10 +109,11 @@ def validate_transactional_id(transactional_id: str) -> str:
             f"A transactional id is a text of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters, not {transactional_id!r}.",
             next_step="choose a name that stays the same over restarts and that no other running process uses",
         )
-    if len(transactional_id) > MAX_TRANSACTIONAL_ID_LENGTH:
+    limit = MAX_TRANSACTIONAL_ID_LENGTH - len(lane_id("", lanes - 1))
+    if len(transactional_id) > limit:
         raise InvalidTransactionalIdError(
-            f"The transactional id has {len(transactional_id)} characters; {MAX_TRANSACTIONAL_ID_LENGTH} is the limit: "
-            f"{transactional_id[:40]!r}…",
+            f"The transactional id has {len(transactional_id)} characters; {limit} is the limit"
+            f"{f' with {lanes} lanes' if lanes > 1 else ''}: {transactional_id[:40]!r}…",
         )
     bad = sorted({c for c in transactional_id if c in RESERVED_CHARACTERS or not c.isprintable()})
     if bad:
@@ -115,9 +124,30 @@ def validate_transactional_id(transactional_id: str) -> str:
     return transactional_id
 
 
+def lane_id(transactional_id: str, lane: int) -> str:
+    """The id of one lane, which has a row of its own: the logical id for lane 0, `<id>~<lane>` from then on."""
+    return transactional_id if lane == 0 else f"{transactional_id}{LANE_MARK}{lane}"
+
+
+def split_lane_id(row_id: str) -> tuple[str, int]:
+    """The logical id and the lane that a row's id stands for; what no lane can be called is an id with the lane 0."""
+    found = _LANE_ID.fullmatch(row_id)
+    return (row_id, 0) if found is None else (found[1], int(found[2]))
+
+
+def is_lane_of(row_id: str, transactional_id: str) -> bool:
+    """Whether the row's id is that of a lane of the logical id; lane 0 is one."""
+    return split_lane_id(row_id)[0] == transactional_id
+
+
+def lanes_of(row_ids: Iterable[str], transactional_id: str) -> list[str]:
+    """Those of the ids that are lanes of the logical id, by their numbers."""
+    return sorted((row_id for row_id in row_ids if is_lane_of(row_id, transactional_id)), key=split_lane_id)
+
+
 def kafka_transactional_id(transactional_id: str, generation: int) -> str:
-    """The id that Kafka sees: the logical id for generation 0, `<id>#<generation>` from then on."""
-    return transactional_id if generation == 0 else f"{transactional_id}#{generation}"
+    """The id that Kafka sees: the row's id (logical, or a lane's) for generation 0, `<id>#<generation>` from then on."""
+    return transactional_id if generation == 0 else f"{transactional_id}{GENERATION_MARK}{generation}"
 
 
 class TransactionStatus(Enum):

@@ -23,13 +23,15 @@ from dualwrite.errors import FencedError
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Settlement
 from dualwrite.stores.registry import store_from_url
+from dualwrite.testing import failpoints
 
 LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 5, 1000), 0, datetime(2026, 1, 1, tzinfo=UTC))
 CRASHING_WRITER = """
 import sys, dualwrite
 writer = dualwrite.connect(transactional_id=sys.argv[1])
-with writer.transaction() as tx:
-    tx.send(sys.argv[2], "from the crashed writer")
+for _ in range(int(sys.argv[3])):
+    with writer.transaction() as tx:
+        tx.send(sys.argv[2], "from the crashed writer")
 """
 
 
@@ -40,10 +42,11 @@ class Scene:
     url: str
     broker: DevCluster
 
-    def crash(self, transactional_id: str, topic: str, failpoint: str) -> None:
-        """A writer in a process of its own that ends at the failpoint."""
-        command = [sys.executable, "-W", "ignore", "-c", CRASHING_WRITER, transactional_id, topic]
-        done = subprocess.run(command, env={**os.environ, "DUALWRITE_FAILPOINTS": f"{failpoint}=exit"}, timeout=60, check=False)
+    def crash(self, transactional_id: str, topic: str, failpoint: str, transactions: int = 1) -> None:
+        """A writer in a process of its own that ends at the failpoint of its last transaction."""
+        command = [sys.executable, "-W", "ignore", "-c", CRASHING_WRITER, transactional_id, topic, str(transactions)]
+        environment = {**os.environ, "DUALWRITE_FAILPOINTS": f"{failpoint}#{transactions}=exit"}
+        done = subprocess.run(command, env=environment, timeout=60, check=False)
         assert done.returncode == 70
 
     def lose(self, transactional_id: str) -> None:
@@ -59,8 +62,15 @@ def scene(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     migration.upgrade(url)
     monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
     monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
     return Scene(url, broker)
+
+
+@pytest.fixture
+def three_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the scene's writers, instead of one."""
+    monkeypatch.setenv("DUALWRITE_LANES", "3")
 
 
 @pytest.fixture
@@ -212,6 +222,67 @@ def test_an_unreachable_broker_is_an_error_of_the_id(
     assert "127.0.0.1:1" in err
 
 
+def test_an_id_is_recovered_with_its_lanes(
+    scene: Scene,
+    three_lanes: None,
+    capsys: pytest.CaptureFixture[str],
+    new_name: Callable[[str], str],
+    committed: Callable[[str], list[bytes | None]],
+) -> None:
+    topic = new_name("topic")
+    scene.crash("orders", topic, "after_db_commit", transactions=2)
+    scene.crash("orders2", topic, "after_prepare")
+    _, _, err = output_of(capsys, "recover", "--id", "orders")
+    assert "Recovery takes 1 transactional ids: orders (lanes 0, 1, 2)." in err
+    code, report = json_of(capsys, "recover", "--id", "orders", "--yes")
+    assert code == 0
+    assert [one["transactional_id"] for one in report["ids"]] == ["orders", "orders~1", "orders~2"]
+    assert [[found["outcome"] for found in one["outcomes"]] for one in report["ids"]] == [
+        ["ALREADY_COMMITTED"],
+        ["COMMITTED"],
+        ["NOTHING"],
+    ]
+    assert committed(topic) == [b"from the crashed writer"] * 2
+    _, _, err = output_of(capsys, "recover", "--prefix", "orders")
+    assert "Recovery takes 1 transactional ids: orders2 (lanes 0, 1, 2)." in err
+    code, report = json_of(capsys, "recover", "--prefix", "orders", "--yes")
+    assert code == 0
+    assert [one["transactional_id"] for one in report["ids"]] == [
+        name for base in ("orders", "orders2") for name in (base, f"{base}~1", f"{base}~2")
+    ]
+    assert output_of(capsys, "recover")[:2] == (0, "Nothing is unsettled.\n")
+
+
+def test_a_lane_may_be_recovered_alone(
+    scene: Scene, three_lanes: None, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, err = output_of(capsys, "recover", "--id", "live~1")
+    assert "live (lane 1)" in err
+    code, report = json_of(capsys, "recover", "--id", "live~1", "--id", "live~1", "--yes")
+    assert code == 0
+    assert [one["transactional_id"] for one in report["ids"]] == ["live~1"]
+    with live_writer.transaction():
+        pass
+    with pytest.raises(FencedError), live_writer.transaction():
+        pytest.fail("the block was entered")
+
+
+def test_what_is_lost_on_a_lane_is_acknowledged_by_its_own_id_or_its_writer_s(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("orders", "orders~1", "orders~2"):
+        scene.lose(name)
+    code, report = json_of(capsys, "recover", "--id", "orders~1", "--acknowledge", "--yes")
+    assert code == 0
+    assert [entry["transactional_id"] for entry in report["acknowledged"]] == ["orders~1"]
+    code, report = json_of(capsys, "recover", "--id", "orders")
+    assert code == 3
+    assert [entry["transactional_id"] for entry in report["unacknowledged"]] == ["orders", "orders~2"]
+    code, report = json_of(capsys, "recover", "--id", "orders", "--acknowledge", "--yes")
+    assert code == 0
+    assert [entry["transactional_id"] for entry in report["acknowledged"]] == ["orders", "orders~2"]
+
+
 def test_a_bad_kafka_setting_is_refused(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = output_of(capsys, "recover", "--kafka-config", "nonsense")
     assert code == 2
@@ -246,7 +317,7 @@ def test_status_shows_the_row_and_what_kafka_says(
     live, orders = rows
     assert (live["transactional_id"], live["generation"], live["settled_generation"]) == ("live", 1, 0)
     assert live["owner"].startswith("writer ")
-    assert live["prepared_state"].startswith(f"{live['kafka'][0]['producer_id']}:{live['kafka'][0]['epoch']}@")
+    assert live["prepared_state"].startswith(f"{live['kafka'][0]['producer_id']}:")
     assert live["kafka"][0]["kafka_transactional_id"] == "live#1"
     assert live["kafka"][0]["status"] in ("PrepareCommit", "CompleteCommit")
     assert [entry["kind"] for entry in orders["lost"]] == ["LOST"]
@@ -258,6 +329,22 @@ def test_status_shows_the_row_and_what_kafka_says(
     assert "orders" not in out
     with live_writer.transaction() as tx:  # status took nothing
         tx.send(new_name("topic"), b"v")
+
+
+def test_status_shows_lanes_below_their_id(
+    scene: Scene, three_lanes: None, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.lose("live-2")  # sorts between "live" and "live~1"
+    scene.lose("gone~1")  # its lane 0 is not there
+    code, found = json_of(capsys, "status")
+    assert code == 0
+    assert [one["transactional_id"] for one in found] == ["gone~1", "live", "live-2"]
+    assert [[lane["transactional_id"] for lane in one["lanes"]] for one in found] == [[], ["live~1", "live~2"], []]
+    assert [lane["kafka"][0]["kafka_transactional_id"] for lane in found[1]["lanes"]] == ["live~1#1", "live~2#1"]
+    code, out, _ = output_of(capsys, "status")
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["gone~1", "live", "~1", "~2", "live-2"]
+    assert "live~2#1: " in lines[4]
 
 
 def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,3 +400,42 @@ def test_an_id_with_something_unsettled_is_not_forgotten(
 
 def test_forget_wants_an_id(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     assert output_of(capsys, "forget", "--yes")[0] == 2
+
+
+def test_an_id_is_forgotten_with_its_lanes(scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("old", "old2"):
+        dualwrite.connect(transactional_id=name).close()
+    code, out, _ = output_of(capsys, "forget", "--id", "old", "--yes")
+    assert (code, out) == (0, "old is forgotten with its 3 lanes; their fences stay.\n")
+    assert [one["transactional_id"] for one in json_of(capsys, "status")[1]] == ["old2"]
+    with store_from_url(scene.url) as store:
+        tombstones = [store.read(name) for name in ("old", "old~1", "old~2")]
+    assert [(row.forgotten, row.fence) for row in tombstones if row is not None] == [(True, 2)] * 3
+    with dualwrite.connect(transactional_id="old") as writer, writer.transaction():
+        pass
+
+
+def test_an_id_with_an_unsettled_lane_is_not_forgotten_in_part(
+    scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dualwrite.connect(transactional_id="old").close()
+    scene.lose("old~1")
+    code, _, err = output_of(capsys, "forget", "--id", "old", "--yes")
+    assert code == 1
+    assert "lane 'old~1'" in err
+    assert "dualwrite recover --id old~1 --acknowledge" in err
+    assert len(json_of(capsys, "status")[1][0]["lanes"]) == 2
+    assert output_of(capsys, "recover", "--id", "old~1", "--acknowledge", "--yes")[0] == 0
+    assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
+
+
+def test_a_writer_that_was_opening_while_its_id_was_forgotten_is_fenced(
+    scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dualwrite.connect(transactional_id="old").close()
+
+    def forget() -> None:
+        assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
+
+    with failpoints.armed("before_take_over", failpoints.only_at(1, forget)), pytest.raises(FencedError):
+        dualwrite.connect(transactional_id="old")

@@ -25,6 +25,7 @@ from dualwrite.demo.errors import DemoError
 from dualwrite.demo.run import Options, run_demo
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.settings import ProducerName
 from dualwrite.stores.sql import SqlStateStore
 
 
@@ -53,9 +54,10 @@ def topics(kafka: dict[str, Any]) -> set[str]:
     }
 
 
-def test_everything_agrees_and_nothing_is_left(kafka: dict[str, Any], state_dir: Path) -> None:
+@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+def test_everything_agrees_and_nothing_is_left(kafka: dict[str, Any], state_dir: Path, producer: ProducerName) -> None:
     before = topics(kafka)
-    verdict = run_demo(Options(departures=300, kills=3, workers=2, kafka=kafka))
+    verdict = run_demo(Options(departures=300, kills=3, workers=2, producer=producer, kafka=kafka))
     assert verdict.all_agree, verdict.to_json()
     assert verdict.rows == verdict.messages == 300
     assert verdict.tally.kills == 3

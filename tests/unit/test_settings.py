@@ -23,6 +23,7 @@ def test_every_variable_has_its_place() -> None:
             "DUALWRITE_KAFKA_SASL_MECHANISM": "SCRAM-SHA-256",
             "DUALWRITE_TRANSACTIONAL_ID": "orders",
             "DUALWRITE_PRODUCER": "librdkafka",
+            "DUALWRITE_LANES": "3",
             "DUALWRITE_ON_LOST": "report",
             "DUALWRITE_TIMEOUT_CLAIM": "1.5",
             "DUALWRITE_TIMEOUT_KAFKA": "2",
@@ -38,6 +39,7 @@ def test_every_variable_has_its_place() -> None:
         },
         transactional_id="orders",
         producer="librdkafka",
+        lanes=3,
         on_lost="report",
         timeouts=Timeouts(claim=1.5, kafka=2, delivery=3),
     )
@@ -57,6 +59,11 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
     [
         ("DUALWRITE_PRODUCER", "java", "producer is 'java'"),
         ("DUALWRITE_ON_LOST", "ignore", "on_lost is 'ignore'"),
+        *(
+            ("DUALWRITE_LANES", text, "lanes is 0|DUALWRITE_LANES is")
+            for text in ("0", "-1", "3.0", "three", " 3", "٣", "9" * 5000)
+        ),
+        ("DUALWRITE_LANES", "101", "lanes is 101"),
         ("DUALWRITE_TIMEOUT_CLAIM", "soon", "DUALWRITE_TIMEOUT_CLAIM is 'soon'"),
         ("DUALWRITE_TIMEOUT_KAFKA", "0", "'kafka' is 0.0"),
         ("DUALWRITE_TIMEOUT_DELIVERY", "-1", "'delivery' is -1.0"),
@@ -67,8 +74,20 @@ def test_a_bad_value_is_refused_by_name(variable: str, text: str, named: str) ->
         Settings.from_environment({variable: text})
 
 
+@pytest.mark.parametrize("lanes", [0, -1, 101, "3", 2.0, True, False])
+def test_a_number_of_lanes_that_is_none_is_refused(lanes: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"lanes is .* whole number from 1 to 100"):
+        Settings(lanes=lanes)  # type: ignore[arg-type]  # what a user may do
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 100])
+def test_a_number_of_lanes_is_taken(lanes: int) -> None:
+    assert Settings(lanes=lanes).lanes == lanes
+    assert Settings.from_environment({"DUALWRITE_LANES": str(lanes)}).lanes == lanes
+
+
 def test_what_is_allowed_stands_in_the_error() -> None:
-    with pytest.raises(ConfigurationError, match="one of auto, librdkafka"):
+    with pytest.raises(ConfigurationError, match="one of auto, native, librdkafka"):
         Settings(producer="java")  # type: ignore[arg-type]  # what a user may do
 
 

@@ -12,7 +12,11 @@ from dualwrite.state import (
     MAX_PRODUCER_ID,
     MAX_TRANSACTIONAL_ID_LENGTH,
     PreparedTxnState,
+    is_lane_of,
     kafka_transactional_id,
+    lane_id,
+    lanes_of,
+    split_lane_id,
     state_text,
     validate_transactional_id,
 )
@@ -147,6 +151,67 @@ def test_the_error_for_a_long_id_does_not_repeat_all_of_it() -> None:
     assert "y" * 100 not in str(caught.value)
 
 
+@pytest.mark.parametrize(("lanes", "limit"), [(1, 255), (2, 253), (10, 253), (11, 252), (100, 252)])
+def test_an_id_leaves_room_for_the_numbers_of_its_lanes(lanes: int, limit: int) -> None:
+    longest = "x" * limit
+    assert validate_transactional_id(longest, lanes=lanes) == longest
+    assert max(len(lane_id(longest, lane)) for lane in range(lanes)) <= MAX_TRANSACTIONAL_ID_LENGTH
+    with pytest.raises(InvalidTransactionalIdError, match=f"{limit} is the limit"):
+        validate_transactional_id(longest + "x", lanes=lanes)
+
+
+def test_lane_0_is_the_logical_id_itself() -> None:
+    assert lane_id("orders-0", 0) == "orders-0"
+    assert lane_id("orders-0", 1) == "orders-0~1"
+    assert kafka_transactional_id(lane_id("orders-0", 1), 7) == "orders-0~1#7"
+
+
+@given(logical_ids, st.integers(0, 200))
+def test_the_id_of_a_lane_splits_into_what_it_was_made_of(transactional_id: str, lane: int) -> None:
+    assert split_lane_id(lane_id(transactional_id, lane)) == (transactional_id, lane)
+    assert is_lane_of(lane_id(transactional_id, lane), transactional_id)
+
+
+@given(st.text(st.sampled_from("ab~#01\n")))
+def test_every_text_is_one_lane_of_one_id(text: str) -> None:
+    assert lane_id(*split_lane_id(text)) == text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "orders",
+        "orders-0x",
+        "orders-0x~1",
+        "orders-00~1",
+        "xorders-0~1",
+        "orders-0~",
+        "orders-0~0",
+        "orders-0~01",
+        "orders-0~-1",
+        "orders-0~1x",
+        "orders-0~1 ",
+        "orders-0~1\n",
+        "orders-0~1~2",
+        "orders-0~1#2",
+        "orders-0#1~2",
+        "orders-0~\u0661",  # ARABIC-INDIC DIGIT ONE
+        "Orders-0~1",
+        "~1",
+    ],
+)
+def test_what_only_looks_like_a_lane_is_none(other: str) -> None:
+    assert not is_lane_of(other, "orders-0")
+    assert lanes_of([other, "orders-0~1"], "orders-0") == ["orders-0~1"]
+
+
+def test_an_id_s_lanes_are_found_and_sorted_by_their_numbers() -> None:
+    listed = ["orders-0~10", "orders-0", "orders-0~2", "orders-00", "orders-0-x", "orders-0~1", "orders-0~9"]
+    assert lanes_of(listed, "orders-0") == ["orders-0", "orders-0~1", "orders-0~2", "orders-0~9", "orders-0~10"]
+    assert lanes_of(listed, "orders") == []
+    assert lanes_of(listed, "orders-0~1") == []
+
+
 def test_generation_0_is_the_logical_id_itself() -> None:
     assert kafka_transactional_id("orders", 0) == "orders"
     assert kafka_transactional_id("orders", 12) == "orders#12"
@@ -155,3 +220,13 @@ def test_generation_0_is_the_logical_id_itself() -> None:
 @given(logical_ids, logical_ids, st.integers(0, 99), st.integers(0, 99))
 def test_different_ids_and_generations_never_meet_in_one_kafka_id(one: str, other: str, g: int, h: int) -> None:
     assert (kafka_transactional_id(one, g) == kafka_transactional_id(other, h)) == ((one, g) == (other, h))
+
+
+short_ids = st.text(st.sampled_from("a1-"), min_size=1, max_size=2)
+places = st.tuples(short_ids, st.integers(0, 11), st.integers(0, 11))
+
+
+@given(places, places)
+def test_different_lanes_never_meet_in_one_kafka_id(one: tuple[str, int, int], other: tuple[str, int, int]) -> None:
+    kafka_ids = [kafka_transactional_id(lane_id(name, lane), generation) for name, lane, generation in (one, other)]
+    assert (kafka_ids[0] == kafka_ids[1]) == (one == other)

@@ -18,7 +18,8 @@ from dualwrite import DualWriter, Timeouts, Transaction
 from dualwrite.assembly import Database
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.state import TransactionStatus
+from dualwrite.recovery import ids_with_lanes
+from dualwrite.state import TransactionStatus, lane_id
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.topics import CommittedMessage, read_committed
@@ -51,6 +52,7 @@ class Scene:
         servers: Kafka's `bootstrap.servers`.
         kafka: More of Kafka's settings.
         timeouts: The writer's time limits.
+        lanes: How many lanes its writers have; None for the producer's default.
     """
 
     engine: sa.Engine
@@ -58,6 +60,7 @@ class Scene:
     kafka: Mapping[str, Any] = field(default_factory=dict)
     timeouts: Timeouts = TIMEOUTS
     transactional_id: str = field(default_factory=_new_id)
+    lanes: int | None = None
 
     @property
     def topic(self) -> str:
@@ -74,7 +77,7 @@ class Scene:
         return dualwrite.connect(
             self.engine if database is None else database,
             kafka={"bootstrap.servers": self.servers, **self.kafka, **(kafka or {})},
-            **{"transactional_id": self.transactional_id, "timeouts": self.timeouts, **changes},
+            **{"transactional_id": self.transactional_id, "timeouts": self.timeouts, "lanes": self.lanes, **changes},
         )
 
     def recover(self) -> dualwrite.RecoveryReport:
@@ -130,11 +133,16 @@ class Scene:
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"
         return rows
 
-    def state_row(self) -> StateRow:
-        """The id's row."""
-        row = SqlStateStore(self.engine).read(self.transactional_id)
+    def state_row(self, lane: int = 0) -> StateRow:
+        """The row of one of the id's lanes."""
+        row = SqlStateStore(self.engine).read(lane_id(self.transactional_id, lane))
         assert row is not None
         return row
+
+    def state_rows(self) -> list[StateRow]:
+        """The rows of all the id's lanes."""
+        store = SqlStateStore(self.engine)
+        return [row for row in map(store.read, ids_with_lanes(store, [self.transactional_id])) if row is not None]
 
     def unfinished(self) -> list[str]:
         """The Kafka ids of ours that are not finished; an end that is decided gets the time to write its markers."""
@@ -153,9 +161,9 @@ class Scene:
 
     def assert_settled(self) -> None:
         """Nothing is prepared, ongoing or unsettled, and no connection is held."""
-        row = self.state_row()
-        assert row.prepared_state is None
-        assert list(row.unsettled_generations) == []
+        for row in self.state_rows():
+            assert row.prepared_state is None, row
+            assert list(row.unsettled_generations) == [], row
         assert self.unfinished() == []
         assert self.checked_out() == 0
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,35 @@ KINDS = [KeyboardInterrupt, pytest.param(RuntimeError, marks=pytest.mark.slow)]
 LEFT = ["before_kafka_commit", pytest.param("after_prepare", marks=pytest.mark.slow)]
 
 
+@pytest.fixture(params=[1, pytest.param(3, marks=pytest.mark.slow)])
+def lanes(request: pytest.FixtureRequest) -> int:
+    """How many lanes the writers have."""
+    number: int = request.param
+    return number
+
+
+@pytest.fixture
+def scene(scene: Scene, lanes: int) -> Scene:
+    return replace(scene, lanes=lanes)
+
+
+@pytest.fixture
+def each_scene(each_scene: Scene, lanes: int) -> Scene:
+    return replace(each_scene, lanes=lanes)
+
+
+@pytest.fixture
+def sqlite_scene(sqlite_scene: Scene, lanes: int) -> Scene:
+    return replace(sqlite_scene, lanes=lanes)
+
+
 def leave_open(scene: Scene, point: str, number: int) -> None:
     """Leave what a writer leaves that dies at `point`: with the exception that ends it, no clean-up of ours works."""
     writer = scene.connect()
 
     def dies() -> None:
-        writer._session.producer.close()
+        for lane in writer._lanes:
+            lane.session.producer.close()
         raise KeyboardInterrupt
 
     with failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())):
@@ -229,7 +253,11 @@ class Process:
         url = scene.engine.url.render_as_string(hide_password=False)
         command = [sys.executable, "-W", "ignore", str(INTERRUPTED), url, scene.servers, scene.transactional_id, scene.topic]
         self.process = subprocess.Popen(
-            [*command, str(interrupts)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+            [*command, str(interrupts)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "DUALWRITE_LANES": str(scene.lanes)},
         )
         self._errors: list[str] = []
         self._reading = threading.Thread(target=self._read_errors, daemon=True)

@@ -11,13 +11,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 from rich.console import Console
 
 from dualwrite.demo.run import Options, run_demo
 from dualwrite.demo.screen import screen_for, show_verdict
+from dualwrite.settings import ProducerName
 
 DISAGREES: Final = 1
 _DEFAULTS: Final = Options()
@@ -34,6 +35,7 @@ def demo(
     workers: Annotated[
         int | None, typer.Option(help="How many processes share the flights.", show_default="1 on SQLite, else 2")
     ] = None,
+    producer: Annotated[str, typer.Option(help="auto, native or librdkafka.")] = _DEFAULTS.producer,
     naive: Annotated[bool, typer.Option("--naive", help="Without the recipe: see what goes wrong.")] = False,
     url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
     kafka: Annotated[
@@ -54,6 +56,7 @@ def demo(
         kills=kills,
         seed=seed,
         workers=workers,
+        producer=cast("ProducerName", producer),  # checked by Options
         naive=naive,
         url=url,
         kafka=None if kafka is None else {"bootstrap.servers": kafka},

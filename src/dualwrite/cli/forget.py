@@ -1,4 +1,4 @@
-"""`dualwrite forget`: drop transactional ids that are no longer used; their fences stay."""
+"""`dualwrite forget`: drop transactional ids that are no longer used, with their lanes; their fences stay."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dualwrite import recovery
 from dualwrite.cli.options import Url, Yes, ask, settings_for, store_for
 
 app = typer.Typer()
@@ -14,7 +15,7 @@ app = typer.Typer()
 @app.callback(invoke_without_command=True)
 def forget(
     *,
-    ids: Annotated[list[str], typer.Option("--id", help="A transactional id; repeatable.")],
+    ids: Annotated[list[str], typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")],
     url: Url = None,
     yes: Yes = False,
 ) -> None:
@@ -22,5 +23,8 @@ def forget(
     ask(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
     with store_for(settings_for(url)) as store:
         for transactional_id in dict.fromkeys(ids):
-            store.forget(transactional_id)
-            typer.echo(f"{transactional_id} is forgotten; its fence stays.")
+            dropped = recovery.forget(store, transactional_id)
+            if len(dropped) == 1:
+                typer.echo(f"{transactional_id} is forgotten; its fence stays.")
+            else:
+                typer.echo(f"{transactional_id} is forgotten with its {len(dropped)} lanes; their fences stay.")

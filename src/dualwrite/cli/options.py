@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dualwrite.recovery import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
@@ -26,7 +27,7 @@ KafkaSettings = Annotated[
     list[str] | None,
     typer.Option("--kafka-config", metavar="KEY=VALUE", help="A Kafka setting by librdkafka's name; repeatable."),
 ]
-Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id; repeatable.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")]
 Prefix = Annotated[str, typer.Option("--prefix", help="All ids that begin with it.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -57,10 +58,10 @@ def store_for(settings: Settings) -> TxnStateStore:
 
 
 def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list[str]:
-    """The ids that were asked for, each once; all that begin with the prefix where none was named."""
+    """The ids that were asked for, each once and with its lanes; all that begin with the prefix where none was named."""
     if ids and prefix:
         raise typer.BadParameter("give ids or a prefix, not both.", param_hint="--prefix")
-    return list(dict.fromkeys(ids)) if ids else store.list(prefix)
+    return ids_with_lanes(store, ids or None, prefix=prefix)
 
 
 def ask(question: str, *, yes: bool) -> None:

@@ -7,6 +7,7 @@ stand unacknowledged.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import typer
@@ -28,8 +29,9 @@ from dualwrite.cli.options import (
     show_table,
     store_for,
 )
-from dualwrite.recovery import Recoverer
+from dualwrite.recovery import Recoverer, ids_with_lanes
 from dualwrite.report import IdReport, RecoveryReport
+from dualwrite.state import split_lane_id
 from dualwrite.stores.base import LostTransaction, TxnStateStore
 
 NOT_RECOVERED: Final = 1
@@ -56,8 +58,8 @@ def recover(
 ) -> None:
     """Settle what crashed writers left behind: all ids, those of a prefix, or those named.
 
-    An id on which nothing is unsettled is not touched. A live writer on a recovered id gets FencedError at its next step,
-    and can take the id back by reopen(). Recovering twice changes nothing.
+    An id stands for all of its lanes. What has nothing unsettled is not touched. A live writer on a recovered id gets
+    FencedError at its next step, and can take the id back by reopen(). Recovering twice changes nothing.
     """
     settings = settings_for(url, kafka, kafka_config)
     store = store_for(settings)
@@ -84,22 +86,36 @@ def recover(
 
 
 def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:
-    """Recover what is pending now, after asking; an id that becomes pending later was not asked about and is left alone."""
+    """Recover what is pending now, after asking; an id that becomes pending later was not asked about and is left alone.
+
+    A lane that becomes pending later is its id's, which was.
+    """
     rows = {name: store.read(name) for name in chosen}
     pending = recoverer.pending(chosen)
     if pending:
         ask(
-            f"Recovery takes {len(pending)} transactional ids: {', '.join(pending)}. "
+            f"Recovery takes {len(_by_id(pending))} transactional ids: {_named(pending)}. "
             "A live writer on one of them gets FencedError at its next step. Go on?",
             yes=yes,
         )
-    to_do = [name for name in chosen if name in pending or rows[name] is None]
+    to_do = ids_with_lanes(store, [name for name in chosen if name in pending or rows[name] is None])
+    left_alone = {name: IdReport(name, unacknowledged=row.lost) for name, row in rows.items() if row is not None}
     done = {report.transactional_id: report for report in _with_progress(recoverer, to_do, quiet=quiet).ids}
-    return RecoveryReport(
-        tuple(
-            done[name] if name in done else IdReport(name, unacknowledged=row.lost if row is not None else ())
-            for name, row in rows.items()
-        )
+    return RecoveryReport(tuple((left_alone | done)[name] for name in dict.fromkeys((*chosen, *done))))
+
+
+def _by_id(names: Iterable[str]) -> dict[str, list[int]]:
+    """The numbers of the lanes, by logical id."""
+    found: dict[str, list[int]] = {}
+    for transactional_id, lane in map(split_lane_id, names):
+        found.setdefault(transactional_id, []).append(lane)
+    return found
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(
+        name if lanes == [0] else f"{name} (lane{'s' if len(lanes) > 1 else ''} {', '.join(map(str, lanes))})"
+        for name, lanes in _by_id(names).items()
     )
 
 

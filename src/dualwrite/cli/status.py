@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import typer
@@ -14,8 +15,9 @@ from dualwrite.cli.recover import lost_json
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.recovery import ids_with_lanes
 from dualwrite.settings import Settings
-from dualwrite.state import TransactionDescription, kafka_transactional_id, state_text
+from dualwrite.state import LANE_MARK, TransactionDescription, kafka_transactional_id, split_lane_id, state_text
 from dualwrite.stores.base import StateRow
 
 app = typer.Typer()
@@ -56,11 +58,12 @@ def status(
 ) -> None:
     """Show the transactional ids: who holds them, what is unsettled, what is lost. Changes nothing.
 
-    With Kafka's address it also shows what the coordinator says of each unsettled generation, or of the newest.
+    The lanes of an id stand below it. With Kafka's address it also shows what the coordinator says of each unsettled
+    generation, or of the newest.
     """
     settings = settings_for(url, kafka, kafka_config)
     with store_for(settings) as store:
-        rows = [row for row in map(store.read, store.list(prefix)) if row is not None]
+        rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
         description = store.description
     trouble = None
     seen: dict[str, list[_Seen]] = {}
@@ -70,13 +73,18 @@ def status(
         except BrokerError as error:
             trouble = error
     if as_json:
-        typer.echo(json.dumps([_to_json(row, seen.get(row.transactional_id)) for row in rows], indent=2))
+        typer.echo(json.dumps([_id_to_json(lanes, seen) for lanes in _by_id(rows)], indent=2))
     elif rows:
         _show(rows, seen)
     else:
         typer.echo(f"There is no transactional id in {description}.")
     if trouble is not None:
         raise trouble
+
+
+def _by_id(rows: list[StateRow]) -> list[list[StateRow]]:
+    """The rows of each id together: lane 0 first, where it is among them."""
+    return [list(lanes) for _, lanes in groupby(rows, lambda row: split_lane_id(row.transactional_id)[0])]
 
 
 def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen]]:
@@ -96,9 +104,9 @@ def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen
 def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
     headings = ("transactional id", "fence", "generation", "settled", "state", "lost", "owner", "updated")
     table = []
-    for row in rows:
+    for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(rows) for row in lanes):
         cells = (
-            row.transactional_id,
+            row.transactional_id if is_first else f"  {LANE_MARK}{split_lane_id(row.transactional_id)[1]}",
             row.fence,
             row.generation,
             row.settled_generation,
@@ -110,6 +118,11 @@ def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
         kafka = "\n".join(map(str, seen.get(row.transactional_id, ())))
         table.append((*cells, kafka) if seen else cells)
     show_table((*headings, "Kafka") if seen else headings, table)
+
+
+def _id_to_json(lanes: list[StateRow], seen: dict[str, list[_Seen]]) -> dict[str, Any]:
+    first, *others = (_to_json(row, seen.get(row.transactional_id)) for row in lanes)
+    return {**first, "lanes": others}
 
 
 def _to_json(row: StateRow, seen: list[_Seen] | None) -> dict[str, Any]:

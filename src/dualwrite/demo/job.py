@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from dualwrite.settings import ProducerName
+
 RELEASE: Final = "release"
 """The word, after the job, that lets a worker do its last flight and end. End of input means: stop now, and cleanly."""
 
@@ -45,6 +47,7 @@ class Job:
         url: The database.
         kafka: Kafka's settings, in librdkafka's names.
         topic: Where to publish.
+        producer: `producer` of `dualwrite.connect`.
         naive: Whether to do it without the recipe.
         report_every: Transactions per report.
     """
@@ -56,6 +59,7 @@ class Job:
     url: str
     kafka: dict[str, Any]
     topic: str
+    producer: ProducerName
     naive: bool
     report_every: int
 

@@ -19,6 +19,7 @@ from dualwrite.demo.screen import Screen, Silent
 from dualwrite.demo.supervisor import Supervisor
 from dualwrite.demo.verdict import Verdict
 from dualwrite.errors import ConfigurationError
+from dualwrite.settings import ProducerName, Settings
 
 REPORTS: Final = 10
 """Transactions in one report of a worker, at most."""
@@ -37,6 +38,7 @@ class Options:
         seed: For the moments of the kills.
         workers: How many processes share the flights; None for 2, or 1 on SQLite, where a second one would mostly wait for
             the file's only write lock, and be killed there.
+        producer: `producer` of `dualwrite.connect`.
         naive: Without the recipe: commit and then produce, and the other way round, by turns.
         url: The database; None for a SQLite file of the run's own.
         kafka: Kafka's settings in librdkafka's names; None for a broker on this machine.
@@ -44,13 +46,14 @@ class Options:
         keep: Leave broker, topic, database and logs as they are at the end.
 
     Raises:
-        ConfigurationError: A number is out of range.
+        ConfigurationError: A number is out of range, or the producer unknown.
     """
 
     departures: int = 20_000
     kills: int = 20
     seed: int = 939
     workers: int | None = None
+    producer: ProducerName = "auto"
     naive: bool = False
     url: str | None = None
     kafka: Mapping[str, Any] | None = None
@@ -58,6 +61,7 @@ class Options:
     keep: bool = False
 
     def __post_init__(self) -> None:
+        Settings(producer=self.producer)
         if self.kills < 0:
             raise ConfigurationError(f"{self.kills} kills were asked for; 0 is the least.")
         if not 0 < self.number_of_workers <= MAX_WORKERS:
@@ -142,6 +146,7 @@ def _job(options: Options, places: Places, worker: int) -> Job:
         url=places.url,
         kafka=dict(places.kafka),
         topic=places.topic,
+        producer=options.producer,
         naive=options.naive,
         report_every=max(1, min(REPORTS, options.departures // REPORTS_PER_RUN)),
     )

@@ -104,7 +104,11 @@ class Worker:
             yield naive
             return
         with dualwrite.connect(
-            self._store, kafka=self._job.kafka, transactional_id=self._job.transactional_id, on_lost="report"
+            self._store,
+            kafka=self._job.kafka,
+            transactional_id=self._job.transactional_id,
+            producer=self._job.producer,
+            on_lost="report",
         ) as writer:
             self._tell_open(started, writer.recovery_report)
             yield writer

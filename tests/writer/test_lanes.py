@@ -1,0 +1,745 @@
+"""Lanes: transactions take turns on several ids of one writer, and crashes, zombies and trouble on one of them harm none."""
+
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import dualwrite
+from crash.scene import Worker
+from dualwrite import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DualWriter,
+    FencedError,
+    InDoubtTransactionError,
+    InvalidTransactionalIdError,
+    LostTransactionError,
+    Outcome,
+    Phase,
+    StoreUnavailableError,
+    UnverifiedTransactionError,
+    WriterClosedError,
+)
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.state import kafka_transactional_id, lane_id
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing import failpoints
+from writer import ordered
+from writer.scene import Scene
+
+ORDERED = Path(ordered.__file__)
+BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
+PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
+
+
+def mostly_slow(cases: Iterable[tuple[Any, ...]], *fast: tuple[Any, ...]) -> list[Any]:
+    """Parameters, of which all but a few are left to the slow tests."""
+    return [pytest.param(*case, marks=() if case in fast else pytest.mark.slow) for case in cases]
+
+
+@pytest.fixture(autouse=True)
+def three_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the writers of this process and of those that it starts, unless they are told otherwise."""
+    monkeypatch.setenv("DUALWRITE_LANES", "3")
+
+
+def url_of(scene: Scene) -> str:
+    return scene.engine.url.render_as_string(hide_password=False)
+
+
+def start(scene: Scene, first: int, count: int, stop: str = "", lanes: int = 3, **environment: str) -> Worker:
+    """A writer in a process of its own."""
+    where = [url_of(scene), scene.servers, scene.transactional_id, scene.topic]
+    return Worker(["write", *where, str(first), str(count)], stop, DUALWRITE_LANES=str(lanes), **environment)
+
+
+def crash(scene: Scene, point: str, first: int, count: int, lanes: int = 3) -> None:
+    """A process that writes, and is killed at the point."""
+    worker = start(scene, first, count, f"{point}=kill", lanes)
+    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
+
+
+def stopped(scene: Scene, point: str, first: int, count: int, lanes: int = 3) -> Worker:
+    """A process that writes, and is paused at the point."""
+    worker = start(scene, first, count, f"{point}=stop", lanes)
+    worker.wait_until_stopped()
+    return worker
+
+
+def outcomes(report: dualwrite.RecoveryReport) -> dict[str, list[Outcome]]:
+    """The outcomes by lane."""
+    return {one.transactional_id: [found.outcome for found in one.outcomes] for one in report.ids}
+
+
+def unavailable() -> BrokerUnavailableError:
+    return BrokerUnavailableError("Nobody answers.")
+
+
+def leave_in_doubt(scene: Scene, writer: DualWriter, number: int) -> InDoubtTransactionError:
+    """A transaction that the database commits, while Kafka does not answer."""
+    with (
+        failpoints.armed("before_kafka_commit", failpoints.raises(unavailable())),
+        failpoints.armed("recover_after_describe", failpoints.raises(unavailable())),
+        pytest.raises(InDoubtTransactionError) as caught,
+    ):
+        scene.write(writer, number)
+    return caught.value
+
+
+# --- taking turns -------------------------------------------------------------------------------------------------------
+
+
+def test_transactions_take_turns(scene: Scene) -> None:
+    states = []
+    with scene.connect() as writer:
+        for number in range(7):
+            with writer.transaction() as tx:
+                scene.both(tx, number)
+            assert tx.state is not None
+            states.append(tx.state)
+        assert [row.transactional_id for row in scene.state_rows()] == [
+            lane_id(scene.transactional_id, lane) for lane in range(3)
+        ]
+        assert [row.transaction_number for row in scene.state_rows()] == [3, 2, 2]
+        assert [row.prepared_state for row in scene.state_rows()] == [states[6], states[4], states[5]]
+        assert scene.agree() == list(range(7))
+    producer_ids = [state.producer_id for state in states]
+    assert producer_ids == [producer_ids[number % 3] for number in range(7)]
+    assert len(set(producer_ids)) == 3
+    scene.assert_settled()
+
+
+def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        for number in range(5):
+            if number % 2:
+                with pytest.raises(ValueError, match="mine"), writer.transaction() as tx:
+                    scene.both(tx, number)
+                    raise ValueError("mine")
+            else:
+                scene.write(writer, number)
+        assert [row.transaction_number for row in scene.state_rows()] == [1, 2, 1]  # 3 was lane 0's second, and not recorded
+    assert scene.agree() == [0, 2, 4]
+    scene.assert_settled()
+
+
+def test_messages_lie_in_the_order_of_the_transactions(scene: Scene) -> None:
+    with scene.connect() as writer:
+        for number in range(60):
+            ordered.write(writer, scene.topic, number)
+    assert_ordered(scene, list(range(60)))
+
+
+def assert_ordered(scene: Scene, numbers: list[int]) -> None:
+    assert scene.rows() == numbers
+    assert [m.value for m in scene.raw_messages()] == [f"{n}{part}".encode() for n in numbers for part in "ab"]
+
+
+def test_messages_lie_in_the_order_of_the_transactions_over_crashes(each_scene: Scene) -> None:
+    """One process after another is killed, each at another point and on another lane; each next one recovers and goes on."""
+    scene = each_scene
+    expected = []
+    for run, point in enumerate([*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]):
+        first, dies_at = 10 * run, 3 + run % 3
+        command = [sys.executable, "-W", "ignore", str(ORDERED), url_of(scene), scene.servers, scene.transactional_id]
+        passage = 2 * dies_at if point == "after_send" else dies_at
+        done = subprocess.run(
+            [*command, scene.topic, str(first), "9"],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(ORDERED.parent.parent), os.environ.get("PYTHONPATH")))),
+                "DUALWRITE_FAILPOINTS": f"{point}#{passage}=kill",
+                "DUALWRITE_LANES": str(1 + run % 4),
+            },
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == -9, done.stderr.decode()[-3000:]
+        expected += range(first, first + dies_at - (point in BEFORE_COMMIT_POINT))
+    with scene.connect() as writer:
+        ordered.write(writer, scene.topic, 1000)
+    assert_ordered(scene, [*expected, 1000])
+    scene.assert_settled()
+
+
+# --- what a crash left --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by", "point"),
+    mostly_slow(
+        product(["connect", "recover"], ["after_send", "after_record", "after_db_commit", "after_kafka_commit"]),
+        ("connect", "after_record"),
+        ("recover", "after_db_commit"),
+    ),
+)
+def test_what_a_crash_left_on_every_lane_is_settled(each_scene: Scene, point: str, by: str) -> None:
+    scene = each_scene
+    names = [lane_id(scene.transactional_id, lane) for lane in range(3)]
+    crash(scene, f"{point}#6", 1, 6)  # lane 0, 1, 2, 0, 1, and dies on 2
+    expected = [1, 2, 3, 4, 5] if point in BEFORE_COMMIT_POINT else [1, 2, 3, 4, 5, 6]
+    died = {
+        "after_send": Outcome.ABORTED,
+        "after_record": Outcome.ABORTED,
+        "after_db_commit": Outcome.COMMITTED,
+        "after_kafka_commit": Outcome.ALREADY_COMMITTED,
+    }[point]
+    if by == "recover":
+        report = scene.recover()
+    else:
+        with scene.connect() as writer:
+            report = writer.recovery_report
+    found = outcomes(report)
+    assert list(found) == names
+    assert found[names[0]] == found[names[1]] == [Outcome.ALREADY_COMMITTED]
+    # after_send: librdkafka may not have sent anything yet, so that the transaction before is the last one that Kafka knows
+    assert found[names[2]] == [died] or (point == "after_send" and found[names[2]] == [Outcome.ALREADY_COMMITTED])
+    assert report.ok
+    assert scene.agree() == expected
+    scene.assert_settled()
+    assert outcomes(scene.recover()) == {name: [] for name in names}
+    with scene.connect() as writer:
+        scene.write(writer, 7, 8, 9, 10)
+    assert scene.agree() == [*expected, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("point", "passage"),
+    mostly_slow(
+        product(["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3]), ("recover_after_claim", 2)
+    ),
+)
+def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene, point: str, passage: int) -> None:
+    scene = sqlite_scene
+    crash(scene, "after_db_commit#5", 1, 5)
+    crash(scene, f"{point}#{passage}", 50, 1)
+    with scene.connect() as writer:
+        assert scene.agree() == [1, 2, 3, 4, 5]
+        scene.write(writer, 6, 7, 8, 9)
+    assert scene.agree() == list(range(1, 10))
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(each_scene: Scene, lanes: int) -> None:
+    scene = each_scene
+    crash(scene, "after_db_commit#6", 1, 6)
+    with scene.connect(lanes=lanes) as writer:
+        found = outcomes(writer.recovery_report)
+        assert list(found) == [lane_id(scene.transactional_id, lane) for lane in range(3)]
+        assert found[lane_id(scene.transactional_id, 2)] == [Outcome.COMMITTED]
+        assert scene.agree() == [1, 2, 3, 4, 5, 6]
+        generations = [row.generation for row in scene.state_rows()]
+        scene.write(writer, 7, 8, 9)
+        assert [row.generation for row in scene.state_rows()] == generations
+        assert [bool(row.unsettled_generations) for row in scene.state_rows()] == [lane < lanes for lane in range(3)]
+    assert scene.agree() == list(range(1, 10))
+    scene.assert_settled()
+
+
+@pytest.mark.slow
+def test_a_writer_may_have_another_number_of_lanes_each_time(scene: Scene) -> None:
+    number = 0
+    for run, lanes in enumerate([1, 3, 2, 5, 1, 4]):
+        crash(scene, f"after_{'db_commit' if run % 2 else 'prepare'}#{lanes + 1}", number, lanes + 2, lanes)
+        number += lanes + (run % 2)
+        with scene.connect(lanes=lanes) as writer:
+            assert len(writer.recovery_report.ids) == len(scene.state_rows())
+            scene.write(writer, number)
+            number += 1
+        assert scene.agree() == list(range(number))
+        scene.assert_settled()
+    assert len(scene.state_rows()) == 5
+
+
+def test_ids_that_look_alike_are_left_alone(sqlite_scene: Scene) -> None:
+    """`w~1` is a lane of `w`; `wx`, `wx~1` and `w-1` are not, and a lane's row of `w` is none of theirs."""
+    scene = sqlite_scene
+    others = [Scene(scene.engine, scene.servers, transactional_id=scene.transactional_id + end) for end in ("x", "-1", "~")]
+    with others[0].connect() as one, others[1].connect() as two:
+        others[0].write(one, 1, 2)
+        others[1].write(two, 1, 2)
+        with scene.connect() as writer:
+            scene.write(writer, 1, 2, 3, 4)
+        assert len(scene.recover().ids) == 3
+        others[0].write(one, 3, 4, 5)
+        others[1].write(two, 3, 4, 5)
+    with pytest.raises(InvalidTransactionalIdError):
+        others[2].connect()
+    assert [other.agree() for other in (scene, *others[:2])] == [[1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]
+
+
+# --- zombies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "old", "new"),
+    mostly_slow(
+        ((point, *lanes) for point in ("after_send", "after_prepare") for lanes in ((3, 1), (1, 3), (3, 3))),
+        ("after_prepare", 3, 1),
+    ),
+)
+def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
+    postgres_scene: Scene, point: str, old: int, new: int
+) -> None:
+    """On SQLite the block holds the only write lock, so that nobody can claim meanwhile."""
+    scene = postgres_scene
+    zombie = stopped(scene, f"{point}#2", 1, 6, old)
+    with scene.connect(lanes=new) as writer:
+        scene.write(writer, 100, 101)
+        zombie.resume()
+        assert zombie.end() == 1
+        assert zombie.last().startswith("error FencedError"), zombie.lines
+        assert scene.agree() == [1, 100, 101]
+        scene.write(writer, 102, 103)
+    assert scene.agree() == [1, 100, 101, 102, 103]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_back(each_scene: Scene, lanes: int) -> None:
+    """It learns that it committed, or (native, where its successor has gone on under the same Kafka id) that it can't know."""
+    scene = each_scene
+    zombie = stopped(scene, "before_kafka_commit#2", 1, 6)
+    with scene.connect(lanes=lanes) as writer:
+        scene.write(writer, 100, 101)
+        assert scene.agree() == [1, 2, 100, 101]
+        zombie.resume()
+        assert zombie.end() == 1
+        said = zombie.last().split()[1]
+        assert said == ("FencedError" if "done 2" in zombie.lines else "InDoubtTransactionError"), zombie.lines
+        scene.write(writer, 102, 103)
+    assert scene.agree() == [1, 2, 100, 101, 102, 103]
+
+
+@pytest.mark.parametrize(
+    ("point", "passage", "lanes"),
+    mostly_slow(
+        product(["recover_after_claim", "recover_after_describe", "before_take_over"], [1, 2, 3], [1, 5]),
+        ("recover_after_claim", 1, 1),
+        ("before_take_over", 2, 5),
+    ),
+)
+def test_a_writer_paused_while_it_opens_takes_nothing_from_its_successor(
+    each_scene: Scene, point: str, passage: int, lanes: int
+) -> None:
+    scene = each_scene
+    crash(scene, "after_db_commit#2", 1, 2)
+    zombie = stopped(scene, f"{point}#{passage}", 50, 3)
+    with scene.connect(lanes=lanes) as writer:
+        scene.write(writer, 100, 101)
+        zombie.resume()
+        assert zombie.end() == 1
+        assert zombie.last().startswith("error FencedError"), zombie.lines
+        scene.write(writer, *range(102, 108))
+        assert writer.phase is Phase.READY
+    assert scene.agree() == [1, 2, *range(100, 108)]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(sqlite_scene: Scene, lane: int) -> None:
+    scene = sqlite_scene
+
+    def claim() -> None:
+        SqlStateStore(scene.engine).claim(lane_id(scene.transactional_id, lane), "somebody", timeout=5)
+
+    with (
+        failpoints.armed("before_take_over", failpoints.only_at(3, claim)),
+        pytest.raises(FencedError, match="somebody") as caught,
+    ):
+        scene.connect()
+    assert caught.value.transactional_id == scene.transactional_id
+    with scene.connect() as writer:
+        scene.write(writer, 1, 2, 3)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize(("old", "new"), mostly_slow([(3, 1), (1, 3), (2, 3)], (3, 1)))
+def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(postgres_scene: Scene, old: int, new: int) -> None:
+    """The older one may finish transactions on lanes that are not claimed yet, on both sides; it stops at the first claimed."""
+    scene = postgres_scene
+    done = []
+    with scene.connect(lanes=old) as writer:
+        scene.write(writer, 1)
+        successor = stopped(scene, "recover_after_claim#1", 100, 4, new)
+        with pytest.raises(FencedError):
+            for number in range(2, 9):
+                scene.write(writer, number)
+                done.append(number)
+        assert len(done) <= old - 1
+        assert scene.agree() == [1, *done]
+        successor.resume()
+        assert successor.end() == 0, f"{successor.lines} {successor.errors[-2000:]}"
+    assert scene.agree() == [1, *done, 100, 101, 102, 103]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("interrupted_at", ["recover_after_claim", "before_take_over"])
+def test_a_reopening_that_broke_off_is_done_again_as_a_whole(each_scene: Scene, interrupted_at: str) -> None:
+    """With one lane of its own, recovered by itself, it would run beside a writer that still holds the lanes beyond."""
+    scene = each_scene
+    with scene.connect(lanes=1) as one, scene.connect(lanes=3) as three:
+        scene.write(three, 1)
+        with failpoints.armed(interrupted_at, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+            one.reopen()
+        assert one.phase is Phase.NEEDS_RECOVERY
+        scene.write(one, 2)
+        with pytest.raises(FencedError):
+            scene.write(three, 99)  # its turn is on lane 1
+        scene.write(one, 3)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+# --- trouble on one lane ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", mostly_slow([(0,), (1,), (2,)], (1,)))
+def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -> None:
+    with scene.connect() as writer:
+        SqlStateStore(scene.engine).claim(lane_id(scene.transactional_id, lane), "somebody", timeout=5)
+        for number in range(lane):
+            scene.write(writer, number)
+        with pytest.raises(FencedError, match="somebody") as caught:
+            scene.write(writer, 99)
+        assert caught.value.transactional_id == scene.transactional_id
+        assert caught.value.facts.get("lane") == (lane_id(scene.transactional_id, lane) if lane else None)
+        assert (repr(lane_id(scene.transactional_id, lane)) in caught.value.what) == (lane > 0)
+        assert writer.phase is Phase.FENCED
+        for _ in range(4):
+            with pytest.raises(FencedError, match="reopen"):
+                scene.write(writer, 99)
+        writer.reopen()
+        assert writer.phase is Phase.READY
+        scene.write(writer, 10, 11, 12, 13)
+    assert scene.agree() == [*range(lane), 10, 11, 12, 13]
+    scene.assert_settled()
+
+
+def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1, 2, 3)
+        assert outcomes(scene.recover()) == {
+            lane_id(scene.transactional_id, lane): [Outcome.ALREADY_COMMITTED] for lane in range(3)
+        }
+        for row, lane in zip(scene.state_rows(), writer._lanes, strict=True):
+            assert row.fence > lane.session.claim.fence
+        with pytest.raises(FencedError):
+            scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+def test_recovery_of_one_lane_by_its_own_id_leaves_the_others(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1, 2, 3)
+        name = lane_id(scene.transactional_id, 1)
+        report = dualwrite.recover(scene.engine, kafka=scene.servers, ids=[name], timeouts=scene.timeouts)
+        assert outcomes(report) == {name: [Outcome.ALREADY_COMMITTED]}
+        scene.write(writer, 4)
+        with pytest.raises(FencedError) as caught:
+            scene.write(writer, 5)
+        assert (caught.value.transactional_id, caught.value.lane) == (scene.transactional_id, name)
+    assert scene.agree() == [1, 2, 3, 4]
+
+
+def test_no_id_is_recovered_twice(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    scene.connect().close()
+    names = [lane_id(scene.transactional_id, lane) for lane in range(3)]
+    kafka = {"bootstrap.servers": scene.servers}
+    with dualwrite.open_recoverer(scene.engine, kafka=kafka) as recoverer:
+        seen: list[str] = []
+        report = recoverer.recover(
+            [names[2], scene.transactional_id, *names], progress=lambda one: seen.append(one.transactional_id)
+        )
+        assert [one.transactional_id for one in report.ids] == seen == [names[2], names[0], names[1]]
+        assert [one.transactional_id for one in recoverer.recover(prefix=scene.transactional_id).ids] == names
+        assert recoverer.pending(prefix=scene.transactional_id) == ()
+
+
+def test_a_transaction_in_doubt_is_settled_before_the_next_begins_on_another_lane(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        error = leave_in_doubt(scene, writer, 2)
+        lane = lane_id(scene.transactional_id, 1)
+        assert (error.transactional_id, error.lane) == (scene.transactional_id, lane)
+        assert (error.database_committed, lane in str(error)) == (True, True)
+        assert writer.phase is Phase.IN_DOUBT
+        assert scene.state_row(1).prepared_state is not None
+        with writer.transaction() as tx:
+            assert scene.state_row(1).prepared_state is None
+            assert scene.messages() == [1, 2]
+            scene.both(tx, 3)
+        assert [row.transaction_number > 0 for row in scene.state_rows()] == [True, True, True]
+        scene.write(writer, 4, 5, 6)
+    assert scene.agree() == [1, 2, 3, 4, 5, 6]
+    scene.assert_settled()
+
+
+def test_while_a_transaction_is_in_doubt_none_begins(each_scene: Scene) -> None:
+    scene = each_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        leave_in_doubt(scene, writer, 2)
+        for _ in range(3):
+            with (
+                failpoints.armed("recover_after_describe", failpoints.raises(unavailable())),
+                pytest.raises(BrokerUnavailableError),
+                writer.transaction(),
+            ):
+                pytest.fail("the block was run")
+            assert writer.phase is Phase.IN_DOUBT
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_settled()
+
+
+def test_a_lane_whose_id_was_taken_while_it_was_in_doubt_fences_all(each_scene: Scene) -> None:
+    scene = each_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        leave_in_doubt(scene, writer, 2)
+        assert scene.recover().ok
+        assert scene.agree() == [1, 2]
+        with pytest.raises(FencedError) as caught:
+            scene.write(writer, 3)
+        assert caught.value.transactional_id == scene.transactional_id
+        assert writer.phase is Phase.FENCED
+        writer.reopen()
+        scene.write(writer, 3, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+    scene.assert_settled()
+
+
+def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        for lane in range(3):
+            error = RuntimeError("mine")
+            with failpoints.armed("after_db_commit", failpoints.raises(error)), pytest.raises(RuntimeError):
+                scene.write(writer, lane)
+            (note,) = error.__notes__
+            assert "committed on both sides" in note
+            assert repr(scene.transactional_id) in note
+            assert ("lane" in note) == (lane > 0)
+    assert scene.agree() == [0, 1, 2]
+
+
+# --- closing ------------------------------------------------------------------------------------------------------------
+
+
+def test_closing_settles_what_one_lane_left_and_clears_the_others(each_scene: Scene) -> None:
+    scene = each_scene
+    writer = scene.connect()
+    scene.write(writer, 1)
+    leave_in_doubt(scene, writer, 2)
+    writer.close()
+    assert writer.phase is Phase.CLOSED
+    assert scene.agree() == [1, 2]
+    scene.assert_settled()
+
+
+def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_settled(each_scene: Scene) -> None:
+    scene = each_scene
+    writer = scene.connect()
+    scene.write(writer, 1)
+    leave_in_doubt(scene, writer, 2)
+    with (
+        failpoints.armed("recover_after_describe", failpoints.raises(unavailable())),
+        pytest.raises(InDoubtTransactionError) as caught,
+    ):
+        writer.close()
+    assert (caught.value.transactional_id, caught.value.lane) == (scene.transactional_id, lane_id(scene.transactional_id, 1))
+    assert writer.phase is Phase.CLOSED
+    assert [list(row.unsettled_generations) for row in scene.state_rows()] == [[], [1], []]
+    with pytest.raises(WriterClosedError):
+        scene.write(writer, 3)
+    writer.close()
+    assert [found.outcome for found in scene.recover()] == [Outcome.COMMITTED]
+    assert scene.agree() == [1, 2]
+    scene.assert_settled()
+
+
+def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+    writer = scene.connect()
+    scene.write(writer, 1, 2, 3)
+    with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+        writer.reopen()
+    assert writer.phase is Phase.NEEDS_RECOVERY
+    refused = StoreUnavailableError("The database is away.")
+    with (
+        failpoints.armed("recover_after_claim", failpoints.raises(refused)),
+        pytest.raises(InDoubtTransactionError) as caught,
+    ):
+        writer.close()
+    assert len(caught.value.__notes__) == 2
+    assert [lane_id(scene.transactional_id, 1) in caught.value.__notes__[0]] == [True]
+    assert [lane_id(scene.transactional_id, 2) in caught.value.__notes__[1]] == [True]
+    assert writer.phase is Phase.CLOSED
+    assert scene.recover().ok
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize("passage", [1, 2])
+def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(each_scene: Scene, passage: int) -> None:
+    scene = each_scene
+    writer = scene.connect()
+    scene.write(writer, 1, 2, 3)
+    with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+        writer.reopen()
+    interrupt = failpoints.only_at(passage, failpoints.raises(KeyboardInterrupt()))
+    with failpoints.armed("recover_after_claim", interrupt), pytest.raises(KeyboardInterrupt):
+        writer.close()
+    assert writer.phase is Phase.CLOSED
+    assert all(lane.session.producer_must_be_replaced for lane in writer._lanes)
+    assert scene.checked_out() == 0
+    with scene.connect() as writer:
+        scene.write(writer, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+    scene.assert_settled()
+
+
+@pytest.mark.parametrize(
+    ("opens", "point", "passage"),
+    mostly_slow(
+        product(["open", "reopen"], ["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3]),
+        ("open", "recover_after_claim", 2),
+        ("reopen", "recover_after_claim", 1),
+        ("reopen", "before_take_over", 3),
+    ),
+)
+def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, point: str, passage: int) -> None:
+    scene = sqlite_scene
+    interrupt = failpoints.only_at(passage, failpoints.raises(KeyboardInterrupt()))
+    if opens == "open":
+        with failpoints.armed(point, interrupt), pytest.raises(KeyboardInterrupt):
+            scene.connect()
+        writer = scene.connect()
+    else:
+        writer = scene.connect()
+        scene.write(writer, 1, 2, 3, 4)
+        with failpoints.armed(point, interrupt), pytest.raises(KeyboardInterrupt):
+            writer.reopen()
+        assert writer.phase is Phase.NEEDS_RECOVERY
+    with writer:
+        assert scene.checked_out() == 0
+        scene.write(writer, 5, 6, 7, 8)
+    assert scene.agree() == ([5, 6, 7, 8] if opens == "open" else [1, 2, 3, 4, 5, 6, 7, 8])
+    scene.assert_settled()
+
+
+# --- lost ---------------------------------------------------------------------------------------------------------------
+
+
+def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransactionError:
+    """A transaction on the lane whose Kafka side is aborted between the two commits, as an operator can, or a time-out."""
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=20)
+
+    def abort() -> None:
+        row = scene.state_row(lane)
+        state = row.prepared_state
+        assert state is not None
+        kafka_id = kafka_transactional_id(row.transactional_id, row.prepared_generation)
+        assert coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False).proven
+
+    try:
+        with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:
+            scene.write(writer, number)
+    finally:
+        coordinator.close()
+    return caught.value
+
+
+def test_what_is_lost_on_a_lane_is_told_until_it_is_acknowledged(scene: Scene) -> None:
+    name = lane_id(scene.transactional_id, 2)
+    with scene.connect() as writer:
+        scene.write(writer, 1, 2)
+        error = lose(scene, writer, 3, lane=2)
+        assert (error.transactional_id, error.lane) == (scene.transactional_id, name)
+        assert f"--id {name} --acknowledge" in str(error)
+        scene.write(writer, 4, 5, 6)
+    for lanes in (3, 1):  # also where the lane is one that the writer does not use
+        with pytest.raises(LostTransactionError) as caught:
+            scene.connect(lanes=lanes)
+        assert (caught.value.transactional_id, caught.value.lane) == (scene.transactional_id, name)
+        assert caught.value.state == error.state
+        with scene.connect(lanes=lanes, on_lost="report") as writer:
+            assert [found for found, _ in writer.recovery_report.unacknowledged] == [name]
+    with writer_after_acknowledging(scene, name) as writer:
+        assert writer.recovery_report.ok
+    assert (scene.rows(), scene.messages()) == ([1, 2, 3, 4, 5, 6], [1, 2, 4, 5, 6])
+
+
+def writer_after_acknowledging(scene: Scene, name: str) -> DualWriter:
+    with dualwrite.open_recoverer(scene.engine, kafka={"bootstrap.servers": scene.servers}) as recoverer:
+        assert list(recoverer.acknowledge([scene.transactional_id])) == [name]
+        assert recoverer.acknowledge([scene.transactional_id]) == {}
+    return scene.connect()
+
+
+def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_that_reopens(sqlite_scene: Scene) -> None:
+    """As with one lane: reopen() raises, everything is settled, and who goes on all the same may."""
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1, 2)
+        lose(scene, writer, 3, lane=2)
+        with pytest.raises((LostTransactionError, UnverifiedTransactionError)):
+            writer.reopen()
+        assert writer.phase is Phase.NEEDS_RECOVERY
+        scene.write(writer, 4, 5, 6)
+    assert (scene.rows(), scene.messages()) == ([1, 2, 3, 4, 5, 6], [1, 2, 4, 5, 6])
+    scene.assert_settled()
+
+
+# --- how many -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [0, -1, 101, "3", 2.0, True])
+def test_a_number_of_lanes_that_is_none_is_refused_before_anything_is_claimed(sqlite_scene: Scene, lanes: Any) -> None:
+    scene = sqlite_scene
+    with scene.connect() as writer:
+        before = scene.state_rows()
+        with pytest.raises(ConfigurationError, match="lanes is") as caught:
+            scene.connect(lanes=lanes)
+        assert repr(lanes) in str(caught.value)
+        assert scene.state_rows() == before
+        scene.write(writer, 1)
+
+
+def test_an_id_must_leave_room_for_the_numbers_of_its_lanes(new_scene: Callable[..., Scene]) -> None:
+    longest = "w" * 253
+    with pytest.raises(InvalidTransactionalIdError, match="253 is the limit with 3 lanes"):
+        new_scene("sqlite", transactional_id=longest + "w").connect()
+    scene = new_scene("postgresql", transactional_id=longest)
+    with scene.connect() as writer:
+        for _ in range(3):
+            with writer.transaction() as tx:
+                tx.db.execute(sa.text("SELECT 1"))
+    scene.assert_settled()
+
+
+def test_one_lane_has_the_row_and_the_name_that_it_had_before_there_were_lanes(scene: Scene) -> None:
+    with scene.connect(lanes=1) as writer:
+        scene.write(writer, 1, 2, 3)
+        assert [row.transactional_id for row in scene.state_rows()] == [scene.transactional_id]
+        assert [one.transactional_id for one in writer.recovery_report.ids] == [scene.transactional_id]
+        assert scene.state_row().transaction_number == 3
