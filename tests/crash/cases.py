@@ -18,6 +18,7 @@ RECOVERY_POINTS = [
     "recover_after_end_txn",
     "recover_after_settle",
 ]
+OPENING_POINTS = ["before_take_over", "after_take_over"]
 LEFT = {"after_prepare": [1], "after_db_commit": [1, 2]}
 
 
@@ -29,7 +30,7 @@ def crash_writer(scene: Scene, point: str, way: str) -> None:
 
 def crash_recovery(scene: Scene, left: str, point: str, way: str) -> None:
     crash_writer(scene, left, "kill")
-    worker = scene.write(3, 1, f"{point}={way}") if point == "before_take_over" else scene.recovery(f"{point}={way}")
+    worker = scene.write(3, 1, f"{point}={way}") if point in OPENING_POINTS else scene.recovery(f"{point}={way}")
     assert worker.end() == WAYS[way], f"{worker.lines} {worker.errors[-2000:]}"
 
 
@@ -50,4 +51,4 @@ def after_crash_at(point: str) -> list[int]:
 
 
 WRITER_CASES = list(product(DATABASES, WAYS, WRITER_POINTS))
-RECOVERY_CASES = list(product(DATABASES, WAYS, LEFT, [*RECOVERY_POINTS, "before_take_over"]))
+RECOVERY_CASES = list(product(DATABASES, WAYS, LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))

@@ -1,4 +1,4 @@
-"""What the crash tests share."""
+"""What the crash tests share: every one runs with both producers, unless its module is about one of them."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,14 @@ from dualwrite.testing.postgres import PostgresServer
 def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     with PostgresServer() as server:
         yield Databases(tmp_path_factory.mktemp("crash"), server)
+
+
+@pytest.fixture(params=["librdkafka", "native"])
+def producer(request: pytest.FixtureRequest) -> str:
+    """The producer of every writer in the test, here and in other processes; native ones with two-phase commit and lanes."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def environment(producer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_PRODUCER", producer)

@@ -143,7 +143,7 @@ class Scene:
     def recover(self) -> dict[str, Any]:
         """Recover in this process, by connections of its own; the report as a recovering process prints it."""
         report = dualwrite.recover(self.engine, kafka=self.settings, ids=[self.transactional_id])
-        return worker.as_json(report.ids[0])
+        return worker.as_json(report)
 
     def write_here(self, number: int) -> None:
         """Open a writer in this process, write one event, close it."""

@@ -13,6 +13,12 @@ from fixtures.broker import started
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def producer() -> str:
+    """The one that such a broker can have."""
+    return "librdkafka"
+
+
 @pytest.fixture(scope="module")
 def old_broker() -> Iterator[DevCluster]:
     with started(kafka_version="3.9.1") as cluster:

@@ -18,9 +18,16 @@ from dualwrite.devcluster import DevCluster
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def restarted(databases: Databases) -> Iterator[dict[tuple[str, ...], Scene]]:
-    with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool:
+@pytest.fixture
+def producer() -> str:
+    """Of no meaning here: the writers are those of `restarted`, and recovery is the same for all."""
+    return "auto"
+
+
+@pytest.fixture(scope="module", params=["librdkafka", "native"])
+def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[dict[tuple[str, ...], Scene]]:
+    with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DUALWRITE_PRODUCER", request.param)
         scenes = {case: databases.scene(case[0], cluster) for case in [*WRITER_CASES, *RECOVERY_CASES]}
         crashes = [pool.submit(crash_writer, scenes[c], c[2], c[1]) for c in WRITER_CASES]
         crashes += [pool.submit(crash_recovery, scenes[c], c[2], c[3], c[1]) for c in RECOVERY_CASES]

@@ -30,6 +30,14 @@ def impatient() -> Iterator[DevCluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def without_two_phase_commit(producer: str, environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only without it can something time out; and one lane, so that it is known which id does."""
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
+    if producer == "native":
+        monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def scene(request: pytest.FixtureRequest, databases: Databases, impatient: DevCluster) -> Scene:
     return databases.scene(request.param, impatient, **SHORT)

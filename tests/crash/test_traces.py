@@ -17,18 +17,31 @@ from crash.databases import Databases
 from crash.scene import Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.testing import failpoints
 
 LIMIT = 30
 
 
-@pytest.fixture(params=["v5", pytest.param("v4", marks=pytest.mark.slow)])
-def scene(request: pytest.FixtureRequest, databases: Databases) -> Scene:
-    """On a broker with EndTxn v5, and on one without."""
-    cluster: DevCluster = request.getfixturevalue("broker" if request.param == "v5" else "broker_v4")
+@pytest.fixture(params=["native", "v5", pytest.param("v4", marks=pytest.mark.slow)])
+def variant(request: pytest.FixtureRequest) -> str:
+    """The model's variants: the native producer; librdkafka on a broker with EndTxn v5, and on one without."""
+    return str(request.param)
+
+
+@pytest.fixture
+def producer(variant: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DUALWRITE_LANES", "1")  # the traces are about one id
+    return "native" if variant == "native" else "librdkafka"
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, variant: str, databases: Databases) -> Scene:
+    cluster: DevCluster = request.getfixturevalue("broker_v4" if variant == "v4" else "broker")
     return databases.scene("postgresql", cluster)
 
 
@@ -96,8 +109,10 @@ def test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transac
     assert scene.agree() == [*overtaken, 2, 3]
 
 
-def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_not_called_lost(scene: Scene) -> None:
-    """The writer's own EndTxn (v4) overtakes recovery's (v5), which then answers 48, INVALID_TXN_STATE."""
+def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_not_called_lost(
+    scene: Scene, variant: str
+) -> None:
+    """The writer's own EndTxn overtakes recovery's. Of v4 and then v5 the second answers 48, INVALID_TXN_STATE."""
     described, committed = threading.Event(), threading.Event()
     with opened(scene) as writer:
         one = InThread(lambda: write(scene, writer, 1))
@@ -121,8 +136,8 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
         assert committed.is_set()
         one.result()
         expected = dualwrite.Outcome.ALREADY_COMMITTED
-        if not broker_ends_by_epoch(scene):
-            expected = dualwrite.Outcome.COMMITTED  # EndTxn v4 answers NONE to the same outcome again
+        if variant in ("native", "v4"):
+            expected = dualwrite.Outcome.COMMITTED  # the same version answers NONE to the same outcome again
         assert [o.outcome for o in report.outcomes] == [expected]
         assert report.unacknowledged == ()
         with pytest.raises(dualwrite.FencedError):
@@ -183,6 +198,7 @@ def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(sce
     assert scene.agree() == [1]
 
 
+@pytest.mark.parametrize("variant", ["v5", pytest.param("v4", marks=pytest.mark.slow)], indirect=True)
 def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_prepared_transaction(scene: Scene) -> None:
     config = KafkaConfig.of(scene.bootstrap)
     coordinator = WireTransactionCoordinator(config)
@@ -197,12 +213,11 @@ def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_pre
     zombie = dualwrite.DualWriter(
         dualwrite.SqlStateStore(scene.engine),
         transactional_id=scene.transactional_id,
-        producers=lambda kafka_id: Late(config, kafka_id, coordinator),
+        producers=ProducerFactory(ProducerKind.LIBRDKAFKA, lambda kafka_id: Late(config, kafka_id, coordinator)),
         coordinator=coordinator,
     )
-    zombie.open()
     with pytest.raises(dualwrite.FencedError):
-        write(scene, zombie, 2)
+        zombie.open()
     zombie.close()
     coordinator.close()
     outcomes = [o.outcome for o in recovered(scene).outcomes]
@@ -221,11 +236,3 @@ def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence
     assert inner[0].unacknowledged == ()
     assert outer.taken_over_by is not None
     assert scene.agree() == [1]
-
-
-def broker_ends_by_epoch(scene: Scene) -> bool:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
-    try:
-        return coordinator.ends_by_epoch
-    finally:
-        coordinator.close()

@@ -24,13 +24,14 @@ OPENING = [
     "recover_after_end_txn",
     "recover_after_settle",
     "before_take_over",
+    "after_take_over",
 ]
 
 
 def stopped(scene: Scene, point: str) -> Worker:
     zombie = scene.write(1, 3, f"{point}#2=stop")
+    zombie.wait_for("begin 2")
     zombie.wait_until_stopped()
-    assert zombie.last() == "begin 2"
     return zombie
 
 
@@ -77,15 +78,19 @@ def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("point", PAST_COMMIT_POINT)
 def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_fenced(
-    databases: Databases, broker: DevCluster, database: str, point: str
+    databases: Databases, broker: DevCluster, producer: str, database: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
     zombie = stopped(scene, point)
     scene.write_here(100)
     assert scene.agree() == [1, 2, 100]
     code, lines = woken(zombie)
-    assert lines[-3:-1] == ["done 2", "begin 3"], lines
-    assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
+    if producer == "native" and point != "after_kafka_commit":
+        # Its id has gone on in other hands: nothing at Kafka tells any more how its transaction ended, so it does not guess.
+        assert (code, lines[-1].split()[:3]) == (1, ["error", "InDoubtTransactionError", "True"]), lines
+    else:
+        assert lines[-3:-1] == ["done 2", "begin 3"], lines
+        assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
     assert scene.agree() == [1, 2, 100]
 
 
@@ -124,7 +129,7 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("left", ["after_prepare", "after_db_commit"])
-@pytest.mark.parametrize("point", [p for p in OPENING if p != "before_take_over"])
+@pytest.mark.parametrize("point", [p for p in OPENING if not p.endswith("take_over")])
 @pytest.mark.slow
 def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
     databases: Databases, broker: DevCluster, database: str, left: str, point: str

@@ -34,7 +34,7 @@ def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: in
 
 def recover(url: str, bootstrap: str, transactional_id: str) -> None:
     report = dualwrite.recover(url, kafka=settings(bootstrap), ids=[transactional_id], timeouts=TIMEOUTS)
-    say(json.dumps(as_json(report.ids[0])))
+    say(json.dumps(as_json(report)))
 
 
 def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
@@ -44,12 +44,13 @@ def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
         tx.send(topic, str(number), key=writer.transactional_id)
 
 
-def as_json(report: dualwrite.IdReport) -> dict[str, Any]:
+def as_json(report: dualwrite.RecoveryReport) -> dict[str, Any]:
+    """What became of the id, over all its lanes."""
     return {
-        "outcomes": [o.outcome.value for o in report.outcomes],
-        "unacknowledged": [[lost.kind.value, str(lost.state)] for lost in report.unacknowledged],
-        "taken_over_by": report.taken_over_by,
-        "error": None if report.error is None else str(report.error),
+        "outcomes": [o.outcome.value for o in report],
+        "unacknowledged": [[lost.kind.value, str(lost.state)] for _, lost in report.unacknowledged],
+        "taken_over_by": next((lane.taken_over_by for lane in report.ids if lane.taken_over_by), None),
+        "error": next((str(lane.error) for lane in report.failed), None),
     }
 
 

@@ -1,0 +1,115 @@
+"""Three brokers, of which one is killed, or a leader is moved, at each moment of a transaction: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import dualwrite
+from crash.databases import Databases
+from crash.scene import Scene
+from crash.worker import write_event
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing import failpoints
+from fixtures.broker import make_topic, started
+from fixtures.leaders import coordinator_of, leader_of, move_leader
+
+pytestmark = pytest.mark.slow
+
+MOMENTS = {
+    "in the middle of the transaction": "after_send",
+    "prepared": "after_prepare",
+    "committed by the database": "after_db_commit",
+}
+Trouble = Callable[[DevCluster, Scene], Callable[[], None]]
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[DevCluster]:
+    with started(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """Runs the writer: brokers die with the thread that started them, so that they are started by the test's own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def kill_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
+    node = leader_of(scene.bootstrap, scene.topic)
+    cluster.kill(node)
+    return lambda: cluster.start(node)
+
+
+def kill_coordinator(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
+    node = coordinator_of(scene.bootstrap, f"{scene.transactional_id}#1")
+    cluster.kill(node)
+    return lambda: cluster.start(node)
+
+
+def move_the_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
+    assert move_leader(scene.bootstrap, scene.topic) == leader_of(scene.bootstrap, scene.topic)
+    return lambda: None
+
+
+@pytest.mark.parametrize("lanes", ["1", "3"])
+@pytest.mark.parametrize("trouble", [kill_leader, kill_coordinator, move_the_leader])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_writer_goes_on_through_it(
+    databases: Databases,
+    three: DevCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Trouble,
+    moment: str,
+    lanes: str,
+) -> None:
+    monkeypatch.setenv("DUALWRITE_LANES", lanes)
+    scene = databases.scene("sqlite", three)
+    make_topic(three, scene.topic)
+    mend: list[Callable[[], None]] = []
+    try:
+        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+            write_event(writer, scene.topic, 1)
+            once = failpoints.only_at(1, lambda: mend.append(trouble(three, scene)))
+            with failpoints.armed(MOMENTS[moment], once):
+                write_event(writer, scene.topic, 2)
+            assert mend
+            for number in range(3, 8):
+                write_event(writer, scene.topic, number)
+    finally:
+        for start in mend:
+            start()
+    assert scene.agree() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
+    databases: Databases, three: DevCluster, elsewhere: ThreadPoolExecutor
+) -> None:
+    scene = databases.scene("sqlite", three)
+    make_topic(three, scene.topic, partitions=3)
+    stop = False
+
+    def stream() -> int:
+        number = 0
+        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+            while not stop:
+                number += 1
+                write_event(writer, scene.topic, number)
+        return number
+
+    running = elsewhere.submit(stream)
+    try:
+        for node in (1, 2, 3):
+            three.kill(node)
+            three.start(node)
+    finally:
+        stop = True
+    written = running.result(120)
+    assert written > 3
+    assert scene.agree() == list(range(1, written + 1))
+    assert os.environ["DUALWRITE_PRODUCER"] in ("native", "librdkafka")

@@ -1,0 +1,138 @@
+"""The last epoch of a producer id, and the change to the next one: a crash before it, right at it, and after it.
+
+An id has epochs up to 32766 to produce with; EndTxn v5 of that one answers with another producer id and epoch 0 (KIP-890).
+The stored state names the old one, so that only EndTxn v5 itself can prove how its transaction ended.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from crash.databases import Databases
+from crash.scene import Scene, report_of
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.sql import SqlStateStore
+
+LAST_EPOCH = 32766
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one that has an epoch for each transaction; on one lane, so that all of them are one id's."""
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
+    return "native"
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster) -> Scene:
+    made = databases.scene("sqlite", broker)
+    made.write_here(1)
+    return made
+
+
+def spend_epochs(scene: Scene, until: int) -> None:
+    """Raise the epoch of the writer's Kafka id to `until` by EndTxn(abort) with nothing ongoing."""
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
+    kafka_id = f"{scene.transactional_id}#1"
+    try:
+        found = coordinator.describe(kafka_id)
+        assert found is not None
+        epoch = found.epoch
+        while epoch < until:
+            answer = coordinator.end_transaction(kafka_id, producer_id=found.producer_id, epoch=epoch, commit=False)
+            assert answer.proven, answer
+            epoch = answer.epoch
+    finally:
+        coordinator.close()
+
+
+def crashed_at_epoch(scene: Scene, epoch: int, point: str) -> PreparedTxnState | None:
+    """Kill a writer in its first transaction, under this epoch: opening takes one, the transaction has the next."""
+    spend_epochs(scene, epoch - 1)
+    worker = scene.write(2, 2, f"{point}=kill")
+    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
+    row = SqlStateStore(scene.engine).read(scene.transactional_id)
+    assert row is not None
+    return row.prepared_state
+
+
+@pytest.mark.parametrize(
+    ("point", "outcome"),
+    [("after_db_commit", "COMMITTED"), ("after_kafka_commit", "ALREADY_COMMITTED")],
+)
+@pytest.mark.parametrize("epoch", [LAST_EPOCH - 1, LAST_EPOCH])
+def test_a_transaction_that_the_database_committed(scene: Scene, epoch: int, point: str, outcome: str) -> None:
+    state = crashed_at_epoch(scene, epoch, point)
+    assert state is not None
+    assert state.epoch == epoch
+    report = scene.recover()
+    assert (report["outcomes"], report["unacknowledged"], report["error"]) == ([outcome], [], None)
+    assert scene.agree() == [1, 2]
+    scene.write_here(3)
+    assert scene.agree() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("point", ["recover_after_end_txn", "recover_after_settle"])
+def test_a_recovery_that_dies_right_at_the_change_is_finished_by_proof(scene: Scene, point: str) -> None:
+    crashed_at_epoch(scene, LAST_EPOCH, "after_db_commit")
+    dying = scene.recovery(f"{point}=kill")
+    assert dying.end() == -9
+    report = report_of(scene.recovery())
+    expected = "ALREADY_COMMITTED" if point == "recover_after_end_txn" else "NOTHING"
+    assert (report["outcomes"], report["unacknowledged"], report["error"]) == ([expected], [], None)
+    assert scene.agree() == [1, 2]
+    scene.write_here(3)
+    assert scene.agree() == [1, 2, 3]
+
+
+def test_a_transaction_that_the_database_did_not_commit(scene: Scene) -> None:
+    crashed_at_epoch(scene, LAST_EPOCH, "after_prepare")
+    assert scene.recover()["outcomes"] == ["ABORTED"]
+    assert scene.agree() == [1]
+    scene.write_here(3)
+    assert scene.agree() == [1, 3]
+
+
+@pytest.mark.timeout(900)
+def test_more_transactions_than_a_producer_id_has_epochs(databases: Databases, broker: DevCluster) -> None:
+    """Every epoch by a real, committed transaction; a crash and its recovery on each side of the change and right at it."""
+    scene = databases.scene("sqlite", broker)
+    scene.write_here(1)
+    written = spin(scene, until=LAST_EPOCH - 4)
+    ids, numbers = set(), [1]
+    for number in range(2, 10):
+        worker = scene.write(number, 1, "after_db_commit=kill")
+        assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
+        row = SqlStateStore(scene.engine).read(scene.transactional_id)
+        assert row is not None
+        assert row.prepared_state is not None
+        ids.add(row.prepared_state.producer_id)
+        assert scene.recover()["outcomes"] == ["COMMITTED"]
+        numbers.append(number)
+        assert scene.agree() == numbers
+    assert len(ids) == 2  # the producer id has changed on the way
+    written += spin(scene, until=500)
+    assert written > 33_000
+
+
+def spin(scene: Scene, until: int) -> int:
+    """Commit transactions of one message on the writer's Kafka id until its epoch is `until`; how many."""
+    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1", two_phase=True)
+    try:
+        producer.init_transactions(timeout=30)
+        written = 0
+        while producer.identity[1] < until:
+            producer.begin_transaction()
+            producer.send(f"spin-{scene.transactional_id}", b"x")
+            producer.prepare_transaction(timeout=30)
+            producer.commit_transaction(timeout=30)
+            written += 1
+        return written
+    finally:
+        producer.close()
