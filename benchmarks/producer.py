@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, Protocol
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ WARM_UP: Final = 30
 CONFLUENT: Final = "confluent-kafka"
 PLAIN: Final = "native, plain"
 TWO_PHASE: Final = "native, 2PC"
+MANY: Final = "native, 2PC, send_many"
 PRODUCERS: Final = (CONFLUENT, PLAIN, TWO_PHASE)
 
 
@@ -69,7 +71,8 @@ class Confluent:
 class Native:
     """dualwrite's own producer, by itself."""
 
-    def __init__(self, servers: str, transactional_id: str, *, two_phase: bool) -> None:
+    def __init__(self, servers: str, transactional_id: str, *, two_phase: bool, many: bool) -> None:
+        self._many = many
         self._producer = NativeProducer(KafkaConfig.of(servers), transactional_id, two_phase=two_phase)
         self._producer.init_transactions(timeout=TIMEOUT)
 
@@ -77,8 +80,11 @@ class Native:
         """One committed transaction."""
         producer = self._producer
         producer.begin_transaction()
-        for _ in range(messages):
-            producer.send(topic, VALUE)
+        if self._many:
+            producer.send_many(topic, repeat(VALUE, messages))
+        else:
+            for _ in range(messages):
+                producer.send(topic, VALUE)
         producer.prepare_transaction(timeout=TIMEOUT)
         producer.commit_transaction(timeout=TIMEOUT)
 
@@ -98,7 +104,7 @@ class Place:
         transactional_id = f"bench-{uuid4().hex[:12]}"
         if name == CONFLUENT:
             return Confluent(self.servers, transactional_id, bulk=bulk)
-        return Native(self.servers, transactional_id, two_phase=name == TWO_PHASE)
+        return Native(self.servers, transactional_id, two_phase=name != PLAIN, many=name == MANY)
 
     def topic(self, partitions: int) -> str:
         """A new topic."""
@@ -250,9 +256,8 @@ def table(title: str, measure: Callable[[str], Latencies], rounds: int) -> None:
     for _ in range(rounds):
         for name in PRODUCERS:
             found[name].append(measure(name))
-    print(
-        f"\n### {title}\n\n| producer | tx/s | p50 ms | p99 ms | tx/s ÷ confluent | p50 ÷ confluent |\n|---|---|---|---|---|---|"
-    )
+    print(f"\n### {title}\n")
+    print("| producer | tx/s | p50 ms | p99 ms | tx/s ÷ confluent | p50 ÷ confluent |\n|---|---|---|---|---|---|")
     for name, runs in found.items():
         rate, middle, high = (
             statistics.median(of) for of in zip(*((r.rate, r.at(0.5), r.at(0.99)) for r in runs), strict=True)
@@ -265,13 +270,12 @@ def table(title: str, measure: Callable[[str], Latencies], rounds: int) -> None:
 
 def bulk_table(place: Place, messages: int, transactions: int, rounds: int) -> None:
     """As `table`, for messages per second."""
-    found: dict[str, list[float]] = {name: [] for name in PRODUCERS}
+    found: dict[str, list[float]] = {name: [] for name in (*PRODUCERS, MANY)}
     for _ in range(rounds):
-        for name in PRODUCERS:
-            found[name].append(bulk(place, name, messages, transactions))
-    print(
-        f"\n### {transactions} transactions of {messages:,} × {len(VALUE)} bytes\n\n| producer | messages/s | ÷ confluent |\n|---|---|---|"
-    )
+        for name, rates in found.items():
+            rates.append(bulk(place, name, messages, transactions))
+    print(f"\n### {transactions} transactions of {messages:,} of {len(VALUE)} bytes\n")
+    print("| producer | messages/s | ÷ confluent |\n|---|---|---|")
     for name, rates in found.items():
         ratio = statistics.median(ours / theirs for ours, theirs in zip(rates, found[CONFLUENT], strict=True))
         print(f"| {name} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
@@ -279,10 +283,9 @@ def bulk_table(place: Place, messages: int, transactions: int, rounds: int) -> N
 
 def memory_table(place: Place, messages: int) -> None:
     """Resident memory while many messages are sent."""
-    print(
-        f"\n### Resident memory while {messages:,} messages are sent\n\n| producer | after 10 % | at the end | growth |\n|---|---|---|---|"
-    )
-    for name in (CONFLUENT, TWO_PHASE):
+    print(f"\n### Resident memory while {messages:,} messages are sent\n")
+    print("| producer | after 10 % | at the end | growth |\n|---|---|---|---|")
+    for name in (CONFLUENT, TWO_PHASE, MANY):
         sizes = memory(place, name, messages // 50, 50)
         print(f"| {name} | {sizes[4]:.0f} MiB | {sizes[-1]:.0f} MiB | {sizes[-1] - sizes[4]:+.1f} MiB |")
 

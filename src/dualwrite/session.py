@@ -175,9 +175,7 @@ class Session:
             return producer.create(timeout=self._timeouts.kafka)
         if described.timeout_ms != producer.wanted_timeout_ms:
             return False
-        settler = GenerationSettler(
-            self._store, self._coordinator, self.claim, generation, timeout=self._timeouts.kafka
-        )
+        settler = GenerationSettler(self._store, self._coordinator, self.claim, generation, timeout=self._timeouts.kafka)
         found = settler.settle()
         if found.outcome is not Outcome.NOTHING:
             log.info("%s: taking over generation %d: %s", self._id, generation, found.outcome.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
@@ -84,6 +85,30 @@ class Transaction:
         """
         self._check()
         self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        hit("after_send")
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Send many messages as part of the transaction, for bulk work: with the native producer it costs less than `send`.
+
+        Args:
+            topic: The topic.
+            values: As `value` of `send`, of each message.
+            keys: As `key`, of each message; as many as values.
+            partition: As `partition`, for all.
+            timestamp: As `timestamp`, for all; the time of the call unless given.
+
+        Raises: as `send`, and ValueError where there are not as many keys as values. After an error some may have been sent.
+        """
+        self._check()
+        self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         hit("after_send")
 
     def send_offsets(self, consumer: Any) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,27 @@ class Worker:
 
     def last(self) -> str:
         return self.lines[-1] if self.lines else ""
+
+
+class InThread(threading.Thread):
+    """Runs a function; `result()` gives what it returned or raises what it raised."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._function = function
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001  (handed to the test)
+            self._error = error
+
+    def result(self) -> None:
+        self.join(LIMIT)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
 
 
 @dataclass

@@ -7,14 +7,13 @@ another thread is let go there. Each test names the rule of DESIGN.md §4 that c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import dualwrite
 from crash.databases import Databases
-from crash.scene import Scene
+from crash.scene import InThread, Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
@@ -66,27 +65,6 @@ def recovered(scene: Scene) -> dualwrite.IdReport:
 def killed_at(scene: Scene, number: int, point: str) -> None:
     worker = scene.write(number, 1, f"{point}=kill")
     assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-
-
-class InThread(threading.Thread):
-    """Runs a function; `result()` gives what it returned or raises what it raised."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        super().__init__(daemon=True)
-        self._function = function
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._function()
-        except BaseException as error:  # noqa: BLE001  (handed to the test)
-            self._error = error
-
-    def result(self) -> None:
-        self.join(LIMIT)
-        assert not self.is_alive()
-        if self._error is not None:
-            raise self._error
 
 
 @pytest.mark.parametrize("point", ["recover_after_claim", "recover_after_describe", "recover_after_decision"])

@@ -70,6 +70,23 @@ class TransactionalProducer(Protocol):
         """
         ...
 
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Hand many messages over, as `send` would one after another; all have the timestamp of the call unless one is given.
+
+        How many were handed over before one that can't be taken, or before an error of the iterable's own, is left open.
+
+        Raises: as `send`, and ValueError where there are not as many keys as values.
+        """
+        ...
+
     def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         """Make a consumer's positions part of the transaction (KIP-447); no offsets, nothing is done.
 

@@ -167,6 +167,21 @@ class LibrdkafkaProducer:
         self._sent += 1
         self._poll(0)
 
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Queue messages, one by one."""
+        now = time.time_ns() // 1_000_000 if timestamp is None else timestamp
+        pairs = ((None, value) for value in values) if keys is None else zip(keys, values, strict=True)
+        for key, value in pairs:
+            self.send(topic, value, key=key, partition=partition, timestamp=now)
+
     def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         """Make a consumer's positions part of the transaction (KIP-447)."""
         positions = [TopicPartition(o.topic, o.partition, o.offset, o.metadata, o.leader_epoch) for o in offsets]

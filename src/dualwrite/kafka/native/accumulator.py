@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
-from dualwrite.errors import MessageTooLargeError, UnknownTopicError
-from dualwrite.kafka.messages import check_number, check_topic
+from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
+from dualwrite.kafka.messages import as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
-from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, size_bound
+from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, Record, size_bound
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
 
+_CHUNK: Final = 1000
 _MAX_PARTITION: Final = 2**31 - 1
 
 
@@ -93,16 +95,57 @@ class RecordAccumulator:
             size = size_bound(key, value, headers)
         if builder.size + size > self._batch_bytes:
             self._check_size(topic, size)
-            while builder.records and builder.size + size > self._batch_bytes:
-                self._close(target)
-                self._sender.push(timeout)
-                if opened.sticky is target and partition is None:
-                    opened.sticky = None  # the next batch without keys goes elsewhere, where another may be full, too
-                    target = self._target(topic, opened, key, partition)
-                builder = target.builder
+            builder = self._with_room(topic, opened, target, key, partition, size, timeout).builder
         builder.records.append((key, value, headers, timestamp_ms))
         builder.size += size
         self._filling += size
+        if self._filling > self._room:
+            self._make_room(timeout)
+
+    def extend(
+        self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, timeout: float
+    ) -> None:
+        """Add messages that have no key, as `append` would one after another, at half its cost.
+
+        How many were added before a value that can't be taken, or before an error of the iterable's own, is left open.
+
+        Raises: as `append`, and whatever iterating raises.
+        """
+        remaining = iter(values)
+        while chunk := [v if type(v) is bytes else as_bytes("value", v) for v in islice(remaining, _CHUNK)]:
+            self._extend_by(topic, chunk, partition, timestamp_ms, timeout)
+
+    def _extend_by(
+        self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, timeout: float
+    ) -> None:
+        """As `extend`, for what is at hand: no code of a user's runs meanwhile, which might send something itself."""
+        opened = self._topics.get(topic) if type(topic) is str else None
+        if opened is None:
+            opened = self._opened(topic, partition, timeout)
+        target: Partition | None = None
+        records: list[Record] = []
+        limit = size = self._batch_bytes
+        try:
+            for value in values:
+                needed = RECORD_OVERHEAD if value is None else RECORD_OVERHEAD + len(value)
+                if size + needed > limit:
+                    if target is not None:
+                        self._filled_by(target, size)
+                    target = None
+                    self._check_size(topic, needed)
+                    chosen = self._target(topic, opened, None, partition)
+                    target = self._with_room(topic, opened, chosen, None, partition, needed, timeout)
+                    records, size = target.builder.records, target.builder.size
+                records.append((None, value, None, timestamp_ms))
+                size += needed
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
+            self._sender.interrupted()
+            raise
+        finally:
+            if target is not None:
+                self._filled_by(target, size)
         if self._filling > self._room:
             self._make_room(timeout)
 
@@ -119,6 +162,31 @@ class RecordAccumulator:
         self._sender.flush(timeout)
 
     # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _with_room(
+        self,
+        topic: str,
+        opened: _Topic,
+        target: Partition,
+        key: bytes | None,
+        partition: int | None,
+        size: int,
+        timeout: float,
+    ) -> Partition:
+        """The target, or another that will do, once its batch can take `size` more bytes; full batches are sent."""
+        while target.builder.records and target.builder.size + size > self._batch_bytes:
+            self._close(target)
+            self._sender.push(timeout)
+            if self._filling > self._room:
+                self._make_room(timeout)
+            if opened.sticky is target and partition is None:
+                opened.sticky = None  # the next batch without keys goes elsewhere, where another may be full, too
+                target = self._target(topic, opened, key, partition)
+        return target
+
+    def _filled_by(self, target: Partition, size: int) -> None:
+        self._filling += size - target.builder.size
+        target.builder.size = size
 
     def _opened(self, topic: str, partition: int | None, timeout: float) -> _Topic:
         check_topic(topic)

@@ -30,6 +30,7 @@ ALLOWED: Final = MappingProxyType(
         ProducerState.READY: ("begin_transaction", *_TAKING),
         ProducerState.IN_TRANSACTION: (
             "send",
+            "send_many",
             "send_offsets_to_transaction",
             "prepare_transaction",
             "commit_transaction",

@@ -265,6 +265,28 @@ class NativeProducer:
             sender.interrupted()
             raise
 
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Encode many messages; without keys at half the cost of `send` for each."""
+        check_allowed(self._state, "send_many", self._id)
+        now = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
+        if keys is not None:
+            for key, value in zip(keys, values, strict=True):
+                self.send(topic, value, key=key, partition=partition, timestamp=now)
+            return
+        remaining = iter(values)
+        for first in remaining:  # it begins the transaction at the broker
+            self.send(topic, first, partition=partition, timestamp=now)
+            break
+        self._accumulator.extend(topic, remaining, partition, now, self._delivery_timeout)
+
     def send_offsets_to_transaction(
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
     ) -> None:

@@ -146,7 +146,19 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
     first_timestamp = greatest = previous = records[0][3]
     start = _NO_ATTRIBUTES + _varint(0)
     parts: list[bytes] = []
+    alike = (-1, -1, -1)  # timestamp, length of the value and of the offset: what `before` and `between` were made for
+    before = between = b""
     for offset, (key, value, headers, timestamp) in enumerate(records):
+        if key is None and value is not None and not headers and timestamp == previous:
+            encoded_offset = SIGNED[offset] if offset < SMALL else signed_varint(offset)
+            this = (timestamp, len(value), len(encoded_offset))
+            if this != alike:
+                alike = this
+                between = _NULL + _varint(len(value))
+                length = len(start) + len(encoded_offset) + len(between) + len(value) + len(_NO_HEADERS)
+                before = _varint(length) + start
+            parts += (before, encoded_offset, between, value, _NO_HEADERS)
+            continue
         if timestamp != previous:
             previous = timestamp
             greatest = max(greatest, timestamp)

@@ -1,0 +1,162 @@
+"""The model's traces about taking a native id over, replayed on a real broker and PostgreSQL (rule F5 of DESIGN.md §4).
+
+As in test_traces.py, what overtakes a claimant runs inside a failpoint's action, where the claimant would have been paused.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import dualwrite
+from crash.databases import Databases
+from crash.scene import LIMIT, InThread, Scene
+from crash.worker import write_event
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.base import EndTxnAnswer
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.state import TransactionStatus
+from dualwrite.testing import failpoints
+
+Ended = list[tuple[int, bool, EndTxnAnswer]]
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DUALWRITE_LANES", "1")  # the traces are about one id
+    return "native"
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster) -> Scene:
+    """An id that has been used, so that it is taken over by EndTxn."""
+    made = databases.scene("postgresql", broker)
+    made.write_here(1)
+    return made
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    """Every EndTxn of this process that recovery or a take-over sends: epoch, whether to commit, the answer."""
+    seen: Ended = []
+    real = WireTransactionCoordinator.end_transaction
+
+    def end_transaction(self: WireTransactionCoordinator, kafka_id: str, **asked: Any) -> EndTxnAnswer:
+        answer = real(self, kafka_id, **asked)
+        seen.append((asked["epoch"], asked["commit"], answer))
+        return answer
+
+    monkeypatch.setattr(WireTransactionCoordinator, "end_transaction", end_transaction)
+    return seen
+
+
+def opened(scene: Scene) -> dualwrite.DualWriter:
+    return dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id)
+
+
+def test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transaction(scene: Scene, ended: Ended) -> None:
+    """The zombie has described the id and decided; its EndTxn leaves when the successor has prepared and committed its row."""
+
+    def overtake() -> None:
+        worker = scene.write(2, 1, "after_db_commit=kill")
+        assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
+
+    with failpoints.armed("recover_after_decision", failpoints.only_at(1, overtake)), pytest.raises(dualwrite.FencedError):
+        opened(scene)
+    (_, commit, answer), *more = ended
+    assert not commit
+    assert not answer.proven  # a compare-and-set on the epoch that was described: the successor was faster
+    assert not more
+    assert described(scene).status is TransactionStatus.ONGOING
+    assert scene.recover()["outcomes"] == ["COMMITTED"]
+    assert scene.agree() == [1, 2]
+
+
+def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goes_on(scene: Scene, ended: Ended) -> None:
+    """The successor has aborted the described epoch and is paused; the zombie aborts the same one, and adopts the answer.
+
+    Only when it has, the successor goes on and writes; the zombie looks at its fence after that, and before anything is sent.
+    """
+    go_on = threading.Event()
+    successors: list[dualwrite.DualWriter] = []
+    opening = InThread(lambda: successors.append(opened(scene)))
+    paused = threading.Event()
+
+    def open_the_successor() -> None:
+        opening.start()
+        assert paused.wait(LIMIT)
+
+    def pause_the_successor() -> None:
+        paused.set()
+        assert go_on.wait(LIMIT)
+
+    def let_it_write() -> None:
+        go_on.set()
+        opening.result()
+        for number in (2, 3):
+            write_event(successors[0], scene.topic, number)
+
+    with (
+        failpoints.armed("recover_after_decision", failpoints.only_at(1, open_the_successor)),
+        failpoints.armed("before_take_over", failpoints.only_at(2, pause_the_successor)),  # the zombie passed here before
+        failpoints.armed("after_take_over", failpoints.only_at(1, let_it_write)),
+        pytest.raises(dualwrite.FencedError),
+    ):
+        opened(scene)
+    theirs, late = ended[:2]
+    assert theirs[:2] == late[:2] == (theirs[0], False)
+    assert theirs[2] == late[2]  # EndTxn v5 is idempotent: both are told to go on with the same producer id and epoch
+    assert late[2].proven
+    write_event(successors[0], scene.topic, 4)
+    successors[0].close()
+    assert scene.agree() == [1, 2, 3, 4]
+
+
+def test_what_a_shared_epoch_would_do(scene: Scene, broker: DevCluster) -> None:
+    """Why that must be stopped: the second producer's batch is acknowledged with the first one's offset, and never stored."""
+    first, second = (NativeProducer(KafkaConfig.of(scene.bootstrap), f"shared-{scene.transactional_id}") for _ in range(2))
+    try:
+        assert first.create(timeout=30)
+        second.adopt(*first.identity, timeout_ms=60_000)
+        for sharing, value in ((first, b"1"), (second, b"2")):
+            sharing.begin_transaction()
+            sharing.send(scene.topic, value, partition=0)
+            assert sharing.prepare_transaction(timeout=30) is not None
+        first.commit_transaction(timeout=30)
+        assert scene.messages() == [1, 1]  # the one of the fixture, and the first producer's; the second's is nowhere
+    finally:
+        first.close()
+        second.close()
+
+
+def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases, broker: DevCluster) -> None:
+    """Both found it unknown; the one that comes later is told that it exists, and then that its claim was replaced."""
+    scene = databases.scene("postgresql", broker)
+    real = NativeProducer.create
+    successors: list[dualwrite.DualWriter] = []
+
+    def create(self: NativeProducer, *, timeout: float) -> bool:
+        if not successors:
+            successors.append(None)  # type: ignore[arg-type]  # a mark: the one inside creates without delay
+            successors[0] = opened(scene)
+        return real(self, timeout=timeout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeProducer, "create", create)
+        with pytest.raises(dualwrite.FencedError):
+            opened(scene)
+    with successors[0] as successor:
+        write_event(successor, scene.topic, 1)
+    assert scene.agree() == [1]
+
+
+def described(scene: Scene) -> Any:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
+    try:
+        return coordinator.describe(f"{scene.transactional_id}#1")
+    finally:
+        coordinator.close()
