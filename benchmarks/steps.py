@@ -5,34 +5,32 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import workload
 from alternatives import Target
-from dualwrite import DualWriter
+from dualwrite import DualWriter, Settings
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.producer_choice import choose_producer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
 from figures import percentile
 from workload import units
 
+_ID: Final = "benchmark-steps"
 WHOLE: Final = "whole transaction"
 REST: Final = "the rest: Python between the steps"
 KAFKA_COMMIT: Final = "Kafka commit (EndTxn)"
-_PREPARE: Final = "prepare"
-_DESCRIBE: Final = "describe (DescribeTransactions)"
-FLUSH: Final = "flush: register the partition, deliver"
+FLUSH: Final = "prepare: deliver; with librdkafka register the partition and describe, too"
 STEPS: Final = (
     "begin database, check the fence",
     "begin Kafka (local)",
     "user's statements: update, insert",
     "send (hand over)",
     FLUSH,
-    _DESCRIBE,
     "record the state (update)",
     "database commit",
     KAFKA_COMMIT,
@@ -137,14 +135,14 @@ def take_apart(target: Target, seconds: float, *, warm_up: int) -> tuple[list[St
 def _writer(target: Target, clock: Clock) -> DualWriter:
     config = KafkaConfig.of(target.kafka)
     coordinator = WireTransactionCoordinator(config)
-    timed_coordinator = cast("WireTransactionCoordinator", Timed(coordinator, clock, {"describe": _DESCRIBE}))
+    chosen = choose_producer(config, coordinator, Settings(producer=target.producer, transactional_id=_ID))  # type: ignore[arg-type]
 
     def producer(kafka_transactional_id: str) -> TransactionalProducer:
-        made = LibrdkafkaProducer(config, kafka_transactional_id, timed_coordinator)
+        made = chosen(kafka_transactional_id)
         steps = {
             "begin_transaction": "begin Kafka (local)",
             "send": "send (hand over)",
-            "prepare_transaction": _PREPARE,
+            "prepare_transaction": FLUSH,
             "commit_transaction": KAFKA_COMMIT,
         }
         return cast("TransactionalProducer", Timed(made, clock, steps))
@@ -152,16 +150,15 @@ def _writer(target: Target, clock: Clock) -> DualWriter:
     store = SqlStateStore(workload.engine(target.url), owns_engine=True)
     return DualWriter(
         cast("TxnStateStore", TimedStore(store, clock)),
-        transactional_id="benchmark-steps",
-        producers=producer,
+        transactional_id=_ID,
+        producers=replace(chosen, make=producer),
         coordinator=coordinator,
+        lanes=chosen.lanes,
     )
 
 
 def _steps(times: Mapping[str, list[float]]) -> list[Step]:
     found = dict(times)
-    prepare = found.pop(_PREPARE)
-    found[FLUSH] = [whole - part for whole, part in zip(prepare, found[_DESCRIBE], strict=True)]
     parts = [found[name] for name in STEPS if name not in (REST, WHOLE)]
     found[REST] = [whole - sum(each) for whole, *each in zip(found[WHOLE], *parts, strict=True)]
     total = sum(found[WHOLE])

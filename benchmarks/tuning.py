@@ -43,7 +43,7 @@ def main() -> int:
                 topic = f"tuning-{number}-{index}"
                 servers.make_topic(topic, options.partitions)
                 workload.clean(database)
-                target = Target(servers.url, {**servers.kafka, **settings}, topic)
+                target = Target(servers.url, {**servers.kafka, **settings}, topic, producer="librdkafka")
                 steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
                 verify("recipe", database, servers.kafka, topic, done=done)
                 if number:  # round 0 warms up

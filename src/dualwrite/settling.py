@@ -22,7 +22,7 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
 from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.report import GenerationOutcome, Outcome
-from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
+from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, kafka_transactional_id
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
 
 log = logging.getLogger(__name__)
@@ -144,14 +144,27 @@ class GenerationSettler:
         return self._settle_and_fence(outcome, stored, described)
 
     def _prove(self, stored: PreparedTxnState) -> Outcome:
-        """EndTxn v5 of the stored (producerId, epoch) tells how it ended, over a change of the producer id (KIP-890)."""
-        answer = self._coordinator.end_transaction(
-            self._kafka_id, producer_id=stored.producer_id, epoch=stored.epoch, commit=True
-        )
-        hit("recover_after_end_txn")
+        """EndTxn v5 of the stored (producerId, epoch) tells how it ended, over a change of the producer id (KIP-890).
+
+        The coordinator remembers the last epoch of the producer id before, and how its transaction ended, until the next one
+        ends. Where S is of an earlier epoch, an answer that tells how the last one ended shows that S was passed.
+        """
+        answer = self._asked_for_proof(stored.producer_id, stored.epoch)
         if answer.proven:
             return Outcome.ALREADY_COMMITTED
-        return Outcome.LOST if answer.code == INVALID_TXN_STATE else Outcome.UNVERIFIED
+        if answer.code == INVALID_TXN_STATE:
+            return Outcome.LOST
+        if stored.epoch < LAST_EPOCH:
+            last = self._asked_for_proof(stored.producer_id, LAST_EPOCH)
+            if last.proven or last.code == INVALID_TXN_STATE:
+                return Outcome.ALREADY_COMMITTED
+        return Outcome.UNVERIFIED
+
+    def _asked_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
+        """EndTxn(commit) of a producer id that is no longer the id's own: it changes nothing, and only tells."""
+        answer = self._coordinator.end_transaction(self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True)
+        hit("recover_after_end_txn")
+        return answer
 
     def _settle_and_fence(
         self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None

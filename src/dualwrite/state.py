@@ -12,6 +12,7 @@ from dualwrite.errors import InvalidTransactionalIdError, StoredStateError
 
 MAX_PRODUCER_ID: Final = 2**63 - 1
 MAX_EPOCH: Final = 2**15 - 1
+LAST_EPOCH: Final = MAX_EPOCH - 1  # that a transaction can have: after it the producer id changes (KIP-890)
 MAX_TRANSACTIONAL_ID_LENGTH: Final = 255
 GENERATION_MARK: Final = "#"
 LANE_MARK: Final = "~"

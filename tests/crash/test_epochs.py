@@ -6,10 +6,14 @@ The stored state names the old one, so that only EndTxn v5 itself can prove how 
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+import dualwrite
 from crash.databases import Databases
 from crash.scene import Scene, report_of
+from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
@@ -97,6 +101,39 @@ def test_a_transaction_that_the_database_did_not_commit(scene: Scene) -> None:
     assert scene.agree() == [1]
     scene.write_here(3)
     assert scene.agree() == [1, 3]
+
+
+def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverified(scene: Scene) -> None:
+    """The transaction of the last epoch was rolled back, so that the row still names the one before, which committed."""
+    spend_epochs(scene, LAST_EPOCH - 2)
+    with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        write_event(writer, scene.topic, 2)
+        roll_one_back(writer, scene)
+        report = scene.recover()  # as after a crash: it takes the id from the writer
+    assert (report["outcomes"], report["unacknowledged"], report["error"]) == (["ALREADY_COMMITTED"], [], None)
+    assert scene.agree() == [1, 2]
+
+
+@pytest.mark.parametrize("rolled_back", [0, 1, 2, 3])
+def test_a_writer_goes_on_over_the_change(scene: Scene, rolled_back: int) -> None:
+    spend_epochs(scene, LAST_EPOCH - 3)
+    with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        write_event(writer, scene.topic, 2)
+        for _ in range(rolled_back):
+            roll_one_back(writer, scene)
+        for number in (3, 4, 5):
+            write_event(writer, scene.topic, number)
+            roll_one_back(writer, scene)
+        report = scene.recover()
+    assert report["outcomes"] in (["ALREADY_COMMITTED"], ["NOTHING"])
+    assert report["unacknowledged"] == []
+    assert scene.agree() == [1, 2, 3, 4, 5]
+
+
+def roll_one_back(writer: dualwrite.DualWriter, scene: Scene) -> None:
+    with contextlib.suppress(ZeroDivisionError), writer.transaction() as tx:
+        tx.send(scene.topic, b"0")
+        raise ZeroDivisionError
 
 
 @pytest.mark.timeout(900)

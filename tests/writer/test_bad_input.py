@@ -135,7 +135,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"kafka": {"transaction.timeout.ms": 10}}, "1000 is the least"),
     ({"kafka": {"no.such.property": 1}}, "no.such.property"),
     ({"kafka": {"linger.ms": "soon"}}, "queue.buffering.max.ms"),  # librdkafka's other name of it
-    ({"producer": "best"}, "one of auto, librdkafka"),
+    ({"producer": "best"}, "one of auto, native, librdkafka"),
 ]
 
 

@@ -21,6 +21,7 @@ from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
 from dualwrite.errors import BrokerError, NotSettledError
 from dualwrite.kafka.config import KafkaConfig
+from dualwrite.recovery import forget
 from dualwrite.stores.sql import SqlStateStore
 
 PARTITIONS: Final = 3
@@ -156,7 +157,7 @@ def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
             places.tables.drop(places.store.engine)
             for worker in range(workers):
                 with suppress(NotSettledError):
-                    places.store.forget(transactional_id(places.run, worker))
+                    forget(places.store, transactional_id(places.run, worker))
 
 
 @contextmanager
