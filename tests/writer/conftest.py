@@ -38,6 +38,19 @@ def writer_urls(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postg
     return urls
 
 
+@pytest.fixture(params=["librdkafka", "native"])
+def producer(request: pytest.FixtureRequest) -> str:
+    """The producer of every writer in the test, here and in other processes."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def environment(producer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lane unless a test says otherwise, so that it is known which row and which Kafka id a transaction is on."""
+    monkeypatch.setenv("DUALWRITE_PRODUCER", producer)
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
+
+
 @pytest.fixture
 def new_scene(writer_urls: Urls, broker: DevCluster) -> Iterator[Callable[..., Scene]]:
     """Makes scenes on a database of the given kind, each with an engine of its own."""

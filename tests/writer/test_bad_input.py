@@ -159,11 +159,31 @@ def test_the_broker_refuses_the_transaction_timeout(sqlite_scene: Scene) -> None
     with scene.connect() as writer:
         scene.write(writer, 1)
     with pytest.raises(TransactionTimeoutRefusedError) as caught:
-        scene.connect(kafka={"transaction.timeout.ms": 900_001})
+        scene.connect(kafka={"transaction.timeout.ms": 900_001}, two_phase=False)
     assert "transaction.max.timeout.ms" in str(caught.value)
     with scene.connect() as writer:
         scene.write(writer, 2)
     assert scene.agree() == [1, 2]
+
+
+def test_a_timeout_together_with_two_phase_commit(sqlite_scene: Scene, producer: str) -> None:
+    """KIP-939: nothing times out then. Refused before anything is claimed."""
+    scene = sqlite_scene
+    with scene.connect() as live:
+        scene.write(live, 1)
+        if producer == "native":
+            with pytest.raises(ConfigurationError, match="KIP-939"):
+                scene.connect(kafka={"transaction.timeout.ms": 60_000})
+        with pytest.raises(ConfigurationError, match="two"):
+            scene.connect(kafka={"transaction.timeout.ms": 60_000}, two_phase=True)
+        scene.write(live, 2)
+    assert scene.agree() == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", ["yes", 1, "true"])
+def test_two_phase_is_true_false_or_nothing(sqlite_scene: Scene, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="two"):
+        sqlite_scene.connect(two_phase=wrong)
 
 
 def test_nothing_is_given(monkeypatch: pytest.MonkeyPatch, sqlite_scene: Scene) -> None:

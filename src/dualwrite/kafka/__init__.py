@@ -1,5 +1,38 @@
-"""Kafka's side of the recipe: producers, coordinator, configuration."""
+"""Kafka's side of the recipe: producers, coordinator, configuration, and what a cluster can do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from dualwrite.kafka.capabilities import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 
-__all__ = ["PROBE_ID", "BrokerCapabilities", "TwoPhaseObstacle", "probe"]
+if TYPE_CHECKING:
+    from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+    from dualwrite.kafka.native.producer import NativeProducer
+
+__all__ = [
+    "PROBE_ID",
+    "BrokerCapabilities",
+    "ConsumedOffset",
+    "GroupMetadata",
+    "KafkaConfig",
+    "LibrdkafkaProducer",
+    "NativeProducer",
+    "TwoPhaseObstacle",
+    "probe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The producers, loaded by whoever uses them: each brings libraries of its own."""
+    if name == "NativeProducer":
+        from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (see above)
+
+        return NativeProducer
+    if name == "LibrdkafkaProducer":
+        from dualwrite.kafka.librdkafka import LibrdkafkaProducer  # noqa: PLC0415  (see above)
+
+        return LibrdkafkaProducer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -100,6 +100,7 @@ class NativeProducer:
         self._budget = TimeBudget(None)
         self._ended_at = 0.0
         self._chosen_timeout_ms: int | None = None
+        self._id_has_changed = False
 
     @property
     def kafka_transactional_id(self) -> str:
@@ -123,8 +124,13 @@ class NativeProducer:
 
     @property
     def must_be_replaced(self) -> bool:
-        """Whether another transaction can't begin before the id is taken over anew."""
-        return self._state in _LOST
+        """Whether another transaction should not begin before the id is taken over anew.
+
+        Also when the last EndTxn answered with another producer id, since the epochs of the one before were used up: the
+        coordinator remembers how its last transaction ended only until the next one ends, and what is stored must be settled
+        by then. A user of the producer by itself may just go on.
+        """
+        return self._id_has_changed or self._state in _LOST
 
     @property
     def transaction_timeout(self) -> float | None:
@@ -387,6 +393,7 @@ class NativeProducer:
                 self._state = ProducerState.FENCED
             raise error
         self._ended_at = time.monotonic()
+        self._id_has_changed = answer.producer_id != self._producer_id
         self._producer_id, self._epoch = answer.producer_id, answer.epoch  # from here on no call, so no KeyboardInterrupt
         self._prepared = None
         self._state = ProducerState.READY
@@ -395,6 +402,7 @@ class NativeProducer:
         self._producer_id, self._epoch = producer_id, epoch
         self._budget = TimeBudget(None if timeout_ms == NO_TIMEOUT_MS else timeout_ms / 1000)
         self._prepared = None
+        self._id_has_changed = False
         self._state = ProducerState.READY
 
     def _hold_prepared(self, producer_id: int, epoch: int) -> PreparedTxnState:

@@ -1,0 +1,197 @@
+"""Collecting messages into batches: none is lost or moved within its partition, no batch is too large, the buffer is bounded.
+
+The sender is a double that keeps what it is given, and acknowledges only when room must be made or everything is flushed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatch
+
+from dualwrite.errors import InvalidMessageError, MessageTooLargeError, UnknownTopicError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.partition import Batch, Partition
+from dualwrite.kafka.native.partitioners import partitioner_by_name
+from dualwrite.kafka.native.settings import NativeSettings
+
+PARTITIONS = 3
+TIMEOUT = 5.0
+BATCH, BUFFER = 1_000, 4_096
+SETTINGS = replace(NativeSettings.of(KafkaConfig.of("127.0.0.1:1")), batch_bytes=BATCH, buffer_bytes=BUFFER)
+
+Message = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None, int | None]
+
+contents = st.binary(max_size=60) | st.integers(0, 600).map(bytes)
+messages: st.SearchStrategy[Message] = st.tuples(
+    st.none() | st.binary(max_size=3),
+    st.none() | contents,
+    st.none() | st.lists(st.tuples(st.text(max_size=4), st.none() | st.binary(max_size=9)), max_size=3),
+    st.none() | st.integers(0, PARTITIONS - 1),
+)
+
+
+class SenderDouble:
+    """What the accumulator uses of a Sender."""
+
+    def __init__(self, partitions: int) -> None:
+        self.topics = SimpleNamespace(layout=lambda topic, timeout: SimpleNamespace(leaders=(None,) * partitions))
+        self.batches: dict[tuple[str, int], list[Batch]] = defaultdict(list)
+        self.buffered = self.most_buffered = 0
+        self._unacknowledged: list[Batch] = []
+
+    def add(self, partition: Partition) -> None:
+        partition.close_batch()
+        batch = partition.take()
+        self.batches[partition.topic, partition.index].append(batch)
+        self._unacknowledged.append(batch)
+        self.buffered += batch.size
+        self.most_buffered = max(self.most_buffered, self.buffered)
+
+    def push(self, timeout: float) -> None:
+        assert timeout == TIMEOUT
+
+    def make_room(self, limit: int, timeout: float) -> None:
+        assert timeout == TIMEOUT
+        assert limit > 0, "would be waited for in vain"
+        while self.buffered >= limit:
+            self.buffered -= self._unacknowledged.pop(0).size
+
+    def flush(self, timeout: float) -> None:
+        self.make_room(1, timeout)
+
+
+def begun(partitions: int = PARTITIONS, **settings: Any) -> tuple[SenderDouble, RecordAccumulator]:
+    sender = SenderDouble(partitions)
+    made: Any = sender
+    accumulator = RecordAccumulator(made, replace(SETTINGS, **settings), "orders")
+    accumulator.begin(7, 3)
+    return sender, accumulator
+
+
+def records(batch: Batch) -> list[Any]:
+    read = DefaultRecordBatch(batch.data)
+    assert (read.producer_id, read.producer_epoch) == (7, 3)
+    return [(r.key, r.value, r.headers, r.timestamp) for r in read]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b"]), messages), max_size=120),
+    st.sampled_from(["random", "consistent", "consistent_random", "murmur2_random"]),
+)
+def test_every_message_is_in_a_batch_of_its_partition_in_order(sent: list[tuple[str, Message]], partitioner: str) -> None:
+    sender, accumulator = begun(partitioner=partitioner_by_name(partitioner))
+    largest = 0
+    for number, (topic, (key, value, headers, partition)) in enumerate(sent):
+        before = accumulator._filling + sender.buffered
+        accumulator.append(topic, key, value, headers, partition, number, TIMEOUT)
+        after = accumulator._filling + sender.buffered
+        largest = max(largest, after - before)
+        assert after <= BUFFER + largest, "the buffer is not bounded"
+    assert accumulator.is_empty is (not sent)
+    accumulator.flush(TIMEOUT)
+    assert (sender.buffered, accumulator._filling) == (0, 0)
+    arrived = {}
+    for (topic, index), batches in sender.batches.items():
+        found = [record for batch in batches for record in records(batch)]
+        numbers = [timestamp for *_, timestamp in found]
+        assert numbers == sorted(numbers)
+        arrived |= {number: (topic, index, record) for number, record in zip(numbers, found, strict=True)}
+        assert all(batch.size <= BATCH or batch.count == 1 for batch in batches), "a batch is too large"
+    assert len(arrived) == sum(batch.count for batches in sender.batches.values() for batch in batches)
+    for number, (topic, (key, value, headers, partition)) in enumerate(sent):
+        where, index, record = arrived[number]
+        assert where == topic
+        assert partition in (None, index)
+        assert record == (key, value, headers or [], number)
+
+
+@given(st.integers(1_024, 5_000), st.lists(st.integers(0, 3_000), min_size=1, max_size=30))
+def test_a_buffer_of_any_size_takes_messages_of_any_size(buffer_bytes: int, lengths: list[int]) -> None:
+    sender, accumulator = begun(buffer_bytes=buffer_bytes)
+    for length in lengths:
+        accumulator.append("t", b"key", bytes(length), None, None, 0, TIMEOUT)
+        assert accumulator._filling + sender.buffered <= buffer_bytes + length + 100
+    accumulator.flush(TIMEOUT)
+    (batches,) = sender.batches.values()
+    assert [len(value) for batch in batches for _, value, _, _ in records(batch)] == lengths
+
+
+def test_a_buffer_is_not_exceeded_by_the_batches_of_many_partitions() -> None:
+    sender, accumulator = begun(partitions=100)
+    for number in range(2_000):
+        accumulator.append("t", None, bytes(60), None, number % 100, 0, TIMEOUT)
+        assert accumulator._filling + sender.buffered <= BUFFER + 100
+
+
+@pytest.mark.parametrize("_attempt", range(20))  # which partition comes next is chance
+def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_next(_attempt: int) -> None:
+    sender, accumulator = begun(buffer_bytes=10**6)
+    for partition in range(PARTITIONS):
+        accumulator.append("t", None, bytes(800), None, partition, 0, TIMEOUT)
+    accumulator.append("t", None, bytes(500), None, None, 0, TIMEOUT)
+    accumulator.flush(TIMEOUT)
+    assert sorted(batch.count for batches in sender.batches.values() for batch in batches) == [1, 1, 1, 1]
+
+
+@given(st.lists(st.integers(0, 1_500), max_size=60), st.none() | st.integers(0, PARTITIONS - 1), st.integers(0, 10))
+def test_many_at_once_are_as_one_after_another(lengths: list[int], partition: int | None, before: int) -> None:
+    sender, accumulator = begun()
+    for _ in range(before):
+        accumulator.append("t", b"key", bytes(99), None, None, 0, TIMEOUT)
+    accumulator.extend("t", (bytes([n]) * length for n, length in enumerate(lengths)), partition, 7, TIMEOUT)
+    accumulator.flush(TIMEOUT)
+    assert sender.most_buffered <= BUFFER + max([BATCH, *lengths]) + 100
+    assert (sender.buffered, accumulator._filling) == (0, 0)
+    found = [records(batch) for batches in sender.batches.values() for batch in batches]
+    assert all(batch.size <= BATCH or batch.count == 1 for batches in sender.batches.values() for batch in batches)
+    values = [value for batch in found for key, value, _, _ in batch if key is None]
+    assert sorted(values) == sorted(bytes([n]) * length for n, length in enumerate(lengths))
+    for batch in found:
+        numbers = [value[0] for key, value, _, _ in batch if key is None and value]
+        assert numbers == sorted(numbers)
+
+
+def test_messages_without_a_key_stay_with_a_partition_until_its_batch_is_full() -> None:
+    sender, accumulator = begun(batch_bytes=1_000, buffer_bytes=10**6)
+    for _ in range(200):
+        accumulator.append("t", None, bytes(60), None, None, 0, TIMEOUT)
+    accumulator.flush(TIMEOUT)
+    sizes = [batch.count for batches in sender.batches.values() for batch in batches]
+    assert sum(sizes) == 200
+    assert len(sender.batches) > 1
+    assert min(sizes) < max(sizes) or len(set(sizes)) == 1
+    assert len([size for size in sizes if size < max(sizes)]) <= PARTITIONS
+
+
+def test_what_is_refused_is_not_added() -> None:
+    sender, accumulator = begun()
+    for topic, value, partition, error in [
+        ("no name", b"v", None, InvalidMessageError),
+        ("t", b"v", PARTITIONS, UnknownTopicError),
+        ("t", b"v", -1, InvalidMessageError),
+        ("t", bytes(2_000_000), None, MessageTooLargeError),
+        ("t", bytes(2_000_000), 0, MessageTooLargeError),
+    ]:
+        with pytest.raises(error):
+            accumulator.append(topic, None, value, None, partition, 0, TIMEOUT)
+    accumulator.append("t", None, b"good", None, 0, 0, TIMEOUT)
+    accumulator.flush(TIMEOUT)
+    assert [records(batch) for batches in sender.batches.values() for batch in batches] == [[(None, b"good", [], 0)]]
+
+
+def test_a_new_transaction_drops_what_the_last_one_left() -> None:
+    sender, accumulator = begun()
+    accumulator.append("t", None, b"left", None, 0, 0, TIMEOUT)
+    accumulator.begin(7, 3)
+    assert accumulator.is_empty
+    accumulator.append("t", None, b"new", None, 0, 0, TIMEOUT)
+    accumulator.flush(TIMEOUT)
+    assert [records(batch) for batch in sender.batches["t", 0]] == [[(None, b"new", [], 0)]]
