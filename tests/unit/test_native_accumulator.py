@@ -42,7 +42,8 @@ class SenderDouble:
     """What the accumulator uses of a Sender."""
 
     def __init__(self, partitions: int) -> None:
-        self.topics = SimpleNamespace(layout=lambda topic, timeout: SimpleNamespace(leaders=(None,) * partitions))
+        layout = SimpleNamespace(leaders=(None,) * partitions)
+        self.topics = SimpleNamespace(layout=lambda _topic, _timeout: layout)
         self.batches: dict[tuple[str, int], list[Batch]] = defaultdict(list)
         self.buffered = self.most_buffered = 0
         self._unacknowledged: list[Batch] = []

@@ -10,7 +10,12 @@ from typing import Any, Final
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+from dualwrite.kafka.coordinator import (
+    CONCURRENT_TRANSACTIONS,
+    FOREIGN_PRODUCER_ID,
+    PRODUCER_FENCED,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
 from dualwrite.kafka.inquiry import BROKER_RESOURCE, Inquiry, check_passing, described_settings, forbidden
 from dualwrite.kafka.network import Network
 from dualwrite.kafka.wire import UNSUPPORTED_VERSION, Connection
@@ -23,9 +28,7 @@ _END_TXN: Final = 5
 _INIT_PRODUCER_ID: Final = 6
 _PRODUCE: Final = 12
 _NONE: Final = 0
-_PRODUCER_FENCED: Final = 90
-_ACCEPTED: Final = (_NONE, CONCURRENT_TRANSACTIONS, _PRODUCER_FENCED)
-_FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out producer ids from 0 on
+_ACCEPTED: Final = (_NONE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED)
 _TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
 _UNSTABLE_SETTING: Final = "unstable.api.versions.enable"
 _MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
@@ -154,7 +157,7 @@ def _asked(coordinator: Connection, transactional_id: str) -> _Answers:
 
 def _check_writable(coordinator: Connection, transactional_id: str) -> None:
     answer = coordinator.call(
-        EndTxnRequest(transactional_id=transactional_id, producer_id=_FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
+        EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
     )
     check_passing(answer.error_code, "EndTxn")
     if answer.error_code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
@@ -167,7 +170,7 @@ def _init_producer_id(coordinator: Connection, transactional_id: str, *, two_pha
             version=_INIT_PRODUCER_ID,
             transactional_id=transactional_id,
             transaction_timeout_ms=1,  # below any maximum; an id that is Empty has no transaction that could time out
-            producer_id=_FOREIGN_PRODUCER_ID,
+            producer_id=FOREIGN_PRODUCER_ID,
             producer_epoch=0,
             enable2_pc=two_phase,
             keep_prepared_txn=True,

@@ -16,11 +16,11 @@ from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
     BrokerUnavailableError,
-    TransactionTimeoutRefusedError,
     TwoPhaseCommitRefusedError,
 )
 from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.error_kinds import TIMEOUT_REFUSED
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
 from dualwrite.state import TransactionDescription, TransactionStatus
@@ -49,7 +49,7 @@ _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
-_FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
+FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
 _WAIT: Final = wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.01)
 
 
@@ -168,7 +168,7 @@ class WireTransactionCoordinator:
             timeout,
             timeout_ms=timeout_ms,
             two_phase=two_phase,
-            producer_id=_FOREIGN_PRODUCER_ID,
+            producer_id=FOREIGN_PRODUCER_ID,
             epoch=0,
         )
 
@@ -212,11 +212,11 @@ class WireTransactionCoordinator:
             if two_phase and code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                 raise two_phase_refused(kafka_transactional_id, kafka_error_name(code), code)
             if code == INVALID_TRANSACTION_TIMEOUT:
-                raise TransactionTimeoutRefusedError(
+                raise TIMEOUT_REFUSED.error(
                     f"The broker refuses a transaction timeout of {timeout_ms} ms.",
                     transactional_id=kafka_transactional_id,
-                    cause="transaction.timeout.ms is above the broker's transaction.max.timeout.ms",
-                    next_step="lower the one or raise the other",
+                    cause=TIMEOUT_REFUSED.cause,
+                    next_step=TIMEOUT_REFUSED.next_step,
                     code=code,
                     name=kafka_error_name(code),
                 )

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
-from dualwrite.errors import (
-    BrokerAuthorizationError,
-    BrokerError,
-    BrokerUnavailableError,
-    DeliveryError,
-    MessageTooLargeError,
-    ProducerFencedError,
-    UnknownTopicError,
-)
+from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError, DeliveryError, ProducerFencedError
+from dualwrite.kafka.error_kinds import FENCED, FORBIDDEN, TOO_LARGE, UNKNOWN_TOPIC, ErrorKind
 from dualwrite.kafka.wire import kafka_error_name
 
 OUT_OF_ORDER_SEQUENCE: Final = 45
@@ -37,13 +29,6 @@ class Verdict(Enum):
     """Smaller batches, or a message that is too large."""
     FAILED = "failed"
     """The transaction can only be aborted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    error: type[BrokerError]
-    cause: str | None = None
-    next_step: str | None = None
 
 
 _VERDICTS: Final = MappingProxyType(
@@ -75,52 +60,34 @@ _VERDICTS: Final = MappingProxyType(
     }
 )
 
-_FENCED: Final = _Kind(
-    ProducerFencedError,
-    cause="the transactional id was taken over, recovery ended its transaction, or it timed out",
-)
-_TOO_LARGE: Final = _Kind(
-    MessageTooLargeError,
-    cause="the message is larger than the producer's message.max.bytes, the broker's, or the topic's max.message.bytes",
-    next_step="make it smaller, or raise all three",
-)
-_FORBIDDEN: Final = _Kind(
-    BrokerAuthorizationError,
-    next_step="grant the principal Write and Describe on the topic and, prefixed, on the transactional id",
-)
-_GROUP_FORBIDDEN: Final = _Kind(BrokerAuthorizationError, next_step="grant the principal Read on the consumer group")
-_UNKNOWN_TOPIC: Final = _Kind(
-    UnknownTopicError,
-    cause="the topic or partition does not exist, and the broker does not create topics by itself",
-    next_step="create it, or set auto.create.topics.enable on the broker",
-)
-_REPLICAS: Final = _Kind(
+_GROUP_FORBIDDEN: Final = ErrorKind(BrokerAuthorizationError, next_step="grant the principal Read on the consumer group")
+_REPLICAS: Final = ErrorKind(
     DeliveryError,
     cause="fewer replicas are in sync than the topic's min.insync.replicas",
     next_step="see which brokers are down",
 )
-_LOST_ORDER: Final = _Kind(
+_LOST_ORDER: Final = ErrorKind(
     DeliveryError,
     cause="the partition has lost records that it had acknowledged (an unclean leader election?)",
     next_step="the transaction can be tried again as a whole",
 )
-_GROUP_MOVED: Final = _Kind(
+_GROUP_MOVED: Final = ErrorKind(
     ProducerFencedError,
     cause="the consumer's generation is over: its partitions may be another member's by now",
     next_step="abort, let the consumer rejoin, and consume again from the committed offsets",
 )
-_UNREACHABLE: Final = _Kind(
+_UNREACHABLE: Final = ErrorKind(
     BrokerUnavailableError,
     cause="the partition's leader does not answer, or has moved and is not known yet",
     next_step="see that the brokers run and can be reached at the addresses that they advertise",
 )
 _KINDS: Final = MappingProxyType(
     {
-        **dict.fromkeys((47, 48, 49, 90), _FENCED),  # INVALID_PRODUCER_EPOCH, _TXN_STATE, _PRODUCER_ID_MAPPING, PRODUCER_FENCED
-        **dict.fromkeys((10, 18), _TOO_LARGE),
-        **dict.fromkeys((29, 31, 53), _FORBIDDEN),  # TOPIC, CLUSTER, TRANSACTIONAL_ID _AUTHORIZATION_FAILED
+        **dict.fromkeys((47, 48, 49, 90), FENCED),  # INVALID_PRODUCER_EPOCH, _TXN_STATE, _PRODUCER_ID_MAPPING, PRODUCER_FENCED
+        **dict.fromkeys((10, 18), TOO_LARGE),
+        **dict.fromkeys((29, 31, 53), FORBIDDEN),  # TOPIC, CLUSTER, TRANSACTIONAL_ID _AUTHORIZATION_FAILED
         30: _GROUP_FORBIDDEN,  # GROUP_AUTHORIZATION_FAILED
-        **dict.fromkeys((3, 17), _UNKNOWN_TOPIC),
+        **dict.fromkeys((3, 17), UNKNOWN_TOPIC),
         **dict.fromkeys((19, 20), _REPLICAS),
         **dict.fromkeys((OUT_OF_ORDER_SEQUENCE, 59), _LOST_ORDER),
         **dict.fromkeys((22, 25, 82), _GROUP_MOVED),  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
@@ -148,7 +115,7 @@ def failure(
 
     `doing` completes "Kafka failed at …", `message` is what the broker says of it.
     """
-    kind = _KINDS.get(code) or _Kind(otherwise)
+    kind = _KINDS.get(code) or ErrorKind(otherwise)
     name = kafka_error_name(code)
     return (unreachable if kind is _UNREACHABLE else kind.error)(
         f"Kafka failed at {doing}: {name}{f' ({message})' if message else ''}.",

@@ -373,7 +373,10 @@ class NativeProducer:
         if time.monotonic() - ended_at > _MARKERS_TIME:
             return
         while time.monotonic() - ended_at < _MARKERS_LIMIT:
-            described = self._coordinator.describe(self._id)
+            try:
+                described = self._coordinator.describe(self._id)
+            except BrokerUnavailableError:
+                return  # it was a matter of milliseconds only; whether the broker takes the message is another question
             if described is None or described.status not in _BETWEEN:
                 return
             time.sleep(_MARKERS_PAUSE)

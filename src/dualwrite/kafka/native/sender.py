@@ -149,7 +149,10 @@ class Sender:
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
-            self._pushed(max(left, 0.001))
+            if left > 0:
+                self._pushed(left)
+            else:
+                self._read_arrived()  # whatever is sent now can't be acknowledged in time
             if done():
                 return
             if left <= 0:
@@ -157,11 +160,15 @@ class Sender:
             self._wait(min(left, self._next_attempt_in()))
 
     def _pushed(self, timeout: float) -> None:
+        self._read_arrived()
+        if self._waiting:
+            self._send_waiting(timeout)
+        self.raise_failure()
+
+    def _read_arrived(self) -> None:
         self.raise_failure()
         for connection in list(self._under_way):
             self._read(connection, 0.0)
-        if self._waiting:
-            self._send_waiting(timeout)
         self.raise_failure()
 
     def _too_late(self, what: str, timeout: float) -> BrokerError:
