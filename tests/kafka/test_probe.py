@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import grimp
 import pytest
 from confluent_kafka import Producer
 from kafka.protocol.admin import CreateAclsRequest
