@@ -53,3 +53,9 @@ TIMEOUT_REFUSED: Final = ErrorKind(
     cause="transaction.timeout.ms is above the broker's transaction.max.timeout.ms",
     next_step="lower the one or raise the other",
 )
+GROUP_FORBIDDEN: Final = ErrorKind(BrokerAuthorizationError, next_step="grant the principal Read on the consumer group")
+GROUP_MOVED: Final = ErrorKind(
+    ProducerFencedError,
+    cause="the consumer's generation is over: its partitions may be another member's by now",
+    next_step="abort, let the consumer rejoin, and consume again from the committed offsets",
+)

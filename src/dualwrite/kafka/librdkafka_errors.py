@@ -8,7 +8,16 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
-from dualwrite.kafka.error_kinds import FENCED, FORBIDDEN, TIMEOUT_REFUSED, TOO_LARGE, UNKNOWN_TOPIC, ErrorKind
+from dualwrite.kafka.error_kinds import (
+    FENCED,
+    FORBIDDEN,
+    GROUP_FORBIDDEN,
+    GROUP_MOVED,
+    TIMEOUT_REFUSED,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    ErrorKind,
+)
 
 # librdkafka's own codes begin with an underscore: they are public, whatever ruff thinks of the name.
 _UNREACHABLE: Final = ErrorKind(BrokerUnavailableError, next_step="see that the brokers run and bootstrap.servers is right")
@@ -31,13 +40,14 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
     **dict.fromkeys(
         (
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.GROUP_AUTHORIZATION_FAILED,
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
             KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             KafkaError.SASL_AUTHENTICATION_FAILED,
         ),
         FORBIDDEN,
     ),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
+    **dict.fromkeys((KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID), GROUP_MOVED),
     KafkaError.INVALID_TRANSACTION_TIMEOUT: TIMEOUT_REFUSED,
     KafkaError._TIMED_OUT: _UNREACHABLE,  # noqa: SLF001
     KafkaError._TRANSPORT: _UNREACHABLE,  # noqa: SLF001

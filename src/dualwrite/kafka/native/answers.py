@@ -6,8 +6,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
-from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError, DeliveryError, ProducerFencedError
-from dualwrite.kafka.error_kinds import FENCED, FORBIDDEN, TOO_LARGE, UNKNOWN_TOPIC, ErrorKind
+from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
+from dualwrite.kafka.error_kinds import FENCED, FORBIDDEN, GROUP_FORBIDDEN, GROUP_MOVED, TOO_LARGE, UNKNOWN_TOPIC, ErrorKind
 from dualwrite.kafka.wire import kafka_error_name
 
 OUT_OF_ORDER_SEQUENCE: Final = 45
@@ -60,7 +60,6 @@ _VERDICTS: Final = MappingProxyType(
     }
 )
 
-_GROUP_FORBIDDEN: Final = ErrorKind(BrokerAuthorizationError, next_step="grant the principal Read on the consumer group")
 _REPLICAS: Final = ErrorKind(
     DeliveryError,
     cause="fewer replicas are in sync than the topic's min.insync.replicas",
@@ -70,11 +69,6 @@ _LOST_ORDER: Final = ErrorKind(
     DeliveryError,
     cause="the partition has lost records that it had acknowledged (an unclean leader election?)",
     next_step="the transaction can be tried again as a whole",
-)
-_GROUP_MOVED: Final = ErrorKind(
-    ProducerFencedError,
-    cause="the consumer's generation is over: its partitions may be another member's by now",
-    next_step="abort, let the consumer rejoin, and consume again from the committed offsets",
 )
 _UNREACHABLE: Final = ErrorKind(
     BrokerUnavailableError,
@@ -86,11 +80,11 @@ _KINDS: Final = MappingProxyType(
         **dict.fromkeys((47, 48, 49, 90), FENCED),  # INVALID_PRODUCER_EPOCH, _TXN_STATE, _PRODUCER_ID_MAPPING, PRODUCER_FENCED
         **dict.fromkeys((10, 18), TOO_LARGE),
         **dict.fromkeys((29, 31, 53), FORBIDDEN),  # TOPIC, CLUSTER, TRANSACTIONAL_ID _AUTHORIZATION_FAILED
-        30: _GROUP_FORBIDDEN,  # GROUP_AUTHORIZATION_FAILED
+        30: GROUP_FORBIDDEN,  # GROUP_AUTHORIZATION_FAILED
         **dict.fromkeys((3, 17), UNKNOWN_TOPIC),
         **dict.fromkeys((19, 20), _REPLICAS),
         **dict.fromkeys((OUT_OF_ORDER_SEQUENCE, 59), _LOST_ORDER),
-        **dict.fromkeys((22, 25, 82), _GROUP_MOVED),  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
+        **dict.fromkeys((22, 25, 82), GROUP_MOVED),  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
         **dict.fromkeys((5, 6, 7, 8, 9, NO_ANSWER, 14, 15, 16, 56, 72, 74, 75), _UNREACHABLE),
     }
 )

@@ -1,0 +1,105 @@
+"""Conformance of a producer that has lost its transaction or its id to somebody else: it learns so, and can do no harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.errors import DeliveryError, PrepareError, ProducerFencedError
+from dualwrite.state import TransactionStatus
+from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
+
+
+class FencingConformance:
+    """Transactions that are ended from outside, as recovery does it, and ids that are taken over."""
+
+    def test_a_prepared_transaction_that_was_aborted_from_outside_can_not_be_committed(self, scene: ProducerScene) -> None:
+        """EndTxn v5 by somebody else fences."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        producer.send(topic, b"lost")
+        producer.prepare_transaction(timeout=TIMEOUT)
+        scene.end_from_outside(producer, commit=False)
+        with pytest.raises(ProducerFencedError) as caught:
+            producer.commit_transaction(timeout=TIMEOUT)
+        assert caught.value.transactional_id == producer.kafka_transactional_id
+        assert producer.must_be_replaced
+        assert scene.values(topic) == []
+
+    def test_a_prepared_transaction_that_was_committed_from_outside_stays_committed(self, scene: ProducerScene) -> None:
+        """Its producer gets the proof, or is told that it was fenced."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        producer.send(topic, b"kept")
+        producer.prepare_transaction(timeout=TIMEOUT)
+        scene.end_from_outside(producer, commit=True)
+        try:
+            producer.commit_transaction(timeout=TIMEOUT)
+        except ProducerFencedError:
+            assert producer.must_be_replaced
+        assert scene.values(topic) == [b"kept"]
+
+    def test_a_prepared_transaction_that_was_committed_from_outside_can_not_be_aborted(self, scene: ProducerScene) -> None:
+        """The message is seen, so an abort that returned would be a lie."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        producer.send(topic, b"kept")
+        producer.prepare_transaction(timeout=TIMEOUT)
+        scene.end_from_outside(producer, commit=True)
+        with pytest.raises(ProducerFencedError):
+            producer.abort_transaction(timeout=TIMEOUT)
+        assert producer.must_be_replaced
+        assert scene.values(topic) == [b"kept"]
+
+    def test_a_transaction_that_was_aborted_from_outside_can_not_be_prepared(self, scene: ProducerScene) -> None:
+        """Once the markers of the abort are written; messages after it are not stored, either.
+
+        Several times, since a client with threads of its own may learn of it at any moment.
+        """
+        for _ in range(3):
+            producer, topic = scene.new_producer(), scene.new_name("topic")
+            scene.make_topic(topic)
+            producer.begin_transaction()
+            scene.send_until_ongoing(producer, topic)
+            scene.end_from_outside(producer, commit=False)
+            scene.described(producer, lambda found: found.status is TransactionStatus.COMPLETE_ABORT)
+            with pytest.raises((PrepareError, ProducerFencedError, DeliveryError)):  # noqa: PT012  (in any of the calls)
+                producer.send(topic, b"lost, too")
+                producer.prepare_transaction(timeout=TIMEOUT)
+            producer = scene.give_up(producer)
+            producer.begin_transaction()
+            producer.send(topic, b"next")
+            prepare_and_commit(producer)
+            assert scene.values(topic) == [b"next"]
+
+    def test_a_producer_whose_id_was_taken_over_is_fenced(self, scene: ProducerScene) -> None:
+        """Its prepared transaction was aborted by it, and it can't begin another."""
+        kafka_id, topic = scene.new_name("id"), scene.new_name("topic")
+        old = scene.new_producer(kafka_id)
+        old.begin_transaction()
+        old.send(topic, b"old")
+        old.prepare_transaction(timeout=TIMEOUT)
+        new = scene.new_producer(kafka_id)
+        with pytest.raises(ProducerFencedError):
+            old.commit_transaction(timeout=TIMEOUT)
+        assert old.must_be_replaced
+        new.begin_transaction()
+        new.send(topic, b"new")
+        prepare_and_commit(new)
+        assert scene.values(topic) == [b"new"]
+
+    def test_an_idle_producer_whose_id_was_taken_over_learns_it_with_its_next_transaction(self, scene: ProducerScene) -> None:
+        """Nothing of it is seen, and its successor is not disturbed."""
+        kafka_id, topic = scene.new_name("id"), scene.new_name("topic")
+        old = scene.new_producer(kafka_id)
+        old.begin_transaction()
+        old.send(topic, b"before")
+        prepare_and_commit(old)
+        new = scene.new_producer(kafka_id)
+        new.begin_transaction()
+        new.send(topic, b"new")
+        with pytest.raises((ProducerFencedError, DeliveryError)):  # noqa: PT012  (in any of the calls)
+            old.begin_transaction()
+            old.send(topic, b"old")
+            old.prepare_transaction(timeout=TIMEOUT)
+        prepare_and_commit(new)
+        assert scene.values(topic) == [b"before", b"new"]

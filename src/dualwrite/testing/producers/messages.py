@@ -1,0 +1,153 @@
+"""Conformance of what is sent: every message arrives once, as it was given, in order."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any, Final
+
+from dualwrite.testing.producers.scene import ProducerScene, SeenMessage, prepare_and_commit
+
+_SENT_AT: Final = 1_700_000_000_000
+_PARTITIONS: Final = 3
+_MANY: Final = 3_000
+_LARGE: Final = 8_000
+_TWICE: Final = [("a", b"1"), ("a", None), ("b", b"2"), ("a", b""), ("a", b"1")]
+
+GIVEN_AND_SEEN: Final[tuple[tuple[dict[str, Any], tuple[Any, Any, Any]], ...]] = (
+    ({"value": b"bytes", "key": b"key"}, (b"key", b"bytes", [])),
+    ({"value": "größe", "key": "schlüssel"}, ("schlüssel".encode(), "größe".encode(), [])),
+    ({"value": bytearray(b"array"), "key": memoryview(b"view")}, (b"view", b"array", [])),
+    ({"value": None}, (None, None, [])),
+    ({"value": None, "key": b"tombstone"}, (b"tombstone", None, [])),
+    ({"value": b"", "key": b""}, (b"", b"", [])),
+    ({"value": b"v", "headers": []}, (None, b"v", [])),
+    ({"value": b"v", "headers": {}}, (None, b"v", [])),
+    ({"value": b"v", "headers": {"größe": "ß", "none": None}}, (None, b"v", [("größe", "ß".encode()), ("none", None)])),
+    ({"value": b"v", "headers": _TWICE}, (None, b"v", _TWICE)),
+    ({"value": b"x" * 500_000, "key": b"k" * 10_000}, (b"k" * 10_000, b"x" * 500_000, [])),
+)
+"""What is sent, and which key, value and headers a consumer must get of it."""
+
+
+class MessageConformance:
+    """Messages, one by one and many."""
+
+    def test_a_message_arrives_as_it_was_given(self, scene: ProducerScene) -> None:
+        """Keys, values and headers of every kind, each message with a timestamp of its own."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        producer.begin_transaction()
+        for number, (given, _) in enumerate(GIVEN_AND_SEEN):
+            producer.send(topic, **given, timestamp=_SENT_AT - 1000 * number)
+        prepare_and_commit(producer)
+        wanted = [
+            SeenMessage(0, key, value, headers, _SENT_AT - 1000 * number)
+            for number, (_, (key, value, headers)) in enumerate(GIVEN_AND_SEEN)
+        ]
+        assert scene.read(topic) == wanted
+
+    def test_a_message_without_a_timestamp_has_the_time_of_sending(self, scene: ProducerScene) -> None:
+        """By the producer's clock, which is also the test's."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        before = time.time_ns() // 1_000_000
+        producer.send(topic, b"v")
+        after = time.time_ns() // 1_000_000
+        prepare_and_commit(producer)
+        (message,) = scene.read(topic)
+        assert before <= message.timestamp_ms <= after
+
+    def test_a_message_goes_to_the_partition_that_is_given(self, scene: ProducerScene) -> None:
+        """Whatever its key; the first and the last partition among them."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, _PARTITIONS)
+        producer.begin_transaction()
+        for partition in (2, 0, 1, 2, 0):
+            producer.send(topic, str(partition), key=b"one key", partition=partition)
+        prepare_and_commit(producer)
+        assert [(m.partition, m.value) for m in scene.read(topic)] == [(0, b"0")] * 2 + [(1, b"1")] + [(2, b"2")] * 2
+
+    def test_a_key_stays_with_its_partition(self, scene: ProducerScene) -> None:
+        """Over transactions, and over producers."""
+        topic = scene.new_name("topic")
+        scene.make_topic(topic, _PARTITIONS)
+        keys = [f"key {n}" for n in range(20)]
+        for _ in range(2):
+            producer = scene.new_producer()
+            for _ in range(2):
+                producer.begin_transaction()
+                for key in keys:
+                    producer.send(topic, b"v", key=key)
+                prepare_and_commit(producer)
+        found = defaultdict(set)
+        for message in scene.read(topic):
+            found[message.key].add(message.partition)
+        assert len(found) == len(keys)
+        assert all(len(partitions) == 1 for partitions in found.values())
+        assert len(set.union(*found.values())) == _PARTITIONS
+
+    def test_messages_without_a_key_are_spread_and_none_is_lost(self, scene: ProducerScene) -> None:
+        """How they are spread is the producer's choice."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, _PARTITIONS)
+        sent = [b"%d" % n for n in range(1000)]
+        producer.begin_transaction()
+        for value in sent:
+            producer.send(topic, value)
+        prepare_and_commit(producer)
+        assert sorted(scene.values(topic), key=lambda value: int(value or b"-1")) == sent
+
+    def test_many_at_once_arrive_as_one_after_another(self, scene: ProducerScene) -> None:
+        """With and without keys, with a partition, from a generator; mixed with messages that are sent by themselves."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, _PARTITIONS)
+        numbers = [b"%d" % n for n in range(2_500)]
+        producer.begin_transaction()
+        producer.send_many(topic, numbers, partition=0, timestamp=_SENT_AT)
+        producer.send(topic, "between", partition=0)
+        producer.send_many(topic, (value for value in [None, "größe", b""]), keys=["k", None, b"k"], partition=0)
+        producer.send_many(topic, [])
+        producer.send_many(topic, numbers, keys=iter(numbers))
+        producer.send_many(topic, iter(numbers))
+        prepare_and_commit(producer)
+        seen = scene.read(topic)
+        first = [message for message in seen if message.partition == 0][: len(numbers) + 4]
+        assert [m.value for m in first] == [*numbers, b"between", None, "größe".encode(), b""]
+        assert {m.timestamp_ms for m in first[: len(numbers)]} == {_SENT_AT}
+        assert [m.key for m in first[-3:]] == [b"k", None, b"k"]
+        rest = [message for message in seen if message not in first]
+        assert sorted(m.value or b"" for m in rest if m.key is None) == sorted(numbers)
+        with_keys = [message for message in rest if message.key is not None]
+        assert sorted(m.value or b"" for m in with_keys) == sorted(numbers)
+        assert all(m.key == m.value for m in with_keys)
+
+    def test_many_batches_to_several_topics_keep_the_order_of_each_partition(self, scene: ProducerScene) -> None:
+        """Tens of megabytes, in two transactions."""
+        producer = scene.new_producer()
+        topics = [scene.new_name("topic") for _ in range(2)]
+        for topic in topics:
+            scene.make_topic(topic, _PARTITIONS)
+        sent: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        filling = b"." * _LARGE
+        for part in range(2):
+            producer.begin_transaction()
+            for number in range(part * _MANY // 2, (part + 1) * _MANY // 2):
+                topic, partition = topics[number % 2], number % 7 % _PARTITIONS
+                value = b"%d" % number + filling
+                producer.send(topic, value, partition=partition)
+                sent[topic, partition].append(value)
+            prepare_and_commit(producer)
+        for topic in topics:
+            found = defaultdict(list)
+            for message in scene.read(topic):
+                found[topic, message.partition].append(message.value)
+            wanted = {place: values for place, values in sent.items() if place[0] == topic}
+            assert {place: _numbers(values) for place, values in found.items()} == {
+                place: _numbers(values) for place, values in wanted.items()
+            }
+            assert found == wanted
+
+
+def _numbers(values: Any) -> list[bytes]:
+    return [value.partition(b".")[0] for value in values]

@@ -1,0 +1,192 @@
+"""Conformance of what can't be sent: a clear error, nothing half committed, and a way to go on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import pytest
+
+from dualwrite.errors import DeliveryError, InvalidMessageError, MessageTooLargeError, UnknownTopicError
+from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
+
+WRONG_MESSAGES: Final[tuple[dict[str, Any], ...]] = (
+    {"value": 5},
+    {"value": {"a": 1}},
+    {"value": "\ud800"},
+    {"value": b"", "key": 5},
+    {"value": b"", "key": ["a"]},
+    {"value": b"", "headers": {"a": 1}},
+    {"value": b"", "headers": {1: "a"}},
+    {"value": b"", "headers": {None: "a"}},
+    {"value": b"", "headers": {"\ud800": "a"}},
+    {"value": b"", "headers": ["a"]},
+    {"value": b"", "headers": 5},
+    {"value": b"", "partition": -1},
+    {"value": b"", "partition": 2**31},
+    {"value": b"", "partition": "0"},
+    {"value": b"", "partition": True},
+    {"value": b"", "timestamp": -1},
+    {"value": b"", "timestamp": 2**63},
+    {"value": b"", "timestamp": 1.5},
+    {"value": b"", "topic": "no such name"},
+    {"value": b"", "topic": "."},
+    {"value": b"", "topic": "x" * 250},
+    {"value": b"", "topic": ""},
+    {"value": b"", "topic": b"bytes"},
+    {"value": b"", "topic": None},
+    {"value": b"", "topic": ["unhashable"]},
+)
+"""Arguments of `send` that no producer may take."""
+
+_LIMIT: Final = 2_000
+
+
+class RefusalConformance:
+    """Messages that are refused: by type, by size, by the topic."""
+
+    def test_a_message_of_a_wrong_type_is_refused_and_the_transaction_goes_on(self, scene: ProducerScene) -> None:
+        """Before the first message of the transaction, and after it."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        for value in (b"one", b"two"):
+            for message in WRONG_MESSAGES:
+                arguments = {"topic": topic, **message}
+                with pytest.raises(InvalidMessageError):
+                    producer.send(arguments.pop("topic"), **arguments)
+            producer.send(topic, value)
+        assert prepare_and_commit(producer) is not None
+        assert scene.values(topic) == [b"one", b"two"]
+
+    def test_many_messages_of_which_one_is_wrong_are_refused_and_the_transaction_goes_on(self, scene: ProducerScene) -> None:
+        """How many of them were taken is left open; what was taken is in order, and there once."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        values: list[Any] = [str(number) for number in range(10)]
+
+        def broken() -> Any:
+            yield from values
+            raise LookupError
+
+        producer.begin_transaction()
+        for many, error in (([*values, 5], InvalidMessageError), (broken(), LookupError)):
+            with pytest.raises(error):
+                producer.send_many(topic, many)
+        with pytest.raises(ValueError, match="zip"):
+            producer.send_many(topic, values, keys=["too few"])
+        producer.send(topic, b"end")
+        prepare_and_commit(producer)
+        *seen, end = scene.values(topic)
+        assert end == b"end"
+        following = 0
+        for number in (int(value or b"-1") for value in seen):
+            assert number in (following, 0)
+            following = number + 1
+
+    def test_a_partition_that_the_topic_does_not_have_is_told(self, scene: ProducerScene) -> None:
+        """By send or by prepare; nothing of the transaction is seen after it was given up."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        producer.begin_transaction()
+        producer.send(topic, b"lost")
+        with pytest.raises(UnknownTopicError, match="partition"):  # noqa: PT012  (in either call)
+            producer.send(topic, b"lost", partition=77)
+            producer.prepare_transaction(timeout=TIMEOUT)
+        self._go_on(scene, producer, topic)
+
+    def test_a_message_above_the_producers_own_limit_is_refused_at_once(self, scene: ProducerScene) -> None:
+        """By the setting's name."""
+        producer, topic = scene.new_producer(message_max_bytes=10_000), scene.new_name("topic")
+        producer.begin_transaction()
+        producer.send(topic, b"x" * 9_000)
+        with pytest.raises(MessageTooLargeError, match=r"message\.max\.bytes"):
+            producer.send(topic, b"x" * 10_001)
+        self._go_on(scene, producer, topic)
+
+    def test_a_message_above_the_topics_limit_fails_the_transaction_before_it_is_committed(self, scene: ProducerScene) -> None:
+        """At prepare at the latest: the database has not committed then."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, max_message_bytes=str(_LIMIT))
+        producer.begin_transaction()
+        with pytest.raises(MessageTooLargeError, match=r"max\.message\.bytes"):  # noqa: PT012  (in any of the calls)
+            producer.send(topic, b"small")
+            producer.send(topic, b"x" * 2 * _LIMIT)
+            producer.send(topic, b"small")
+            producer.prepare_transaction(timeout=TIMEOUT)
+        self._go_on(scene, producer, topic)
+
+    def test_a_commit_without_prepare_does_not_pass_over_a_failed_delivery(self, scene: ProducerScene) -> None:
+        """Nothing is committed in part."""
+        producer, topic, other = scene.new_producer(), scene.new_name("topic"), scene.new_name("other")
+        scene.make_topic(topic, max_message_bytes=str(_LIMIT))
+        producer.begin_transaction()
+        with pytest.raises(MessageTooLargeError):  # noqa: PT012  (in any of the calls)
+            producer.send(other, b"lost")
+            producer.send(topic, b"x" * 2 * _LIMIT)
+            producer.commit_transaction(timeout=TIMEOUT)
+        self._go_on(scene, producer, other)
+
+    def test_after_a_failed_delivery_nothing_more_is_taken_and_prepare_fails(self, scene: ProducerScene) -> None:
+        """With the reason of the failure each time."""
+        producer, topic, other = scene.new_producer(), scene.new_name("topic"), scene.new_name("other")
+        scene.make_topic(topic, max_message_bytes=str(_LIMIT))
+        producer.begin_transaction()
+        producer.send(topic, b"x" * 2 * _LIMIT)
+        deadline = time.monotonic() + TIMEOUT
+        with pytest.raises(MessageTooLargeError):  # noqa: PT012  (when the answer is there)
+            while time.monotonic() < deadline:
+                producer.send(other, b"later")
+        for _ in range(2):
+            with pytest.raises(MessageTooLargeError):
+                producer.prepare_transaction(timeout=TIMEOUT)
+        self._go_on(scene, producer, other)
+
+    def test_a_message_that_the_topic_refuses_fails_the_transaction(self, scene: ProducerScene) -> None:
+        """A compacted topic takes no message without a key."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, cleanup_policy="compact")
+        producer.begin_transaction()
+        with pytest.raises(DeliveryError):  # noqa: PT012  (in either call)
+            producer.send(topic, b"lost")
+            producer.prepare_transaction(timeout=TIMEOUT)
+        self._go_on(scene, producer, topic)
+
+    def test_small_messages_in_a_batch_too_large_for_the_topic_arrive_in_order(self, scene: ProducerScene) -> None:
+        """The batch is split until its parts are taken."""
+        if not scene.capabilities.splits_batches:
+            pytest.skip("this producer does not split batches")
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, max_message_bytes=str(_LIMIT))
+        sent = [b"%d" % number for number in range(5_000)]
+        producer.begin_transaction()
+        for value in sent:
+            producer.send(topic, value, partition=0)
+        prepare_and_commit(producer)
+        assert scene.values(topic) == sent
+
+    def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
+        """Where the broker makes none; the transaction can be given up, and the next one is whole."""
+        scene = strict_scene
+        producer, missing, there = scene.new_producer(), scene.new_name("missing"), scene.new_name("there")
+        scene.make_topic(there)
+        producer.begin_transaction()
+        producer.send(there, b"lost")
+        with pytest.raises(UnknownTopicError, match=missing) as caught:  # noqa: PT012  (in either call)
+            producer.send(missing, b"v")
+            producer.prepare_transaction(timeout=TIMEOUT)
+        assert "create it" in str(caught.value)
+        self._go_on(scene, producer, there)
+
+    @pytest.fixture
+    def strict_scene(self) -> ProducerScene:
+        """The scene on a broker that makes no topics by itself; to be given where there is one."""
+        pytest.skip("no broker that makes no topics by itself")
+
+    @staticmethod
+    def _go_on(scene: ProducerScene, failed: Any, topic: str) -> None:
+        """Give the transaction up, and see that the next one, to a topic that it wrote to, is all that is ever seen."""
+        producer = scene.give_up(failed)
+        producer.begin_transaction()
+        producer.send(topic, b"next", key=b"k")
+        prepare_and_commit(producer)
+        assert scene.values(topic) == [b"next"]

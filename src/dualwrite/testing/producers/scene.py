@@ -1,0 +1,166 @@
+"""Where the conformance suite of producers takes place: what it needs of a broker, and of the producer under test."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+
+TIMEOUT: Final = 30.0
+"""Seconds for whatever must happen: far more than it takes."""
+
+_PAUSE: Final = 0.005
+_MORE_THAN_HALF_A_BATCH: Final = bytes(600_000)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerCapabilities:
+    """What a producer can do beyond the Protocol.
+
+    Args:
+        two_phase: Its transactions never time out (KIP-939).
+        epoch_per_transaction: Each transaction has an epoch of its own, so that `producerId:epoch` names it (KIP-890).
+        checks_calls: A call at the wrong moment is an InvalidTransitionError, and changes nothing.
+        splits_batches: A batch that is too large for the topic, while its messages are not, is sent in parts.
+    """
+
+    two_phase: bool = False
+    epoch_per_transaction: bool = False
+    checks_calls: bool = False
+    splits_batches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMessage:
+    """One message as a `read_committed` consumer sees it.
+
+    Args:
+        partition: The partition.
+        key: The key.
+        value: The value.
+        headers: The headers, in order; empty where there are none.
+        timestamp_ms: The producer's timestamp, in milliseconds since 1970.
+    """
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+class ProducerScene(ABC):
+    """A broker, and producers on it; as a context manager it closes them.
+
+    Args:
+        capabilities: What the producer can do.
+        coordinator: A coordinator of the broker's.
+    """
+
+    def __init__(self, capabilities: ProducerCapabilities, coordinator: TransactionCoordinator) -> None:
+        self.capabilities = capabilities
+        self.coordinator = coordinator
+        self._opened = ExitStack()
+
+    # --- to be given ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def make(self, kafka_transactional_id: str, settings: Mapping[str, Any]) -> TransactionalProducer:
+        """A new producer, not initialised, with these settings of Kafka's besides the usual ones."""
+
+    @abstractmethod
+    def make_topic(self, topic: str, partitions: int = 1, **settings: str) -> None:
+        """Make a topic, with settings of its own written with `_` for `.`: `max_message_bytes="2000"`."""
+
+    @abstractmethod
+    def read(self, topic: str) -> list[SeenMessage]:
+        """What a `read_committed` consumer sees of a topic now, by partition and offset; waits for no open transaction."""
+
+    @abstractmethod
+    def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
+        """The offset that a consumer group has committed, or None; waits for no open transaction."""
+
+    # --- what tests use ---------------------------------------------------------------------------------------------------
+
+    def new_name(self, kind: str) -> str:
+        """A name that nothing else has."""
+        return f"{kind}-{uuid4().hex[:12]}"
+
+    def new_producer(self, kafka_transactional_id: str | None = None, **settings: Any) -> TransactionalProducer:
+        """A new producer that is ready; settings of Kafka's are written with `_` for `.`."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        producer = self.make(kafka_transactional_id or self.new_name("id"), given)
+        self._opened.callback(producer.close)
+        producer.init_transactions(timeout=TIMEOUT)
+        return producer
+
+    def values(self, topic: str) -> list[bytes | None]:
+        """The values of what is seen of a topic."""
+        return [message.value for message in self.read(topic)]
+
+    def described(
+        self, producer: TransactionalProducer, wanted: Callable[[TransactionDescription], bool] = lambda _: True
+    ) -> TransactionDescription:
+        """What the coordinator says of the producer's id, once it is as wanted."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            found = self.coordinator.describe(producer.kafka_transactional_id)
+            if found is not None and wanted(found):
+                return found
+            assert time.monotonic() < deadline, f"{producer.kafka_transactional_id} stays {found}"
+            time.sleep(_PAUSE)
+
+    def send_until_ongoing(self, producer: TransactionalProducer, topic: str) -> None:
+        """Send until the coordinator knows the transaction.
+
+        A producer without a thread of its own tries again with its next batch, what a new topic's leader has refused.
+        """
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            producer.send(topic, _MORE_THAN_HALF_A_BATCH)
+            found = self.coordinator.describe(producer.kafka_transactional_id)
+            if found is not None and found.status is TransactionStatus.ONGOING:
+                return
+            assert time.monotonic() < deadline, f"{producer.kafka_transactional_id} stays {found}"
+            time.sleep(_PAUSE)
+
+    def end_from_outside(self, producer: TransactionalProducer, *, commit: bool) -> None:
+        """End the producer's ongoing transaction as recovery does: EndTxn of the described epoch."""
+        found = self.described(producer, lambda d: d.status is TransactionStatus.ONGOING)
+        answer = self.coordinator.end_transaction(
+            producer.kafka_transactional_id, producer_id=found.producer_id, epoch=found.epoch, commit=commit
+        )
+        assert answer.proven, answer
+
+    def give_up(self, producer: TransactionalProducer) -> TransactionalProducer:
+        """Abort; the producer to go on with: the same, or a new session of its id where it says that it must be replaced."""
+        try:
+            producer.abort_transaction(timeout=TIMEOUT)
+        except BrokerError:
+            assert producer.must_be_replaced, "an abort that fails leaves a producer that says so"
+        if not producer.must_be_replaced:
+            return producer
+        producer.close()
+        return self.new_producer(producer.kafka_transactional_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._opened.close()
+
+
+def prepare_and_commit(producer: TransactionalProducer) -> PreparedTxnState | None:
+    """The second half of a transaction."""
+    state = producer.prepare_transaction(timeout=TIMEOUT)
+    producer.commit_transaction(timeout=TIMEOUT)
+    return state

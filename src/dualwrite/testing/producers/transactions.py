@@ -1,0 +1,280 @@
+"""Conformance of a transaction's course: what is seen when, what prepare gives, and what may follow."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+from dualwrite.errors import InvalidTransitionError, TransactionTimeoutError
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from dualwrite.state import PreparedTxnState, TransactionStatus
+from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
+
+_GROUP: Final = GroupMetadata("any group")
+_CALLS: Final[dict[str, Callable[[TransactionalProducer, str], Any]]] = {
+    "begin_transaction": lambda producer, _: producer.begin_transaction(),
+    "send": lambda producer, topic: producer.send(topic, b"at the wrong moment"),
+    "send_many": lambda producer, topic: producer.send_many(topic, [b"at the wrong moment"]),
+    "send_offsets_to_transaction": lambda producer, topic: producer.send_offsets_to_transaction(
+        [ConsumedOffset(topic, 0, 1)], _GROUP, timeout=TIMEOUT
+    ),
+    "prepare_transaction": lambda producer, _: producer.prepare_transaction(timeout=TIMEOUT),
+    "commit_transaction": lambda producer, _: producer.commit_transaction(timeout=TIMEOUT),
+    "abort_transaction": lambda producer, _: producer.abort_transaction(timeout=TIMEOUT),
+    "init_transactions": lambda producer, _: producer.init_transactions(timeout=TIMEOUT),
+}
+_BETWEEN: Final = ("begin_transaction", "init_transactions")
+_IN_TRANSACTION: Final = (
+    "send",
+    "send_many",
+    "send_offsets_to_transaction",
+    "prepare_transaction",
+    "commit_transaction",
+    "abort_transaction",
+)
+_PREPARED: Final = ("commit_transaction", "abort_transaction")
+
+
+class TransactionConformance:
+    """Begin, send, prepare, commit or abort, in order and out of it."""
+
+    def test_the_producer_fulfils_its_protocol(self, scene: ProducerScene) -> None:
+        """It has every name of it."""
+        assert isinstance(scene.make(scene.new_name("id"), {}), TransactionalProducer)
+
+    # --- what is seen -----------------------------------------------------------------------------------------------------
+
+    def test_nothing_is_seen_before_the_commit_and_everything_after_it(self, scene: ProducerScene) -> None:
+        """Neither while messages are sent, nor once they are prepared."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        producer.begin_transaction()
+        for number in range(100):
+            producer.send(topic, str(number))
+        assert scene.values(topic) == []
+        producer.prepare_transaction(timeout=TIMEOUT)
+        assert scene.values(topic) == []
+        producer.check_time_left()
+        producer.commit_transaction(timeout=TIMEOUT)
+        assert scene.values(topic) == [b"%d" % number for number in range(100)]
+        assert not producer.must_be_replaced
+
+    def test_a_transaction_may_be_committed_without_being_prepared(self, scene: ProducerScene) -> None:
+        """The commit waits for every acknowledgement then."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        for number in range(100):
+            producer.send(topic, str(number))
+        producer.commit_transaction(timeout=TIMEOUT)
+        assert scene.values(topic) == [b"%d" % number for number in range(100)]
+
+    def test_nothing_is_seen_of_an_aborted_transaction(self, scene: ProducerScene) -> None:
+        """Aborted with messages under way, and once it was prepared; the producer goes on."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        for _ in range(2_000):
+            producer.send(topic, b"x" * 1_000)
+        producer.abort_transaction(timeout=TIMEOUT)
+        producer.begin_transaction()
+        producer.send(topic, b"prepared")
+        producer.prepare_transaction(timeout=TIMEOUT)
+        producer.abort_transaction(timeout=TIMEOUT)
+        assert not producer.must_be_replaced
+        producer.begin_transaction()
+        producer.send(topic, b"kept")
+        prepare_and_commit(producer)
+        assert scene.values(topic) == [b"kept"]
+
+    def test_transactions_one_after_another_are_seen_in_their_order(self, scene: ProducerScene) -> None:
+        """Each begins while the markers of the one before may still be written."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        for number in range(20):
+            producer.begin_transaction()
+            producer.send(topic, f"{number} a")
+            producer.send(topic, f"{number} b")
+            prepare_and_commit(producer)
+        assert scene.values(topic) == [f"{n} {x}".encode() for n in range(20) for x in "ab"]
+
+    def test_an_empty_transaction_has_no_state_and_ends_either_way(self, scene: ProducerScene) -> None:
+        """Nothing was sent, so nothing need be asked of the coordinator."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        for prepared in (True, False):
+            for end in (producer.commit_transaction, producer.abort_transaction):
+                producer.begin_transaction()
+                if prepared:
+                    assert producer.prepare_transaction(timeout=TIMEOUT) is None
+                end(timeout=TIMEOUT)
+        assert not producer.must_be_replaced
+        producer.begin_transaction()
+        producer.send(topic, b"v")
+        prepare_and_commit(producer)
+        assert scene.values(topic) == [b"v"]
+
+    # --- prepare ----------------------------------------------------------------------------------------------------------
+
+    def test_the_prepared_state_names_the_transaction_that_the_coordinator_describes(self, scene: ProducerScene) -> None:
+        """And it is the same when it was written down and read again."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        producer.send(topic, b"v")
+        state = producer.prepare_transaction(timeout=TIMEOUT)
+        assert state is not None
+        found = scene.described(producer)
+        assert found.status is TransactionStatus.ONGOING
+        assert found.partitions == {(topic, 0)}
+        start = None if scene.capabilities.epoch_per_transaction else found.start_time_ms
+        assert state == PreparedTxnState(found.producer_id, found.epoch, start)
+        assert PreparedTxnState.parse(str(state)) == state
+        producer.abort_transaction(timeout=TIMEOUT)
+
+    def test_every_transaction_has_a_state_of_its_own(self, scene: ProducerScene) -> None:
+        """However it ended."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        states = []
+        for end in (producer.commit_transaction, producer.abort_transaction) * 3:
+            producer.begin_transaction()
+            producer.send(topic, b"v")
+            states.append(producer.prepare_transaction(timeout=TIMEOUT))
+            end(timeout=TIMEOUT)
+        assert None not in states
+        assert len(set(states)) == len(states)
+
+    def test_a_prepared_transaction_is_committed_by_its_state(self, scene: ProducerScene) -> None:
+        """As recovery does it, when the producer is gone."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        producer.begin_transaction()
+        for number in range(100):
+            producer.send(topic, str(number))
+        state = producer.prepare_transaction(timeout=TIMEOUT)
+        assert state is not None
+        producer.close()
+        answer = scene.coordinator.end_transaction(
+            producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
+        )
+        assert answer.proven
+        assert scene.values(topic) == [b"%d" % number for number in range(100)]
+
+    def test_closing_ends_no_transaction(self, scene: ProducerScene) -> None:
+        """Neither a prepared one nor another; closing twice is closing once."""
+        for prepared in (True, False):
+            producer = scene.new_producer()
+            producer.begin_transaction()
+            producer.send(scene.new_name("topic"), b"v")
+            if prepared:
+                producer.prepare_transaction(timeout=TIMEOUT)
+            else:
+                scene.send_until_ongoing(producer, scene.new_name("topic"))
+            producer.close()
+            producer.close()
+            assert producer.must_be_replaced
+            assert scene.described(producer).status is TransactionStatus.ONGOING
+            scene.end_from_outside(producer, commit=False)
+
+    # --- the wrong moment -------------------------------------------------------------------------------------------------
+
+    def test_a_call_at_the_wrong_moment_is_refused_and_changes_nothing(self, scene: ProducerScene) -> None:
+        """Between transactions, inside one, and once it is prepared, when only commit and abort are allowed."""
+        if not scene.capabilities.checks_calls:
+            pytest.skip("this producer does not check its calls")
+        topic = scene.new_name("topic")
+        producer = scene.make(scene.new_name("id"), {})
+        _assert_refused(producer, topic, allowed=("init_transactions",))
+        producer.init_transactions(timeout=TIMEOUT)
+        _assert_refused(producer, topic, allowed=_BETWEEN)
+        producer.begin_transaction()
+        _assert_refused(producer, topic, allowed=_IN_TRANSACTION)
+        producer.send(topic, b"v")
+        state = producer.prepare_transaction(timeout=TIMEOUT)
+        _assert_refused(producer, topic, allowed=_PREPARED)
+        found = scene.described(producer)
+        assert state is not None
+        assert (found.status, found.epoch) == (TransactionStatus.ONGOING, state.epoch)
+        producer.commit_transaction(timeout=TIMEOUT)
+        assert scene.values(topic) == [b"v"]
+        producer.close()
+        _assert_refused(producer, topic, allowed=())
+
+    # --- time -------------------------------------------------------------------------------------------------------------
+
+    def test_a_transaction_that_grew_too_old_is_refused_before_the_commit(self, scene: ProducerScene) -> None:
+        """By prepare, and by the look at the clock after it; then it is aborted."""
+        if scene.capabilities.two_phase:
+            pytest.skip("nothing times out under two-phase commit")
+        topic = scene.new_name("topic")
+        scene.make_topic(topic)
+        prepared, late = (scene.new_producer(transaction_timeout_ms=2_000) for _ in range(2))
+        for producer in (prepared, late):
+            producer.begin_transaction()
+            producer.check_time_left()
+            producer.send(topic, b"v")
+        prepared.prepare_transaction(timeout=TIMEOUT)
+        prepared.check_time_left()
+        time.sleep(1.7)
+        with pytest.raises(TransactionTimeoutError):
+            prepared.check_time_left()
+        with pytest.raises(TransactionTimeoutError, match=r"transaction\.timeout\.ms") as caught:
+            late.prepare_transaction(timeout=TIMEOUT)
+        assert caught.value.transactional_id == late.kafka_transactional_id
+        for producer in (prepared, late):
+            scene.give_up(producer)
+        assert scene.values(topic) == []
+
+    def test_under_two_phase_commit_there_is_always_time_left(self, scene: ProducerScene) -> None:
+        """The coordinator shows that it never ends the transaction by itself."""
+        if not scene.capabilities.two_phase:
+            pytest.skip("without two-phase commit transactions time out")
+        producer = scene.new_producer()
+        producer.begin_transaction()
+        producer.send(scene.new_name("topic"), b"v")
+        producer.prepare_transaction(timeout=TIMEOUT)
+        assert scene.described(producer).timeout_ms == 2**31 - 1
+        producer.check_time_left()
+        producer.abort_transaction(timeout=TIMEOUT)
+
+    # --- interruption -----------------------------------------------------------------------------------------------------
+
+    def test_an_interrupt_in_the_middle_of_sending_leaves_a_transaction_that_can_be_aborted(self, scene: ProducerScene) -> None:
+        """Ctrl-C at ten moments; what was sent until then is not seen, and the next transaction is whole."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        for number in range(10):
+            producer.begin_transaction()
+            with pytest.raises(KeyboardInterrupt), _interrupt_after(0.003 * number):  # noqa: PT012  (it comes anywhere)
+                while True:
+                    producer.send(topic, b"x" * 20_000)
+                    producer.send_many(topic, [b"x" * 1_000] * 100)
+            producer = scene.give_up(producer)
+            producer.begin_transaction()
+            producer.send(topic, b"%d a" % number)
+            producer.send(topic, b"%d b" % number)
+            prepare_and_commit(producer)
+        assert scene.values(topic) == [b"%d %b" % (n, x) for n in range(10) for x in (b"a", b"b")]
+
+
+def _assert_refused(producer: TransactionalProducer, topic: str, *, allowed: tuple[str, ...]) -> None:
+    for name, call in _CALLS.items():
+        if name not in allowed:
+            with pytest.raises(InvalidTransitionError) as caught:
+                call(producer, topic)
+            assert name in str(caught.value)
+            assert set(allowed) <= set(caught.value.allowed)
+            assert name not in caught.value.allowed
+
+
+@contextmanager
+def _interrupt_after(seconds: float) -> Iterator[None]:
+    """Ctrl-C for the main thread."""
+    timer = threading.Timer(seconds, _thread.interrupt_main)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()

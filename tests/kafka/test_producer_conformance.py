@@ -1,0 +1,134 @@
+"""Every producer of dualwrite's passes the conformance suite, on a broker that makes topics and on one that makes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.offsets import progress_of
+from dualwrite.testing.producers import ProducerCapabilities, ProducerConformance, ProducerScene, SeenMessage
+from fixtures.broker import make_topic, read_topic
+
+Make = Callable[[KafkaConfig, str, WireTransactionCoordinator], TransactionalProducer]
+
+LIBRDKAFKA = ProducerCapabilities()
+NATIVE = ProducerCapabilities(epoch_per_transaction=True, checks_calls=True, splits_batches=True)
+NATIVE_TWO_PHASE = ProducerCapabilities(two_phase=True, epoch_per_transaction=True, checks_calls=True, splits_batches=True)
+
+
+class ClusterScene(ProducerScene):
+    """A scene on a development cluster."""
+
+    def __init__(
+        self, capabilities: ProducerCapabilities, cluster: DevCluster, coordinator: WireTransactionCoordinator, make: Make
+    ) -> None:
+        super().__init__(capabilities, coordinator)
+        self.servers = cluster.bootstrap_servers
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._make = make
+
+    def make(self, kafka_transactional_id: str, settings: Mapping[str, Any]) -> TransactionalProducer:
+        config = KafkaConfig.of({"bootstrap.servers": self.servers, **settings})
+        return self._make(config, kafka_transactional_id, self._coordinator)
+
+    def make_topic(self, topic: str, partitions: int = 1, **settings: str) -> None:
+        make_topic(self._cluster, topic, partitions, **settings)
+
+    def read(self, topic: str) -> list[SeenMessage]:
+        return [
+            SeenMessage(m.partition(), m.key(), m.value(), m.headers() or [], m.timestamp()[1])
+            for m in read_topic(self.servers, topic)
+        ]
+
+    def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        (found,) = admin.list_consumer_group_offsets([wanted], require_stable=False)[group].result(20).topic_partitions
+        return found.offset if found.offset >= 0 else None
+
+
+class Conformance(ProducerConformance):
+    capabilities: ProducerCapabilities
+
+    @staticmethod
+    def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def scene(self, broker: DevCluster, coordinator: WireTransactionCoordinator) -> Iterator[ClusterScene]:
+        with ClusterScene(self.capabilities, broker, coordinator, self.make) as scene:
+            yield scene
+
+    @pytest.fixture
+    def strict_scene(
+        self, strict_broker: DevCluster, new_coordinator: Callable[..., WireTransactionCoordinator]
+    ) -> Iterator[ClusterScene]:
+        coordinator = new_coordinator(strict_broker.bootstrap_servers)
+        with ClusterScene(self.capabilities, strict_broker, coordinator, self.make) as scene:
+            yield scene
+
+    @pytest.mark.parametrize("instance", [None, "static member"])
+    def test_a_real_consumers_progress_is_part_of_the_transaction(self, scene: ClusterScene, instance: str | None) -> None:
+        """What confluent-kafka's consumer says of its group is what the coordinator of the group knows (KIP-447)."""
+        producer, source = scene.new_producer(), scene.new_name("source")
+        producer.begin_transaction()
+        producer.send(source, b"in")
+        producer.commit_transaction(timeout=20)
+        settings = {
+            "bootstrap.servers": scene.servers,
+            "group.id": scene.new_name("group"),
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+        consumer = Consumer(settings if instance is None else {**settings, "group.instance.id": instance})
+        consumer.subscribe([source])
+        try:
+            message = consumer.poll(20)
+            assert message is not None
+            assert message.value() == b"in"
+            offsets, group = progress_of(consumer)
+            assert group.group_instance_id == instance
+            assert group.generation_id > 0
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction(offsets, group, timeout=20)
+            assert producer.prepare_transaction(timeout=20) is not None
+            producer.commit_transaction(timeout=20)
+            (position,) = consumer.committed(consumer.assignment(), timeout=20)
+            assert position.offset == 1
+        finally:
+            consumer.close()
+
+
+class TestLibrdkafkaProducer(Conformance):
+    capabilities = LIBRDKAFKA
+
+    @staticmethod
+    def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
+        return LibrdkafkaProducer(config, kafka_id, coordinator, delivery_timeout=10)
+
+
+class TestNativeProducer(Conformance):
+    capabilities = NATIVE
+
+    @staticmethod
+    def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
+        return NativeProducer(config, kafka_id, coordinator, delivery_timeout=10)
+
+
+class TestNativeTwoPhaseProducer(Conformance):
+    capabilities = NATIVE_TWO_PHASE
+
+    @staticmethod
+    def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
+        return NativeProducer(config, kafka_id, coordinator, two_phase=True, delivery_timeout=10)
