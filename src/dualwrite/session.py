@@ -14,7 +14,7 @@ from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, Transactiona
 from dualwrite.recovery import describe_owner
 from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
 from dualwrite.settling import GenerationSettler, settle_generations
-from dualwrite.state import kafka_transactional_id
+from dualwrite.state import LAST_EPOCH, kafka_transactional_id
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 from dualwrite.timeouts import Timeouts
 
@@ -153,14 +153,14 @@ class Session:
                 )
 
     def _newest_is_fit(self) -> bool:
-        """Whether the newest generation is of our kind and its timeout the one that we want (or Kafka does not know it)."""
+        """Whether the newest generation is of our kind, with our timeout and with epochs left, or unknown to Kafka."""
         row = self._store.read_claimed(self.claim)
         if row.generation_kind is not self._producers.kind:
             return False
         producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, row.generation)))
         try:
             described = self._coordinator.describe(producer.kafka_transactional_id)
-            return described is None or described.timeout_ms == producer.wanted_timeout_ms
+            return described is None or (described.timeout_ms == producer.wanted_timeout_ms and described.epoch <= LAST_EPOCH)
         finally:
             producer.close()
 
@@ -179,7 +179,7 @@ class Session:
         found = settler.settle()
         if found.outcome is not Outcome.NOTHING:
             log.info("%s: taking over generation %d: %s", self._id, generation, found.outcome.value)
-        if settler.raised is None:
+        if settler.raised is None or settler.raised.epoch > LAST_EPOCH:  # the latter on brokers without KAFKA-20090
             return False
         producer.adopt(settler.raised.producer_id, settler.raised.epoch, timeout_ms=described.timeout_ms)
         return True

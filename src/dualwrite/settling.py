@@ -146,8 +146,8 @@ class GenerationSettler:
     def _prove(self, stored: PreparedTxnState) -> Outcome:
         """EndTxn v5 of the stored (producerId, epoch) tells how it ended, over a change of the producer id (KIP-890).
 
-        The coordinator remembers the last epoch of the producer id before, and how its transaction ended, until the next one
-        ends. Where S is of an earlier epoch, an answer that tells how the last one ended shows that S was passed.
+        The coordinator remembers the last epoch of the producer id before, and how its transaction ended, until the next
+        begins. Where S is of an earlier epoch, an answer that tells how the last one ended shows that S was passed.
         """
         answer = self._asked_for_proof(stored.producer_id, stored.epoch)
         if answer.proven:

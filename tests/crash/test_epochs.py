@@ -1,7 +1,8 @@
 """The last epoch of a producer id, and the change to the next one: a crash before it, right at it, and after it.
 
 An id has epochs up to 32766 to produce with; EndTxn v5 of that one answers with another producer id and epoch 0 (KIP-890).
-The stored state names the old one, so that only EndTxn v5 itself can prove how its transaction ended.
+A state that names the old one can be proven by EndTxn v5 itself only, and only for a while: so a writer takes the id over anew
+when only the last epoch is left. What another client has left there (`USE_LAST_EPOCH`) is proven all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, TransactionDescription
 from dualwrite.stores.sql import SqlStateStore
 
 LAST_EPOCH = 32766
@@ -59,7 +60,8 @@ def spend_epochs(scene: Scene, until: int) -> None:
 def crashed_at_epoch(scene: Scene, epoch: int, point: str) -> PreparedTxnState | None:
     """Kill a writer in its first transaction, under this epoch: opening takes one, the transaction has the next."""
     spend_epochs(scene, epoch - 1)
-    worker = scene.write(2, 2, f"{point}=kill")
+    environment = {"USE_LAST_EPOCH": "1"} if epoch == LAST_EPOCH else {}
+    worker = scene.write(2, 2, f"{point}=kill", **environment)
     assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
     row = SqlStateStore(scene.engine).read(scene.transactional_id)
     assert row is not None
@@ -103,8 +105,11 @@ def test_a_transaction_that_the_database_did_not_commit(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
-def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverified(scene: Scene) -> None:
+def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverified(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The transaction of the last epoch was rolled back, so that the row still names the one before, which committed."""
+    monkeypatch.setattr("dualwrite.kafka.native.producer.LAST_EPOCH", LAST_EPOCH + 1)
     spend_epochs(scene, LAST_EPOCH - 2)
     with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         write_event(writer, scene.topic, 2)
@@ -112,6 +117,27 @@ def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverifi
         report = scene.recover()  # as after a crash: it takes the id from the writer
     assert (report["outcomes"], report["unacknowledged"], report["error"]) == (["ALREADY_COMMITTED"], [], None)
     assert scene.agree() == [1, 2]
+
+
+@pytest.mark.parametrize("point", ["after_prepare", "after_db_commit", "after_kafka_commit"])
+def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id(scene: Scene, point: str) -> None:
+    spend_epochs(scene, LAST_EPOCH - 1)
+    old = described(scene).producer_id
+    worker = scene.write(2, 2, f"{point}=kill")
+    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
+    assert described(scene).producer_id != old
+    assert scene.recover()["unacknowledged"] == []
+    assert scene.agree() == ([1] if point == "after_prepare" else [1, 2])
+
+
+def described(scene: Scene) -> TransactionDescription:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
+    try:
+        found = coordinator.describe(f"{scene.transactional_id}#1")
+        assert found is not None
+        return found
+    finally:
+        coordinator.close()
 
 
 @pytest.mark.parametrize("rolled_back", [0, 1, 2, 3])

@@ -14,6 +14,8 @@ from typing import Any
 from sqlalchemy import text
 
 import dualwrite
+from dualwrite.kafka.native import producer as native
+from dualwrite.state import MAX_EPOCH
 
 TIMEOUTS = dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20")), kafka=30, delivery=20)
 
@@ -60,6 +62,8 @@ def settings(bootstrap: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    if "USE_LAST_EPOCH" in os.environ:
+        native.LAST_EPOCH = MAX_EPOCH  # type: ignore[misc]  # as a client would that changes the producer id later
     try:
         if sys.argv[1] == "write":
             write(*sys.argv[2:6], int(sys.argv[6]), int(sys.argv[7]))

@@ -37,7 +37,7 @@ from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.kafka.network import Network
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
-from dualwrite.state import PreparedTxnState, TransactionStatus
+from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionStatus
 
 _TIMESTAMP: Final = "timestamp (ms since 1970)"
 _MAX_TIMESTAMP: Final = 2**63 - 1
@@ -126,11 +126,12 @@ class NativeProducer:
     def must_be_replaced(self) -> bool:
         """Whether another transaction should not begin before the id is taken over anew.
 
-        Also when the last EndTxn answered with another producer id, since the epochs of the one before were used up: the
-        coordinator remembers how its last transaction ended only until the next one ends, and what is stored must be settled
-        by then. A user of the producer by itself may just go on.
+        Also when only the last epoch of the producer id is left: a take-over raises it with nothing open, which changes the
+        producer id while nothing is in doubt. Of a transaction on that epoch the coordinator would remember how it ended only
+        until the next one begins, and some brokers get stuck when it times out (KAFKA-20090). A user of the producer by itself
+        may just go on.
         """
-        return self._id_has_changed or self._state in _LOST
+        return self._id_has_changed or self._epoch >= LAST_EPOCH or self._state in _LOST
 
     @property
     def transaction_timeout(self) -> float | None:
