@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from jgo.maven import MavenContext, PythonResolver
+from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.locations import cache_dir, make_directory
@@ -27,6 +28,8 @@ _NOT_NEEDED = ["kafka-tools-api"]
 """Only command line tools that are not run here use it; see DEFAULT_KAFKA_VERSION."""
 
 _MAVEN_TIMEOUT = 60.0
+_ATTEMPTS = 3
+_PAUSE = 2.0
 
 
 def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
@@ -77,6 +80,15 @@ def _read_note(note: Path) -> list[Path] | None:
 
 
 def _download(kafka_version: str, progress: Progress) -> list[Path]:
+    """Download what is missing; again where it failed, since jgo takes a server that did not answer for a missing file."""
+    try:
+        retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
+        return retrying(_download_once, kafka_version, progress)
+    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
+        raise _explain(kafka_version, error) from error
+
+
+def _download_once(kafka_version: str, progress: Progress) -> list[Path]:
     progress.step(f"Resolving the jars of Kafka {kafka_version}")
     resolver = _TidyResolver()
     context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
@@ -86,17 +98,14 @@ def _download(kafka_version: str, progress: Progress) -> list[Path]:
         f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
     ]
     unwanted = [context.project("org.apache.kafka", artifact) for artifact in _NOT_NEEDED]
-    try:
-        inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
-        artifacts = [each.artifact for each in (*inputs, *transitive) if each.artifactId not in _NOT_NEEDED]
-        progress.step(f"Downloading Kafka {kafka_version}", total=len(artifacts))
-        jars = []
-        for artifact in artifacts:
-            resolver.on_fraction = progress.advance
-            jars.append(_whole(artifact))
-            progress.advance(resolver.left_over())
-    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
-        raise _explain(kafka_version, error) from error
+    inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
+    artifacts = [each.artifact for each in (*inputs, *transitive) if each.artifactId not in _NOT_NEEDED]
+    progress.step(f"Downloading Kafka {kafka_version}", total=len(artifacts))
+    jars = []
+    for artifact in artifacts:
+        resolver.on_fraction = progress.advance
+        jars.append(_whole(artifact))
+        progress.advance(resolver.left_over())
     return jars
 
 
