@@ -114,9 +114,7 @@ def test_an_abort_before_prepare_waits_for_what_is_under_way(
 # --- messages that can't be sent --------------------------------------------------------------------------------------
 
 
-def test_a_failed_delivery_costs_the_session(
-    broker: DevCluster, new_producer: NewProducer, new_name: NewName
-) -> None:
+def test_a_failed_delivery_costs_the_session(broker: DevCluster, new_producer: NewProducer, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(broker, topic, max_message_bytes="2000")
     producer = new_producer()

@@ -46,10 +46,8 @@ class ClusterScene(ProducerScene):
         make_topic(self._cluster, topic, partitions, **settings)
 
     def read(self, topic: str) -> list[SeenMessage]:
-        return [
-            SeenMessage(m.partition(), m.key(), m.value(), m.headers() or [], m.timestamp()[1])
-            for m in read_topic(self.servers, topic)
-        ]
+        found: list[Any] = read_topic(self.servers, topic)
+        return [SeenMessage(m.partition(), m.key(), m.value(), m.headers() or [], m.timestamp()[1]) for m in found]
 
     def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
         admin = AdminClient({"bootstrap.servers": self.servers})
@@ -59,7 +57,14 @@ class ClusterScene(ProducerScene):
 
 
 class Conformance(ProducerConformance):
+    """The suite, and what it needs of confluent-kafka, for one producer."""
+
     capabilities: ProducerCapabilities
+
+    # A topic that the broker does not know is waited for, 5 s: it might be on its way.
+    test_a_topic_that_does_not_exist_is_told_by_name = pytest.mark.slow(
+        ProducerConformance.test_a_topic_that_does_not_exist_is_told_by_name
+    )
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:

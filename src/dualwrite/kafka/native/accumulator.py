@@ -151,15 +151,17 @@ class RecordAccumulator:
 
     def push(self, timeout: float) -> None:
         """Close every batch and send what may be sent, without waiting for answers."""
-        for partition in self._filled():
-            self._close(partition)
-        self._sender.push(timeout)
+        with self._sender.failure_kept():
+            for partition in self._filled():
+                self._close(partition)
+            self._sender.push(timeout)
 
     def flush(self, timeout: float) -> None:
         """Send everything, and wait until it is stored; see `Sender.flush` for errors."""
-        for partition in self._filled():
-            self._close(partition)
-        self._sender.flush(timeout)
+        with self._sender.failure_kept():
+            for partition in self._filled():
+                self._close(partition)
+            self._sender.flush(timeout)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class ManyConformance:
     def test_keys_choose_the_partition_as_they_do_one_by_one(self, scene: ProducerScene) -> None:
         """And all messages of a call have one timestamp, unless it is given."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
-        scene.make_topic(topic, 3)
+        scene.make_topic(topic, 3, retention_ms="-1")  # the timestamp is old enough to be cleaned up at any moment
         keys = [b"key-%d" % number for number in range(50)]
         producer.begin_transaction()
         producer.send_many(topic, keys, keys=keys)

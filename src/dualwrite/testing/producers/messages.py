@@ -36,7 +36,7 @@ class MessageConformance:
     def test_a_message_arrives_as_it_was_given(self, scene: ProducerScene) -> None:
         """Keys, values and headers of every kind, each message with a timestamp of its own."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
-        scene.make_topic(topic)
+        scene.make_topic(topic, retention_ms="-1")  # the timestamps are old enough to be cleaned up at any moment
         producer.begin_transaction()
         for number, (given, _) in enumerate(GIVEN_AND_SEEN):
             producer.send(topic, **given, timestamp=_SENT_AT - 1000 * number)
@@ -97,30 +97,6 @@ class MessageConformance:
             producer.send(topic, value)
         prepare_and_commit(producer)
         assert sorted(scene.values(topic), key=lambda value: int(value or b"-1")) == sent
-
-    def test_many_at_once_arrive_as_one_after_another(self, scene: ProducerScene) -> None:
-        """With and without keys, with a partition, from a generator; mixed with messages that are sent by themselves."""
-        producer, topic = scene.new_producer(), scene.new_name("topic")
-        scene.make_topic(topic, _PARTITIONS)
-        numbers = [b"%d" % n for n in range(2_500)]
-        producer.begin_transaction()
-        producer.send_many(topic, numbers, partition=0, timestamp=_SENT_AT)
-        producer.send(topic, "between", partition=0)
-        producer.send_many(topic, (value for value in [None, "größe", b""]), keys=["k", None, b"k"], partition=0)
-        producer.send_many(topic, [])
-        producer.send_many(topic, numbers, keys=iter(numbers))
-        producer.send_many(topic, iter(numbers))
-        prepare_and_commit(producer)
-        seen = scene.read(topic)
-        first = [message for message in seen if message.partition == 0][: len(numbers) + 4]
-        assert [m.value for m in first] == [*numbers, b"between", None, "größe".encode(), b""]
-        assert {m.timestamp_ms for m in first[: len(numbers)]} == {_SENT_AT}
-        assert [m.key for m in first[-3:]] == [b"k", None, b"k"]
-        rest = [message for message in seen if message not in first]
-        assert sorted(m.value or b"" for m in rest if m.key is None) == sorted(numbers)
-        with_keys = [message for message in rest if message.key is not None]
-        assert sorted(m.value or b"" for m in with_keys) == sorted(numbers)
-        assert all(m.key == m.value for m in with_keys)
 
     def test_many_batches_to_several_topics_keep_the_order_of_each_partition(self, scene: ProducerScene) -> None:
         """Tens of megabytes, in two transactions."""

@@ -1,0 +1,557 @@
+"""NativeProducer while something breaks: the broker paused or killed, the caller interrupted at any moment, rights missing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+from kafka.protocol.admin import CreateAclsRequest
+
+from dualwrite.devcluster import DevCluster, Security
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerUnavailableError,
+    DeliveryError,
+    DualWriteError,
+    InvalidTransitionError,
+    TwoPhaseCommitRefusedError,
+)
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.lifecycle import ALLOWED, ProducerState
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.network import Network
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from fixtures.broker import USERS, make_topic, read_topic, started
+
+NewName = Callable[[str], str]
+NewProducer = Callable[..., NativeProducer]
+IMPATIENT = {"socket.timeout.ms": 500, "socket.connection.setup.timeout.ms": 500}
+
+
+@pytest.fixture(scope="module")
+def frail() -> Iterator[DevCluster]:
+    """A broker that the tests of this module may break; it works again after each."""
+    with started() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def new_native(frail: DevCluster, new_name: NewName) -> Iterator[NewProducer]:
+    """Makes producers on `frail`, ready to begin, with a coordinator each; closes them."""
+    with ExitStack() as opened:
+
+        def new(*, delivery_timeout: float = 60.0, begun: bool = False, **settings: Any) -> NativeProducer:
+            config = KafkaConfig.of({"bootstrap.servers": frail.bootstrap_servers, **settings})
+            producer = NativeProducer(config, new_name("id"), two_phase=True, delivery_timeout=delivery_timeout)
+            opened.callback(producer.close)
+            producer.init_transactions(timeout=20)
+            return producer
+
+        yield new
+
+
+@contextmanager
+def paused(cluster: DevCluster) -> Iterator[None]:
+    time.sleep(0.01)  # right after a transaction, a producer asks whether its markers are written
+    cluster.pause()
+    try:
+        yield
+    finally:
+        cluster.resume()
+
+
+def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
+    return [message.value() for message in read_topic(cluster.bootstrap_servers, topic)]
+
+
+def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
+    producer.begin_transaction()
+    producer.send(topic, value)
+    producer.commit_transaction(timeout=20)
+
+
+# --- a broker that does not answer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeouts", [{"socket.connection.setup.timeout.ms": 500}, IMPATIENT], ids=["patient", "impatient"])
+@pytest.mark.parametrize("partitions", [1, 100])
+def test_a_full_buffer_blocks_until_the_delivery_timeout_and_holds_no_more_than_its_size(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName, timeouts: dict[str, Any], partitions: int
+) -> None:
+    """However large the sockets' own buffers are, and over however many partitions the messages are spread."""
+    buffer_kib = 4_096
+    producer = new_native(delivery_timeout=1.5, **{"queue.buffering.max.kbytes": buffer_kib}, **timeouts)
+    topic = new_name("topic")
+    make_topic(frail, topic, partitions)
+    commit_one(producer, topic, b"before")
+    producer.begin_transaction()
+    taken = 0
+    with paused(frail):
+        with pytest.raises(DeliveryError, match="buffer stayed full"):  # noqa: PT012  (when it is full)
+            for number in range(10_000):
+                producer.send(topic, bytes(20_000), partition=number % partitions)
+                taken += 1
+        assert taken * 20_000 <= buffer_kib * 1024
+        with pytest.raises(DeliveryError, match="buffer stayed full"):
+            producer.prepare_transaction(timeout=20)
+    producer.abort_transaction(timeout=20)
+    commit_one(producer, topic, b"after")
+    assert sorted(value or b"" for value in values(frail, topic)) == [b"after", b"before"]
+
+
+def test_a_prepare_that_is_not_answered_fails_in_time_and_the_transaction_can_be_aborted(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    producer, topic = new_native(), new_name("topic")
+    commit_one(producer, topic, b"before")
+    producer.begin_transaction()
+    producer.send(topic, b"lost")
+    with paused(frail):
+        producer.send(topic, b"lost, too")
+        with pytest.raises(DeliveryError, match=r"within 0\.5 s"):
+            producer.prepare_transaction(timeout=0.5)
+    producer.abort_transaction(timeout=20)
+    commit_one(producer, topic, b"after")
+    assert values(frail, topic) == [b"before", b"after"]
+
+
+def test_a_topic_that_can_not_be_looked_up_costs_the_message_and_not_the_transaction(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    producer, topic, other = new_native(delivery_timeout=1, **IMPATIENT), new_name("topic"), new_name("other")
+    commit_one(producer, topic, b"before")
+    producer.begin_transaction()
+    producer.send(topic, b"kept")
+    with paused(frail), pytest.raises(BrokerUnavailableError, match=other):
+        producer.send(other, b"not taken")
+    producer.send(other, b"taken")
+    producer.commit_transaction(timeout=20)
+    assert values(frail, topic) == [b"before", b"kept"]
+    assert values(frail, other) == [b"taken"]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName, arrives: bool
+) -> None:
+    producer, topic = new_native(**IMPATIENT), new_name("topic")
+    producer.begin_transaction()
+    producer.send(topic, b"v")
+    state = producer.prepare_transaction(timeout=20)
+    assert state is not None
+    with paused(frail), pytest.raises(BrokerUnavailableError):
+        producer.commit_transaction(timeout=0.5)
+    assert producer.state is ProducerState.UNCERTAIN
+    assert producer.must_be_replaced
+    if arrives:  # surely: by somebody else, who sends the same
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(frail.bootstrap_servers))
+        assert coordinator.end_transaction(
+            producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
+        ).proven
+        coordinator.close()
+    producer.commit_transaction(timeout=20)
+    assert not producer.must_be_replaced
+    commit_one(producer, topic, b"next")
+    assert values(frail, topic) == [b"v", b"next"]
+
+
+def test_a_transaction_whose_abort_was_not_answered_can_not_be_committed(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    """It would be a commit of what has been sent until then, and the rest would be lost."""
+    producer, topic = new_native(**IMPATIENT), new_name("topic")
+    producer.begin_transaction()
+    producer.send(topic, b"sent")
+    producer.send(topic, b"not sent yet")
+    with paused(frail), pytest.raises(BrokerUnavailableError):
+        producer.abort_transaction(timeout=0.5)
+    assert producer.must_be_replaced
+    with pytest.raises(InvalidTransitionError, match="abort_transaction"):
+        producer.commit_transaction(timeout=20)
+    producer.abort_transaction(timeout=20)
+    commit_one(producer, topic, b"next")
+    assert values(frail, topic) == [b"next"]
+
+
+# --- every call in every state ------------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[NativeProducer], Any]] = {
+    "init_transactions": lambda p: p.init_transactions(timeout=20),
+    "adopt": lambda p: p.adopt(1, 2, timeout_ms=1_000),
+    "create": lambda p: p.create(timeout=20),
+    "begin_transaction": lambda p: p.begin_transaction(),
+    "send": lambda p: p.send("never", b"v"),
+    "send_many": lambda p: p.send_many("never", [b"v"]),
+    "send_offsets_to_transaction": lambda p: p.send_offsets_to_transaction(
+        [ConsumedOffset("never", 0, 1)], GroupMetadata("never")
+    ),
+    "prepare_transaction": lambda p: p.prepare_transaction(timeout=20),
+    "commit_transaction": lambda p: p.commit_transaction(timeout=20),
+    "abort_transaction": lambda p: p.abort_transaction(timeout=20),
+    "complete_prepared_transaction": lambda p: p.complete_prepared_transaction(None, timeout=20),
+}
+
+
+def end_without_an_answer(cluster: DevCluster, end: Callable[..., None]) -> None:
+    with paused(cluster), pytest.raises(BrokerUnavailableError):
+        end(timeout=0.5)
+
+
+def fence(cluster: DevCluster, producer: NativeProducer) -> None:
+    with ExitStack() as opened:
+        other = NativeProducer(KafkaConfig.of(cluster.bootstrap_servers), producer.kafka_transactional_id, two_phase=True)
+        opened.callback(other.close)
+        other.init_transactions(timeout=20)
+    with pytest.raises(DualWriteError):
+        producer.commit_transaction(timeout=20)
+
+
+def brought_to(state: ProducerState, cluster: DevCluster, kafka_id: str, topic: str) -> NativeProducer:
+    """A producer in this state, by the calls that lead there."""
+    config = KafkaConfig.of({"bootstrap.servers": cluster.bootstrap_servers, **IMPATIENT})
+    producer = NativeProducer(config, kafka_id, two_phase=True)
+    if state is ProducerState.UNINITIALIZED:
+        return producer
+    producer.init_transactions(timeout=20)
+    if state is ProducerState.READY:
+        return producer
+    producer.begin_transaction()
+    producer.send(topic, b"v")
+    if state is ProducerState.IN_TRANSACTION:
+        return producer
+    producer.prepare_transaction(timeout=20)
+    if state is ProducerState.UNCERTAIN:
+        end_without_an_answer(cluster, producer.commit_transaction)
+    elif state is ProducerState.ABORTING:
+        end_without_an_answer(cluster, producer.abort_transaction)
+    elif state is ProducerState.FENCED:
+        fence(cluster, producer)
+    elif state is ProducerState.CLOSED:
+        producer.close()
+    return producer
+
+
+@pytest.mark.parametrize("state", ProducerState)
+def test_a_call_that_a_state_does_not_allow_is_refused_by_name_and_changes_nothing(
+    frail: DevCluster, new_name: NewName, state: ProducerState
+) -> None:
+    assert set(CALLS) == {call for calls in ALLOWED.values() for call in calls} - {"close"}
+    producer = brought_to(state, frail, new_name("id"), new_name("topic"))
+    assert producer.state is state
+    identity = producer.identity
+    for name, call in CALLS.items():
+        if name not in ALLOWED[state]:
+            with pytest.raises(InvalidTransitionError) as caught:
+                call(producer)
+            assert (caught.value.state, caught.value.allowed) == (state, ALLOWED[state])
+            assert f"{name}()" in str(caught.value)
+            assert (producer.state, producer.identity) == (state, identity)
+    producer.close()
+    producer.close()
+    assert producer.state is ProducerState.CLOSED
+    with pytest.raises(InvalidTransitionError, match="is closed"):
+        producer.send("never", b"v")
+
+
+# --- interrupted at any call ----------------------------------------------------------------------------------------------
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt at the n-th call inside the native producer: where CPython raises it for a signal, but exactly.
+
+    CPython looks for signals when a Python function begins, and when a C function has returned.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self.place: str | None = None
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event in ("call", "c_return") and ("/kafka/native/" in name or "/kafka/wire.py" in name):
+            self._left -= 1
+            if self._left == 0:
+                self.place = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def one_by_one(producer: NativeProducer, topic: str, some: list[bytes]) -> None:
+    for value in some:
+        producer.send(topic, value)
+
+
+SENDS: dict[str, Callable[[NativeProducer, str, list[bytes]], None]] = {
+    "send": one_by_one,
+    "send_many": lambda producer, topic, some: producer.send_many(topic, some),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", SENDS)
+def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_message_of_a_commit(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName, how: str
+) -> None:
+    """What may still be committed after it is committed: every message that was taken, in order, each at most once."""
+    producer, topic = new_native(**{"batch.size": 300}), new_name("topic")
+    make_topic(frail, topic)
+    expected: list[tuple[list[bytes], list[bytes]]] = []  # taken before, perhaps taken
+    count, refused = 0, 0
+    while True:
+        count += 1 if count < 150 else 5
+        producer.begin_transaction()
+        before = [b"%d before %d" % (count, n) for n in range(3)]
+        during = [b"%d during %d " % (count, n) + bytes(60) for n in range(6)]
+        producer.send_many(topic, before)
+        interrupt = InterruptAt(count)
+        try:
+            with interrupt:
+                SENDS[how](producer, topic, during)
+        except KeyboardInterrupt:
+            pass
+        try:
+            producer.commit_transaction(timeout=3)
+            expected.append((before, during))
+        except DualWriteError:
+            refused += 1
+            producer.abort_transaction(timeout=20)
+        if interrupt.place is None:
+            break
+    assert refused
+    seen = values(frail, topic)
+    for before, during in expected:
+        mine, seen = split_off(seen, before[0].split()[0] + b" ")
+        assert mine[: len(before)] == before
+        assert mine[len(before) :] == during[: len(mine) - len(before)]
+    assert seen == []
+
+
+def split_off(found: list[bytes | None], prefix: bytes) -> tuple[list[bytes], list[bytes | None]]:
+    """The values at the beginning that have the prefix, and the rest."""
+    mine = []
+    for value in found:
+        if value is None or not value.startswith(prefix):
+            break
+        mine.append(value)
+    return mine, found[len(mine) :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["prepare_transaction", "commit_transaction", "abort_transaction"])
+def test_an_interrupt_at_any_moment_of_ending_leaves_a_state_that_tells_the_truth(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName, call: str
+) -> None:
+    """Whatever the state allows then ends the transaction, and it is seen if and only if a commit returned."""
+    producer, topic = new_native(), new_name("topic")
+    make_topic(frail, topic)
+    expected: list[bytes] = []
+    count = 0
+    while True:
+        count += 1
+        sent = [b"%d %d" % (count, n) for n in range(3)]
+        producer.begin_transaction()
+        producer.send_many(topic, sent)
+        interrupt = InterruptAt(count)
+        try:
+            with interrupt:
+                getattr(producer, call)(timeout=20)
+        except KeyboardInterrupt:
+            pass
+        if producer.state is ProducerState.READY:
+            committed = call == "commit_transaction"
+        else:
+            committed = call != "abort_transaction" and "commit_transaction" in ALLOWED[producer.state]
+            try:
+                (producer.commit_transaction if committed else producer.abort_transaction)(timeout=20)
+            except DeliveryError:  # interrupted while messages were under way
+                committed = False
+                producer.abort_transaction(timeout=20)
+        if committed:
+            expected += sent
+        if interrupt.place is None:
+            break
+    assert values(frail, topic) == expected
+
+
+# --- a broker that dies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_while_messages_are_sent_gets_each_of_them_once(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    producer, topic = new_native(**{"queue.buffering.max.kbytes": 4_096}), new_name("topic")
+    make_topic(frail, topic, 3)
+    again = threading.Event()
+
+    def kill_and_start() -> None:
+        frail.kill()
+        frail.start()
+        again.set()
+
+    producer.begin_transaction()
+    killing = threading.Thread(target=kill_and_start)
+    number = 0
+    while not again.is_set() or number < 30_000:
+        producer.send(topic, b"%d" % number + bytes(500), partition=number % 3)
+        number += 1
+        if number == 10_000:
+            killing.start()
+    killing.join()
+    assert producer.prepare_transaction(timeout=60) is not None
+    producer.commit_transaction(timeout=60)
+    found = [int((value or b"").partition(b"\0")[0]) for value in values(frail, topic)]
+    assert found == [*range(0, number, 3), *range(1, number, 3), *range(2, number, 3)]
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_after_prepare_commits_what_was_prepared(
+    frail: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    producer, topic = new_native(), new_name("topic")
+    make_topic(frail, topic, 3)
+    sent = [b"%d" % number for number in range(1_000)]
+    producer.begin_transaction()
+    for value in sent:
+        producer.send(topic, value, partition=1)
+    producer.prepare_transaction(timeout=20)
+    frail.kill()
+    frail.start(wait=False)
+    producer.commit_transaction(timeout=60)
+    commit_one(producer, topic, b"next")
+    found = read_topic(frail.bootstrap_servers, topic)
+    assert [message.value() for message in found if message.partition() == 1 and message.value() != b"next"] == sent
+    assert len(found) == len(sent) + 1
+
+
+# --- rights ---------------------------------------------------------------------------------------------------------------
+
+TOPIC, GROUP, TRANSACTIONAL_ID = 2, 3, 5
+READ, WRITE, DESCRIBE = 3, 4, 8
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[DevCluster]:
+    """An authorizer, and two-phase commit switched off; the plain listener's user may do everything, `writer` nothing."""
+    config = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "transaction.two.phase.commit.enable": "false",
+    }
+    with started(security=Security(USERS), config=config) as cluster:
+        yield cluster
+
+
+def grant(cluster: DevCluster, operation: int, resource_type: int, name: str) -> None:
+    """Allow `writer` an operation on one name."""
+    acl = CreateAclsRequest.AclCreation(
+        resource_type=resource_type,
+        resource_name=name,
+        resource_pattern_type=3,
+        principal="User:writer",
+        host="*",
+        operation=operation,
+        permission_type=3,
+    )
+    network = Network(KafkaConfig.of(cluster.bootstrap_servers))
+    answer = network.any_broker().call(CreateAclsRequest(creations=[acl]))
+    network.close()
+    assert [result.error_code for result in answer.results] == [0]
+
+
+def until_granted(call: Callable[[], Any]) -> None:
+    """Call again while the right is missing: what was granted takes a moment to reach the broker."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            call()
+        except BrokerAuthorizationError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
+
+
+@pytest.mark.slow
+def test_a_right_that_is_missing_is_told_with_what_to_grant(guarded: DevCluster, new_name: NewName) -> None:
+    topic, group, kafka_id = new_name("topic"), new_name("group"), new_name("id")
+    make_topic(guarded, topic)
+    settings = {
+        "bootstrap.servers": guarded.listeners["SASL_PLAINTEXT"],
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "writer",
+        "sasl.password": USERS["writer"],
+    }
+    offsets = [ConsumedOffset(topic, 0, 5)]
+    producer = NativeProducer(KafkaConfig.of(settings), kafka_id)
+    try:
+        with pytest.raises(BrokerAuthorizationError, match="grant the principal Describe"):
+            producer.init_transactions(timeout=5)
+        grant(guarded, DESCRIBE, TRANSACTIONAL_ID, kafka_id)
+        with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe on the transactional ids"):
+            producer.init_transactions(timeout=5)
+        grant(guarded, WRITE, TRANSACTIONAL_ID, kafka_id)
+        until_granted(lambda: producer.init_transactions(timeout=20))
+
+        producer.begin_transaction()
+        with pytest.raises(BrokerAuthorizationError, match="on the topic"):
+            producer.send(topic, b"lost")
+        grant(guarded, DESCRIBE, TOPIC, topic)
+        with pytest.raises(BrokerAuthorizationError, match="on the topic"):  # noqa: PT012  (in either call)
+            until_granted(lambda: producer.send(topic, b"lost"))
+            producer.prepare_transaction(timeout=5)
+        producer.abort_transaction(timeout=20)
+        grant(guarded, WRITE, TOPIC, topic)
+        grant(guarded, READ, TOPIC, topic)
+
+        producer.begin_transaction()
+        with pytest.raises(BrokerAuthorizationError, match="Read on the consumer group"):
+            producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=5)
+        producer.abort_transaction(timeout=20)
+        grant(guarded, READ, GROUP, group)
+
+        def whole_transaction() -> None:
+            producer.begin_transaction()
+            try:
+                producer.send(topic, b"seen")
+                producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=20)
+                producer.commit_transaction(timeout=20)
+            except BrokerAuthorizationError:
+                producer.abort_transaction(timeout=20)
+                raise
+
+        until_granted(whole_transaction)
+    finally:
+        producer.close()
+    assert values(guarded, topic) == [b"seen"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_broker_without_two_phase_commit_is_told_with_the_settings_to_change(
+    guarded: DevCluster, new_name: NewName, keep: bool
+) -> None:
+    producer = NativeProducer(KafkaConfig.of(guarded.bootstrap_servers), new_name("id"), two_phase=True)
+    for take in (
+        lambda: producer.init_transactions(keep_prepared_txn=keep, timeout=20),
+        lambda: producer.create(timeout=20),
+    ):
+        with pytest.raises(TwoPhaseCommitRefusedError, match=r"transaction\.two\.phase\.commit\.enable=true"):
+            take()
+    assert producer.state is ProducerState.UNINITIALIZED
+    producer.close()

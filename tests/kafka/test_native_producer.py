@@ -1,0 +1,566 @@
+"""What is NativeProducer's own: taking an id, epochs, KIP-939, its settings. The rest: test_producer_conformance."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    InvalidTransactionalIdError,
+    InvalidTransitionError,
+    ProducerFencedError,
+    TransactionTimeoutRefusedError,
+)
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
+from dualwrite.kafka.native.lifecycle import ProducerState
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.offsets import GroupMetadata
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+from fixtures.broker import USERS, make_topic, read_topic
+
+S = TransactionStatus
+NewName = Callable[[str], str]
+NewProducer = Callable[..., NativeProducer]
+Committed = Callable[[str], list[bytes | None]]
+
+NO_TIMEOUT_MS = 2**31 - 1
+
+
+@pytest.fixture
+def new_native(broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName) -> Iterator[NewProducer]:
+    """Makes producers on `broker`, not initialised, with further settings of Kafka's; closes them."""
+    with ExitStack() as opened:
+
+        def new(kafka_id: str | None = None, *, two_phase: bool = False, **settings: Any) -> NativeProducer:
+            given = {name.replace("_", "."): value for name, value in settings.items()}
+            config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **given})
+            producer = NativeProducer(config, kafka_id or new_name("id"), coordinator, two_phase=two_phase)
+            opened.callback(producer.close)
+            return producer
+
+        yield new
+
+
+def ready(producer: NativeProducer) -> NativeProducer:
+    producer.init_transactions(timeout=20)
+    return producer
+
+
+def send_one(producer: NativeProducer, topic: str, value: bytes = b"v") -> PreparedTxnState:
+    """A prepared transaction with one message."""
+    producer.begin_transaction()
+    producer.send(topic, value)
+    state = producer.prepare_transaction(timeout=20)
+    assert state is not None
+    return state
+
+
+def described(
+    coordinator: WireTransactionCoordinator, producer: NativeProducer, *, until: S | None = None
+) -> TransactionDescription:
+    """What the coordinator says, once no markers are being written, or the status is the one that is waited for."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = coordinator.describe(producer.kafka_transactional_id)
+        assert found is not None
+        if found.status is until or (until is None and found.status not in (S.PREPARE_COMMIT, S.PREPARE_ABORT)):
+            return found
+        assert time.monotonic() < deadline, found
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_each_transaction_has_an_epoch_of_its_own_and_is_named_by_it(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, two_phase: bool
+) -> None:
+    producer, topic = ready(new_native(two_phase=two_phase)), new_name("topic")
+    producer_id, first = producer.identity
+    for number, end in enumerate((producer.commit_transaction, producer.abort_transaction) * 2):
+        state = send_one(producer, topic)
+        found = described(coordinator, producer)
+        assert (found.status, found.producer_id, found.epoch) == (S.ONGOING, producer_id, first + number)
+        assert str(state) == f"{producer_id}:{first + number}"
+        assert found.timeout_ms == (NO_TIMEOUT_MS if two_phase else 900_000)
+        end(timeout=20)
+        assert producer.identity == (producer_id, first + number + 1)
+
+
+def test_a_transaction_with_nothing_sent_keeps_its_epoch_and_asks_nothing_of_the_coordinator(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName
+) -> None:
+    producer = ready(new_native())
+    send_one(producer, new_name("topic"))
+    producer.commit_transaction(timeout=20)
+    before, identity = described(coordinator, producer), producer.identity
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        with pytest.raises(BrokerError):
+            producer.send(new_name("topic"), b"x" * 2_000_000)  # above message.max.bytes
+        end(timeout=20)
+    assert producer.identity == identity
+    assert described(coordinator, producer) == before
+
+
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_the_timeout_is_the_one_that_was_asked_for(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, two_phase: bool
+) -> None:
+    settings = {} if two_phase else {"transaction_timeout_ms": 5_000}
+    producer = ready(new_native(two_phase=two_phase, **settings))
+    assert described(coordinator, producer).timeout_ms == (NO_TIMEOUT_MS if two_phase else 5_000)
+    assert producer.transaction_timeout == (None if two_phase else 5)
+    assert producer.two_phase is two_phase
+
+
+def test_an_abort_does_not_wait_for_what_is_under_way(new_native: NewProducer, new_name: NewName, committed: Committed) -> None:
+    producer, topic = ready(new_native()), new_name("topic")
+    for number in range(3):
+        producer.begin_transaction()
+        for _ in range(20):
+            producer.send(topic, bytes(900_000))
+        producer.abort_transaction(timeout=20)
+        send_one(producer, topic, b"%d" % number)
+        producer.commit_transaction(timeout=20)
+    assert committed(topic) == [b"0", b"1", b"2"]
+
+
+# --- taking an id -----------------------------------------------------------------------------------------------------
+
+
+def test_an_id_is_created_only_where_it_is_unknown(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
+) -> None:
+    first, topic = new_native(two_phase=True), new_name("topic")
+    assert first.create(timeout=20)
+    assert first.identity == (described(coordinator, first).producer_id, 0)
+    send_one(first, topic)
+    before = described(coordinator, first)
+    for two_phase in (True, False):
+        second = new_native(first.kafka_transactional_id, two_phase=two_phase)
+        assert not second.create(timeout=20)
+        assert second.state is ProducerState.UNINITIALIZED
+    assert described(coordinator, first) == before
+    first.commit_transaction(timeout=20)
+    assert committed(topic) == [b"v"]
+
+
+@pytest.mark.parametrize("ongoing", [False, True])
+def test_an_id_is_adopted_by_whoever_raised_its_epoch(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed, ongoing: bool
+) -> None:
+    """Rule F5: EndTxn of the described epoch, and its answer."""
+    old, topic = ready(new_native(two_phase=True)), new_name("topic")
+    send_one(old, topic, b"before")
+    old.commit_transaction(timeout=20)
+    if ongoing:
+        send_one(old, topic, b"old")
+    found = described(coordinator, old)
+    answer = coordinator.end_transaction(
+        old.kafka_transactional_id, producer_id=found.producer_id, epoch=found.epoch, commit=False
+    )
+    assert answer.proven
+    new = new_native(old.kafka_transactional_id, two_phase=True)
+    assert new.wanted_timeout_ms == found.timeout_ms
+    new.adopt(answer.producer_id, answer.epoch, timeout_ms=found.timeout_ms)
+    assert new.identity == (found.producer_id, found.epoch + 1)
+    send_one(new, topic, b"new")
+    go_on = (lambda: old.commit_transaction(timeout=20)) if ongoing else (lambda: send_one(old, topic, b"late"))
+    with pytest.raises(ProducerFencedError):
+        go_on()
+    new.commit_transaction(timeout=20)
+    assert committed(topic) == [b"before", b"new"]
+
+
+def test_an_adopted_id_has_the_timeout_that_its_coordinator_shows(new_native: NewProducer) -> None:
+    producer = new_native()
+    producer.adopt(1, 2, timeout_ms=5_000)
+    assert producer.transaction_timeout == 5
+    producer.adopt(1, 2, timeout_ms=NO_TIMEOUT_MS)
+    assert producer.transaction_timeout is None
+
+
+def test_init_transactions_aborts_what_an_earlier_holder_left_and_fences_it(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
+) -> None:
+    old, topic = ready(new_native(two_phase=True)), new_name("topic")
+    send_one(old, topic, b"old")
+    new = new_native(old.kafka_transactional_id, two_phase=True)
+    assert new.init_transactions(timeout=20) is None
+    found = described(coordinator, new)
+    assert (found.status, found.producer_id, found.epoch) == (S.EMPTY, *new.identity)
+    assert committed(topic) == []
+    with pytest.raises(ProducerFencedError):
+        old.commit_transaction(timeout=20)
+    assert old.must_be_replaced
+    ready(old)  # a fenced producer may take the id again
+    send_one(old, topic, b"again")
+    old.commit_transaction(timeout=20)
+    assert committed(topic) == [b"again"]
+
+
+# --- keeping a prepared transaction: today's brokers --------------------------------------------------------------------
+
+OTHER = PreparedTxnState(1, 1)
+ENDS: dict[str, tuple[Callable[[NativeProducer, PreparedTxnState], None], bool]] = {
+    "complete by its state": (lambda p, state: p.complete_prepared_transaction(state, timeout=20), True),
+    "complete by another state": (lambda p, _: p.complete_prepared_transaction(OTHER, timeout=20), False),
+    "complete by the next epoch": (
+        lambda p, state: p.complete_prepared_transaction(PreparedTxnState(state.producer_id, state.epoch + 1), timeout=20),
+        False,
+    ),
+    "complete by none": (lambda p, _: p.complete_prepared_transaction(None, timeout=20), False),
+    "commit": (lambda p, _: p.commit_transaction(timeout=20), True),
+    "abort": (lambda p, _: p.abort_transaction(timeout=20), False),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_prepared_transaction_of_an_earlier_holder_is_kept_until_it_is_ended(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed, how: str
+) -> None:
+    end, commits = ENDS[how]
+    old, topic = ready(new_native(two_phase=True)), new_name("topic")
+    state = send_one(old, topic, b"kept")
+    old.close()
+    new = new_native(old.kafka_transactional_id, two_phase=True)
+    assert new.init_transactions(keep_prepared_txn=True, timeout=20) == state
+    assert described(coordinator, new).status is S.ONGOING
+    with pytest.raises(InvalidTransitionError, match="complete_prepared_transaction"):
+        new.begin_transaction()
+    end(new, state)
+    assert new.state is ProducerState.READY
+    send_one(new, topic, b"next")
+    new.commit_transaction(timeout=20)
+    assert committed(topic) == ([b"kept", b"next"] if commits else [b"next"])
+
+
+def test_an_earlier_holder_that_is_alive_is_fenced_once_its_transaction_was_ended(
+    new_native: NewProducer, new_name: NewName, committed: Committed
+) -> None:
+    old, topic = ready(new_native()), new_name("topic")
+    state = send_one(old, topic, b"kept")
+    new = new_native(old.kafka_transactional_id)
+    assert new.init_transactions(keep_prepared_txn=True, timeout=20) == state
+    new.complete_prepared_transaction(state, timeout=20)
+    with pytest.raises(ProducerFencedError):
+        old.abort_transaction(timeout=20)
+    send_one(new, topic, b"new")
+    new.commit_transaction(timeout=20)
+    assert committed(topic) == [b"kept", b"new"]
+
+
+@pytest.mark.parametrize("before", ["unknown", "empty", "committed", "aborted", "plain"])
+def test_with_nothing_prepared_the_id_can_be_used_and_its_earlier_holder_is_fenced(
+    new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed, before: str
+) -> None:
+    old, topic = new_native(two_phase=before != "plain"), new_name("topic")
+    if before != "unknown":
+        ready(old)
+    if before in ("committed", "aborted"):
+        send_one(old, topic, before.encode())
+        (old.commit_transaction if before == "committed" else old.abort_transaction)(timeout=20)
+    new = new_native(old.kafka_transactional_id, two_phase=True)
+    assert new.init_transactions(keep_prepared_txn=True, timeout=20) is None
+    assert described(coordinator, new).timeout_ms == NO_TIMEOUT_MS
+    if before != "unknown":
+        with pytest.raises(ProducerFencedError):
+            send_one(old, topic, b"late")
+    send_one(new, topic, b"new")
+    new.commit_transaction(timeout=20)
+    assert committed(topic) == ([b"committed", b"new"] if before == "committed" else [b"new"])
+
+
+class InterleavedCoordinator(WireTransactionCoordinator):
+    """A real coordinator's connections; somebody else acts right before the first EndTxn that is sent through it."""
+
+    somebody_else: Callable[[], Any] | None = None
+
+    def end_transaction(self, *arguments: Any, **more: Any) -> Any:
+        act, self.somebody_else = self.somebody_else, None
+        if act is not None:
+            act()
+        return super().end_transaction(*arguments, **more)
+
+
+def test_two_that_take_an_id_at_once_never_share_an_epoch(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed
+) -> None:
+    """Both abort the same epoch, and both get the same answer: on one epoch, a batch would be acknowledged and not stored."""
+    first, topic = ready(new_native()), new_name("topic")
+    send_one(first, topic, b"before")
+    first.commit_transaction(timeout=20)
+    config = KafkaConfig.of(broker.bootstrap_servers)
+    coordinator = InterleavedCoordinator(config)
+    winner = new_native(first.kafka_transactional_id)
+    coordinator.somebody_else = lambda: winner.init_transactions(keep_prepared_txn=True, timeout=20)
+    late = NativeProducer(config, first.kafka_transactional_id, coordinator)
+    try:
+        late.init_transactions(keep_prepared_txn=True, timeout=20)
+        assert winner.state is late.state is ProducerState.READY
+        assert late.identity != winner.identity
+        send_one(late, topic, b"late")
+        with pytest.raises(ProducerFencedError):
+            send_one(winner, topic, b"winner")
+        late.commit_transaction(timeout=20)
+    finally:
+        late.close()
+        coordinator.close()
+    assert committed(topic) == [b"before", b"late"]
+
+
+class DeafCoordinator(WireTransactionCoordinator):
+    """A real coordinator's connections, over which the first EndTxn does not even leave."""
+
+    deaf = True
+
+    def end_transaction(self, *arguments: Any, **more: Any) -> Any:
+        if self.deaf:
+            self.deaf = False
+            raise BrokerUnavailableError("no route to the coordinator")
+        return super().end_transaction(*arguments, **more)
+
+
+def test_a_transaction_whose_abort_did_not_get_through_is_not_committed_in_part(
+    broker: DevCluster, new_name: NewName, committed: Committed
+) -> None:
+    """Its first message is stored, the others never left: only another abort is allowed."""
+    config, topic = KafkaConfig.of(broker.bootstrap_servers), new_name("topic")
+    coordinator = DeafCoordinator(config)
+    producer = ready(NativeProducer(config, new_name("id"), coordinator))
+    try:
+        coordinator.deaf = False
+        send_one(producer, topic, b"before")  # now the topic is known, and the next message is taken at once
+        producer.commit_transaction(timeout=20)
+        coordinator.deaf = True
+        producer.begin_transaction()
+        producer.send_many(topic, [b"stored", b"not sent yet"])
+        described(coordinator, producer, until=S.ONGOING)
+        with pytest.raises(BrokerUnavailableError):
+            producer.abort_transaction(timeout=20)
+        assert producer.must_be_replaced
+        with pytest.raises(InvalidTransitionError, match="allowed now: abort_transaction"):
+            producer.commit_transaction(timeout=20)
+        producer.abort_transaction(timeout=20)
+        send_one(producer, topic, b"next")
+        producer.commit_transaction(timeout=20)
+    finally:
+        producer.close()
+        coordinator.close()
+    assert committed(topic) == [b"before", b"next"]
+
+
+# --- what can't be ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kafka_id", ["", None, 5])
+def test_an_id_that_is_none_is_refused(kafka_id: Any) -> None:
+    with pytest.raises(InvalidTransactionalIdError):
+        NativeProducer(KafkaConfig.of("127.0.0.1:1"), kafka_id)
+
+
+def test_a_transaction_timeout_and_two_phase_commit_exclude_each_other(new_native: NewProducer) -> None:
+    with pytest.raises(ConfigurationError, match=r"transaction\.timeout\.ms.*KIP-939"):
+        new_native(two_phase=True, transaction_timeout_ms=5_000)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"batch_size": 0}, {"compression_type": "best"}, {"partitioner": "by_hand"}, {"queue_buffering_max_kbytes": "x"}],
+)
+def test_a_setting_outside_its_limits_is_refused_before_anything_is_opened(
+    new_native: NewProducer, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError):
+        new_native(**settings)
+
+
+def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_native: NewProducer) -> None:
+    producer = new_native(transaction_timeout_ms=900_001)
+    for take in (ready, lambda p: p.create(timeout=20)):
+        with pytest.raises(TransactionTimeoutRefusedError, match=r"transaction\.max\.timeout\.ms"):
+            take(producer)
+    assert producer.state is ProducerState.UNINITIALIZED
+
+
+def test_a_broker_without_transaction_version_2_is_refused(broker_v4: DevCluster, new_name: NewName) -> None:
+    producer = NativeProducer(KafkaConfig.of(broker_v4.bootstrap_servers), new_name("id"))
+    for take in (
+        ready,
+        lambda p: p.create(timeout=20),
+        lambda p: p.init_transactions(keep_prepared_txn=True, timeout=20),
+    ):
+        with pytest.raises(ConfigurationError, match=r"transaction\.version.*librdkafka"):
+            take(producer)
+    producer.close()
+
+
+def test_an_unreachable_broker_is_named_with_the_setting(free_port: int) -> None:
+    config = KafkaConfig.of(f"127.0.0.1:{free_port}")
+    coordinator = WireTransactionCoordinator(config, timeout=0.2)
+    producer = NativeProducer(config, "orders", coordinator)
+    with pytest.raises(BrokerUnavailableError, match=r"bootstrap\.servers") as caught:
+        producer.init_transactions(timeout=0.2)
+    assert f"127.0.0.1:{free_port}" in str(caught.value)
+    producer.close()
+
+
+# --- settings, end to end ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_every_compression_arrives(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed, compression: str
+) -> None:
+    """Of batches that shrink, batches that don't, and batches that must be split: the topic takes 200 kB, a batch has 1 MB."""
+    topic, noise = new_name("topic"), random.Random(3)
+    make_topic(broker, topic, max_message_bytes="200000")
+    sent = [b"%d" % n * 20 for n in range(20_000)] + [noise.randbytes(1_000) for _ in range(2_000)]
+    producer = ready(new_native(compression_type=compression))
+    producer.begin_transaction()
+    producer.send_many(topic, sent, partition=0)
+    producer.commit_transaction(timeout=20)
+    assert committed(topic) == sent
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_in_flight": 1},
+        {"batch_size": 1},
+        {"batch_size": 5_000, "queue_buffering_max_kbytes": 1},
+        {"batch_size": 5_000, "queue_buffering_max_kbytes": 20},
+        {"message_max_bytes": 3_000},
+        {"topic_metadata_refresh_interval_ms": 0},
+    ],
+)
+def test_any_setting_sends_everything_in_order(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, settings: dict[str, Any]
+) -> None:
+    topic = new_name("topic")
+    make_topic(broker, topic, 3)
+    producer = ready(new_native(**settings))
+    for part in range(2):
+        producer.begin_transaction()
+        for number in range(500):
+            producer.send(topic, f"{part} {number:03}" + "." * 1_000, partition=number % 3)
+        producer.commit_transaction(timeout=20)
+    found = read_topic(broker.bootstrap_servers, topic)
+    for partition in range(3):
+        values = [(m.value() or b"")[:5].decode() for m in found if m.partition() == partition]
+        assert values == [f"{part} {number:03}" for part in range(2) for number in range(partition, 500, 3)]
+
+
+def test_a_message_of_megabytes_is_sent_where_all_three_limits_allow_it(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed
+) -> None:
+    topic = new_name("topic")
+    make_topic(broker, topic, max_message_bytes="9000000")
+    producer = ready(new_native(message_max_bytes=8_000_000))
+    producer.begin_transaction()
+    sent = [b"a", random.Random(5).randbytes(7_900_000), b"b"]
+    for value in sent:
+        producer.send(topic, value)
+    producer.commit_transaction(timeout=20)
+    assert committed(topic) == sent
+
+
+@pytest.mark.parametrize("partitioner", ["consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a_random"])
+def test_changing_the_producer_moves_no_key(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, partitioner: str
+) -> None:
+    """The same dict of settings for confluent-kafka and for ours."""
+    topic = new_name("topic")
+    make_topic(broker, topic, 7)
+    keys = [b"key %d" % n for n in range(30)] + ["schlüssel".encode(), b"\0", b"\xff" * 40]
+    theirs = Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": partitioner})
+    for key in keys:
+        theirs.produce(topic, b"theirs", key)
+    assert theirs.flush(20) == 0
+    ours = ready(new_native(partitioner=partitioner))
+    ours.begin_transaction()
+    for key in keys:
+        ours.send(topic, b"ours", key=key)
+    ours.commit_transaction(timeout=20)
+    where: dict[bytes, dict[bytes | None, int]] = {b"theirs": {}, b"ours": {}}
+    for message in read_topic(broker.bootstrap_servers, topic):
+        where[message.value() or b""][message.key()] = message.partition() or 0
+    assert len(where[b"ours"]) == len(keys)
+    assert where[b"ours"] == where[b"theirs"]
+
+
+# --- logins -----------------------------------------------------------------------------------------------------------
+
+LOGIN = {"sasl.username": "writer", "sasl.password": USERS["writer"]}
+LOGINS = {
+    "SASL PLAIN": ("SASL_PLAINTEXT", {"sasl.mechanism": "PLAIN", **LOGIN}),
+    "SCRAM-SHA-256": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-256", **LOGIN}),
+    "SCRAM-SHA-512": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
+    "TLS": ("SSL", {}),
+    "SCRAM over TLS": ("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
+}
+
+
+@pytest.mark.parametrize("how", LOGINS)
+def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_name: NewName, how: str) -> None:
+    """Large enough for answers that arrive in parts, and for several TLS records in one read."""
+    protocol, login = LOGINS[how]
+    settings = {"bootstrap.servers": strict_broker.listeners[protocol], "security.protocol": protocol, **login}
+    if protocol.endswith("SSL"):
+        settings["ssl.ca.location"] = str(strict_broker.tls_files.ca)  # type: ignore[attr-defined]  # see the fixture
+    topic = new_name("topic")
+    make_topic(strict_broker, topic, 2)
+    producer = NativeProducer(KafkaConfig.of(settings), new_name("id"), two_phase=True)
+    sent = [b"%04d" % n + bytes(1_000) for n in range(5_000)]
+    try:
+        ready(producer)
+        producer.begin_transaction()
+        for number, value in enumerate(sent):
+            producer.send(topic, value, partition=number % 2)
+        assert producer.prepare_transaction(timeout=20) is not None
+        producer.commit_transaction(timeout=20)
+    finally:
+        producer.close()
+    found = [message.value() for message in read_topic(strict_broker.bootstrap_servers, topic)]
+    assert found == sent[::2] + sent[1::2]
+
+
+# --- consumers of confluent-kafka ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instance", [None, "static-1", "größe"])
+@pytest.mark.parametrize("assigned", [False, True])
+def test_a_consumers_group_is_read_and_written_as_librdkafka_does(
+    broker: DevCluster, new_name: NewName, instance: str | None, assigned: bool
+) -> None:
+    topic, group = new_name("topic"), new_name("gruppe-ß")
+    make_topic(broker, topic)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group}
+    consumer = Consumer(settings if instance is None else {**settings, "group.instance.id": instance})
+    try:
+        if assigned:
+            consumer.subscribe([topic])
+            deadline = time.monotonic() + 20
+            while not consumer.assignment() and time.monotonic() < deadline:
+                consumer.poll(0.1)
+            assert consumer.assignment()
+        written: Any = consumer.consumer_group_metadata()
+        found = GroupMetadata.from_librdkafka(written)
+        assert (found.group_id, found.group_instance_id) == (group, instance)
+        assert (found.generation_id > 0, bool(found.member_id)) == (assigned, assigned)
+        assert found.for_librdkafka() == written
+    finally:
+        consumer.close()

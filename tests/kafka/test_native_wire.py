@@ -1,0 +1,120 @@
+"""NativeProducer and answers that no released broker gives, such as an accepted `keepPreparedTxn`: a wire-level test server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, ProduceRequest
+
+from dualwrite.errors import BrokerError, BrokerUnavailableError, ProducerFencedError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.native.lifecycle import ProducerState
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.state import PreparedTxnState
+from fixtures.wire_server import NODE_ID, PRODUCER_ID, WireServer, init_producer_id_answer
+
+CONCURRENT_TRANSACTIONS, UNKNOWN = 51, -1
+OTHER = PreparedTxnState(1, 1)
+
+
+def one_topic(request: Any, server: WireServer) -> Any:
+    """A Metadata answer in which every topic has one partition, led by the server."""
+    answer = server.metadata(request)
+    found = MetadataResponse.MetadataResponseTopic
+    partition = found.MetadataResponsePartition(
+        error_code=0, partition_index=0, leader_id=NODE_ID, replica_nodes=[NODE_ID], isr_nodes=[NODE_ID], offline_replicas=[]
+    )
+    answer.topics = [found(error_code=0, name=asked.name, partitions=[partition]) for asked in request.topics or ()]
+    return answer
+
+
+def on_server(server: WireServer) -> NativeProducer:
+    server._handlers[MetadataRequest] = lambda request: one_topic(request, server)
+    settings = {"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1}
+    return NativeProducer(KafkaConfig.of(settings), "orders", two_phase=True)
+
+
+def prepare_one(producer: NativeProducer) -> None:
+    producer.begin_transaction()
+    producer.send("topic", b"v")
+    assert producer.prepare_transaction(timeout=5) is not None
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_accepted_keep_prepared_txn_is_ended_with_the_new_producer_id_and_epoch(commit: bool) -> None:
+    """KIP-939: the answer names the kept transaction, EndTxn carries what fences its holder."""
+    kept_one = lambda _: init_producer_id_answer(epoch=9, ongoing_producer_id=70, ongoing_epoch=3)  # noqa: E731
+    with WireServer({InitProducerIdRequest: kept_one}) as server:
+        producer = on_server(server)
+        kept = producer.init_transactions(keep_prepared_txn=True, timeout=5)
+        assert kept == PreparedTxnState(70, 3)
+        assert producer.state is ProducerState.PREPARED
+        producer.complete_prepared_transaction(kept if commit else OTHER, timeout=5)
+        (asked,) = server.received(InitProducerIdRequest)
+        assert (asked.API_VERSION, asked.enable2_pc, asked.keep_prepared_txn) == (6, True, True)
+        (ended,) = server.received(EndTxnRequest)
+        assert (ended.producer_id, ended.producer_epoch, ended.committed) == (PRODUCER_ID, 9, commit)
+        assert producer.identity == (PRODUCER_ID, 10)
+        prepare_one(producer)
+        producer.close()
+
+
+def test_an_accepted_keep_prepared_txn_with_nothing_prepared_gives_an_epoch() -> None:
+    with WireServer({InitProducerIdRequest: lambda _: init_producer_id_answer(epoch=9)}) as server:
+        producer = on_server(server)
+        assert producer.init_transactions(keep_prepared_txn=True, timeout=5) is None
+        assert (producer.state, producer.identity) == (ProducerState.READY, (PRODUCER_ID, 9))
+        assert server.received(EndTxnRequest) == []
+        producer.close()
+
+
+def test_an_answer_to_end_txn_that_says_nothing_leaves_the_outcome_open_and_the_commit_can_be_repeated() -> None:
+    codes = [UNKNOWN, 0]
+    ended = lambda _: EndTxnResponse(error_code=codes.pop(0), producer_id=PRODUCER_ID, producer_epoch=1)  # noqa: E731
+    with WireServer({EndTxnRequest: ended}) as server:
+        producer = on_server(server)
+        producer.init_transactions(timeout=5)
+        prepare_one(producer)
+        with pytest.raises(BrokerError, match="UNKNOWN") as caught:
+            producer.commit_transaction(timeout=5)
+        assert not isinstance(caught.value, ProducerFencedError)
+        assert producer.state is ProducerState.UNCERTAIN
+        assert producer.must_be_replaced
+        producer.commit_transaction(timeout=5)
+        assert not producer.must_be_replaced
+        first, second = server.received(EndTxnRequest)
+        assert (first.producer_epoch, first.committed) == (second.producer_epoch, second.committed) == (0, True)
+        producer.close()
+
+
+def test_an_id_whose_last_transaction_does_not_end_is_told_in_time() -> None:
+    being_written = lambda _: init_producer_id_answer(error_code=CONCURRENT_TRANSACTIONS)  # noqa: E731
+    with WireServer({InitProducerIdRequest: being_written}) as server:
+        producer = on_server(server)
+        with pytest.raises(BrokerUnavailableError, match="did not bring the last transaction"):
+            producer.init_transactions(timeout=0.2)
+        assert producer.state is ProducerState.UNINITIALIZED
+        assert len(server.received(InitProducerIdRequest)) > 1
+        producer.close()
+
+
+def test_a_batch_without_an_answer_is_sent_again_as_it_was() -> None:
+    """A broker that stores a batch, and whose answer says nothing of it."""
+    answers: list[Any] = []
+
+    def produce(request: Any) -> Any:
+        answer = server.produce(request)
+        if not answers:
+            answer.responses = []
+        answers.append(answer)
+        return answer
+
+    with WireServer({ProduceRequest: produce}) as server:
+        producer = on_server(server)
+        producer.init_transactions(timeout=5)
+        prepare_one(producer)
+        first, second = (request.topic_data[0].partition_data[0].records for request in server.received(ProduceRequest))
+        assert bytes(first) == bytes(second)
+        producer.close()
