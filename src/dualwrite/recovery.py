@@ -136,7 +136,11 @@ class Recoverer:
         self._timeouts = timeouts or Timeouts()
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
-        """The ids and lanes among the asked ones that recovery would take: something is unsettled on them. Reads only."""
+        """The logical ids among the asked ones on which something is unsettled: recovery would take them. Reads only."""
+        return tuple(dict.fromkeys(split_lane_id(lane)[0] for lane in self.pending_lanes(ids, prefix=prefix)))
+
+    def pending_lanes(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
+        """As `pending`, lane by lane, by the lanes' own ids."""
         found = []
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             row = self._store.read(transactional_id)

@@ -91,7 +91,7 @@ def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *,
     A lane that becomes pending later is its id's, which was.
     """
     rows = {name: store.read(name) for name in chosen}
-    pending = recoverer.pending(chosen)
+    pending = recoverer.pending_lanes(chosen)
     if pending:
         ask(
             f"Recovery takes {len(_by_id(pending))} transactional ids: {_named(pending)}. "

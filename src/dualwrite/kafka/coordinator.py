@@ -49,6 +49,7 @@ _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
+_LEAST_TIME: Final = 0.05
 FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
 _WAIT: Final = wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.01)
 
@@ -77,6 +78,7 @@ class WireTransactionCoordinator:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._ends_by_epoch: bool | None = None
+        self._deadline = 0.0
 
     @property
     def ends_by_epoch(self) -> bool:
@@ -93,12 +95,12 @@ class WireTransactionCoordinator:
                 self._ends_by_epoch = self._repeated(ask, "ApiVersions")
         return self._ends_by_epoch
 
-    def describe(self, kafka_transactional_id: str) -> TransactionDescription | None:
+    def describe(self, kafka_transactional_id: str, *, timeout: float | None = None) -> TransactionDescription | None:
         """DescribeTransactions (KIP-664)."""
 
         def ask(coordinator: Connection) -> TransactionDescription | None:
             request = DescribeTransactionsRequest(transactional_ids=[kafka_transactional_id])
-            answer = coordinator.call(request).transaction_states[0]
+            answer = self._call(coordinator, request).transaction_states[0]
             if answer.error_code == TRANSACTIONAL_ID_NOT_FOUND:
                 return None
             self._check(answer.error_code, kafka_transactional_id, "DescribeTransactions", "Describe")
@@ -111,7 +113,7 @@ class WireTransactionCoordinator:
                 partitions=frozenset((t.topic, p) for t in answer.topics for p in t.partitions),
             )
 
-        return self._ask_coordinator(kafka_transactional_id, ask)
+        return self._ask_coordinator(kafka_transactional_id, ask, timeout)
 
     def end_transaction(
         self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: float | None = None
@@ -123,14 +125,15 @@ class WireTransactionCoordinator:
             if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
                 raise _TryAgainError(f"{coordinator.address} does not know EndTxn v{version}")
-            answer = coordinator.call(
+            answer = self._call(
+                coordinator,
                 EndTxnRequest(
                     version=min(version, coordinator.version_of(EndTxnRequest)),
                     transactional_id=kafka_transactional_id,
                     producer_id=producer_id,
                     producer_epoch=epoch,
                     committed=commit,
-                )
+                ),
             )
             if answer.error_code == CONCURRENT_TRANSACTIONS:
                 raise _TryAgainError("EndTxn answered CONCURRENT_TRANSACTIONS: markers are being written")
@@ -197,7 +200,8 @@ class WireTransactionCoordinator:
                 if two_phase:
                     raise two_phase_refused(kafka_transactional_id, "the broker does not know InitProducerId v6")
                 return InitProducerIdAnswer(UNSUPPORTED_VERSION, kafka_error_name(UNSUPPORTED_VERSION))
-            answer = coordinator.call(
+            answer = self._call(
+                coordinator,
                 InitProducerIdRequest(
                     version=_INIT_TWO_PHASE if new else min(_INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
                     transactional_id=kafka_transactional_id,
@@ -206,7 +210,7 @@ class WireTransactionCoordinator:
                     producer_epoch=epoch,
                     enable2_pc=two_phase,
                     keep_prepared_txn=keep_prepared,
-                )
+                ),
             )
             code = answer.error_code
             if two_phase and code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
@@ -274,6 +278,11 @@ class WireTransactionCoordinator:
         """Close the connections."""
         self._network.close()
 
+    def _call(self, coordinator: Connection, request: Any) -> Any:
+        """One request, which may take what is left of the time."""
+        left = max(self._deadline - time.monotonic(), _LEAST_TIME)
+        return coordinator.call(request, timeout=min(left, self._network.config.socket_timeout))
+
     # --- asking again -------------------------------------------------------------------------------------------------
 
     def _ask_coordinator(
@@ -297,12 +306,14 @@ class WireTransactionCoordinator:
         """Call until an answer that says something, or the time is over."""
         passing = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
         timeout = self._timeout if timeout is None else timeout
-        deadline = time.monotonic() + timeout
+        self._deadline = deadline = time.monotonic() + timeout
         try:
-            return once()  # tenacity costs 60 µs, and describe stands on the path of every transaction
-        except passing as error:
-            log.debug("%s: %s; asking again", what, error)
-        try:
+            try:
+                return once()  # tenacity costs 60 µs, and describe stands on the path of every transaction
+            except passing as error:
+                log.debug("%s: %s; asking again", what, error)
+                if time.monotonic() >= deadline:
+                    raise
             stop = stop_after_delay(max(deadline - time.monotonic(), 0))
             return Retrying(retry=retry_if_exception_type(passing), stop=stop, wait=_WAIT, reraise=True)(once)
         except BrokerUnavailableError:

@@ -375,7 +375,7 @@ class NativeProducer:
             return
         while time.monotonic() - ended_at < _MARKERS_LIMIT:
             try:
-                described = self._coordinator.describe(self._id)
+                described = self._coordinator.describe(self._id, timeout=_MARKERS_LIMIT)
             except BrokerUnavailableError:
                 return  # it was a matter of milliseconds only; whether the broker takes the message is another question
             if described is None or described.status not in _BETWEEN:
