@@ -4,6 +4,7 @@ import multiprocessing
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -183,6 +184,18 @@ def test_a_claim_keeps_the_users_busy_timeout(sqlite_url: str) -> None:
     with engine.connect() as connection:
         assert connection.scalar(sa.text("PRAGMA busy_timeout")) == 1234
     engine.dispose()
+
+
+def test_an_interrupt_where_a_claim_begins_leaves_as_it_is(store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_connection: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.engine.dialect, "do_begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.claim(ID, "ours", timeout=5)
+    assert_nothing_is_checked_out(store)
+    assert store.claim(ID, "ours", timeout=5).fence == 1
 
 
 # --- connections that break -----------------------------------------------------------------------------------------------

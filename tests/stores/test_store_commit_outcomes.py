@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, 
 
 from dualwrite import migration
 from dualwrite.errors import (
+    FencedError,
     StoreCommitFailedError,
     StoreCommitUnknownError,
     StoreError,
     StoreUnavailableError,
+    WriterClosedError,
 )
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
@@ -262,3 +265,32 @@ def test_an_interrupt_in_commit_leaves_as_it_is(store: SqlStateStore, claim: Cla
     assert_nothing_is_checked_out(store)
     assert len(closed) == 1
     assert_the_truth_is_told(store, claim, committed=False)
+
+
+def test_an_interrupt_that_sqlalchemy_hides_behind_an_assertion_is_raised(
+    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clean-up after COMMIT asserts what the interrupt kept from happening. No real part can be made to interrupt there."""
+    transaction = recorded(store, claim)
+
+    def interrupted(_transaction: sa.RootTransaction) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sa.RootTransaction, "_deactivate_from_connection", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            transaction.commit()
+    assert_nothing_is_checked_out(store)
+    assert_the_truth_is_told(store, claim, committed=True)
+
+
+def test_an_error_while_an_interrupt_is_being_handled_stays_that_error(store: SqlStateStore, claim: Claim) -> None:
+    transaction = recorded(store, claim)
+    transaction.rollback()
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        with pytest.raises(WriterClosedError):
+            transaction.commit()
+        with pytest.raises(FencedError):
+            store.begin(Claim(ID, claim.fence + 1, "nobody"))

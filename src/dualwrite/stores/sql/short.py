@@ -13,6 +13,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
 from dualwrite.stores.sql.errors import ErrorMap, locked_too_long
+from dualwrite.stores.sql.interrupts import InterruptsFirst
 
 T = TypeVar("T")
 
@@ -42,22 +43,23 @@ class ShortTransactions:
     @contextmanager
     def begin(self, timeout: float) -> Iterator[Connection]:
         """A transaction that waits at most `timeout` seconds for a lock; committed at the end of the `with` block."""
-        connection = self._begun(timeout)
-        try:
+        with InterruptsFirst():
+            connection = self._begun(timeout)
             try:
-                yield connection
-                connection.commit()
-                self.dialect.finish(connection, "COMMIT")
-            except Exception:
-                if not connection.invalidated:
-                    connection.rollback()
-                    self.dialect.finish(connection, "ROLLBACK")
-                raise
-            except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
-                connection.invalidate()
-                raise
-        finally:
-            connection.close()
+                try:
+                    yield connection
+                    connection.commit()
+                    self.dialect.finish(connection, "COMMIT")
+                except Exception:
+                    if not connection.invalidated:
+                        connection.rollback()
+                        self.dialect.finish(connection, "ROLLBACK")
+                    raise
+                except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
+                    connection.invalidate()
+                    raise
+            finally:
+                connection.close()
 
     def _begun(self, timeout: float) -> Connection:
         deadline = time.monotonic() + timeout
@@ -121,5 +123,5 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with self.engine.connect() as connection:
+        with InterruptsFirst(), self.engine.connect() as connection:
             return work(connection)

@@ -75,7 +75,8 @@ class SqliteDialect(StoreDialect):
         try:
             self.begin(connection)
         finally:
-            raw.execute(f"PRAGMA busy_timeout = {before}")
+            if not connection.invalidated:  # an interrupt makes SQLAlchemy close it
+                raw.execute(f"PRAGMA busy_timeout = {before}")
 
     def marks(self) -> ColumnElement[Any] | None:
         """None: `begin` has opened the savepoint."""

@@ -30,6 +30,7 @@ from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address, fenced
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, GuardedSession
+from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.table import state_table as t
 
 CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bindparam("id"))
@@ -107,9 +108,10 @@ class SqlStoreTransaction(StoreTransaction):
     def _begin_once(self) -> None:
         guard = self._guard = Guard(self._claim.transactional_id)
         try:
-            connection = self._connection = GuardedConnection(self._room.engine, guard)
-            self._room.dialect.begin(connection)
-            self._check_fence(connection)
+            with InterruptsFirst():
+                connection = self._connection = GuardedConnection(self._room.engine, guard)
+                self._room.dialect.begin(connection)
+                self._check_fence(connection)
         except Exception:
             self._release(discard=False)
             raise
@@ -238,8 +240,9 @@ class SqlStoreTransaction(StoreTransaction):
         if doomed is not None:
             raise self._commit_failed(doomed)
         try:
-            connection.commit()
-            dialect.finish(connection, "COMMIT")
+            with InterruptsFirst():
+                connection.commit()
+                dialect.finish(connection, "COMMIT")
         except self._room.driver_errors as error:
             if dialect.commit_surely_failed(error, connection):
                 raise self._commit_failed(str(driver_error(error)).strip()) from error
