@@ -130,6 +130,7 @@ def surroundings(servers: Services, options: argparse.Namespace) -> dict[str, An
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} processors, {platform.machine()}, {platform.system()}",
         "load average before": os.getloadavg()[0],
+        "producer": options.producer,
         "librdkafka": confluent_kafka.libversion()[0],
         "postgresql": postgres,
         "kafka": "a development cluster of our own, one node" if servers.brokers else servers.kafka["bootstrap.servers"],
@@ -151,7 +152,7 @@ def report(figures: Sequence[Figures], steps: Sequence[Step], around: dict[str, 
         "What one unit costs:\n\n" + tables.load(rounds),
     ]
     if steps:
-        parts.append("Where the time of one dual write goes (1 writer, librdkafka):\n\n" + tables.steps(steps))
+        parts.append(f"Where the time of one dual write goes (1 writer, {around['producer']}):\n\n" + tables.steps(steps))
     parts.append(f"Verified: {sum(f.verified for f in figures):,} messages against their rows, record by record.")
     if "off" in (around["postgresql"]["fsync"], around["postgresql"]["synchronous_commit"]):
         parts.append("WARNING: this PostgreSQL does not wait for its disk; a commit here is no durable commit.")

@@ -136,7 +136,7 @@ class Lane:
             assert self._store_transaction is not None
             self._store_transaction.rollback()
             self._abort_kafka(error)
-        if phase is Phase.COMMITTING_DATABASE and isinstance(error, StoreCommitFailedError):
+        if phase is Phase.COMMITTING_DATABASE and (isinstance(error, StoreCommitFailedError) or self._tells_fenced(error)):
             self.advance(Event.DATABASE_ROLLED_BACK)
             self._abort_kafka(error)
         if phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA):

@@ -1,5 +1,8 @@
 """The contract of a store: the database that decides, with one row per logical transactional id.
 
+A store of your own implements `TxnStateStore` and `StoreTransaction`; `rows` has what each change does to a row, `documents` a
+row as text, and `dualwrite.testing.stores` the suite that shows whether the contract is kept.
+
 The row (DESIGN.md §4) is only ever changed under a claim. A claim is a fence: the number of the newest claimant of an id.
 Every write but the claim itself happens on the condition that the fence is still the claimant's own, so that a process
 that was paused and replaced finds that out before it can do harm.
@@ -13,10 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
+
+MAX_OWNER_LENGTH: Final = 255
+"""Characters of an owner; a longer one is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class Claim:
     Args:
         transactional_id: The logical id.
         fence: Our number; every write to the row requires that it is still the row's.
-        owner: Who claimed, for people: host, process id and the like, at most 255 characters.
+        owner: Who claimed, for people: host, process id and the like, at most MAX_OWNER_LENGTH characters.
     """
 
     transactional_id: str
@@ -79,6 +85,8 @@ class StateRow:
         owner: Who holds the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
+        claim_token: Written with the newest claim, and of the very call that made it: a store knows by it a claim of its own
+            whose commit was never answered.
     """
 
     transactional_id: str
@@ -93,6 +101,7 @@ class StateRow:
     updated_at: datetime
     forgotten: bool = False
     generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
+    claim_token: str = ""
 
     @property
     def unsettled_generations(self) -> range:
@@ -141,10 +150,10 @@ class StoreTransaction(ABC):
     def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
         """Write S, its generation and the transaction's number, on the condition that the fence is still the claim's.
 
-        Called once, as the last write of the transaction.
+        Called once, as the last write of the transaction. Pending changes of the ORM session are flushed first.
 
-        From here to the end of the transaction the row is locked where the database locks rows. Pending changes of the ORM
-        session are flushed first.
+        From here to the end of the transaction a claim of the id waits, where the database locks rows. Where it does not (a
+        version is compared instead), the condition holds at `commit`: a claim that comes between makes that fail.
 
         Raises:
             FencedError: Somebody else has claimed the id. The transaction must be rolled back.
@@ -161,6 +170,7 @@ class StoreTransaction(ABC):
 
         Raises:
             StoreCommitFailedError: Surely not committed, and already rolled back.
+            FencedError: The same, since somebody else has claimed the id after `record`.
             StoreCommitUnknownError: The outcome is unknown. Any other exception, KeyboardInterrupt included, must be taken
                 for unknown as well.
         """

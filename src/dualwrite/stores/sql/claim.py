@@ -12,8 +12,9 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.stores.base import Claim
+from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.dialect import Trouble
-from dualwrite.stores.sql.errors import fenced, locked_too_long
+from dualwrite.stores.sql.errors import locked_too_long
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import state_table as t
 

@@ -10,13 +10,11 @@ from sqlalchemy import URL, Engine
 from dualwrite.errors import (
     ClaimTimeoutError,
     DualWriteError,
-    FencedError,
     StateTableMissingError,
     StoreCommitFailedError,
     StoreError,
     StoreUnavailableError,
 )
-from dualwrite.stores.base import Claim
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -123,23 +121,6 @@ def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
     code = getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None)
     return f"{type(error).__name__}{f' {code}' if code else ''}: {text}"
-
-
-def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -> FencedError:
-    """The error of a claim whose fence is no longer the row's; no current fence means that the row is gone."""
-    if current_fence is None:
-        what = f"Our claim {claim.fence} is void: the row of the id is gone."
-    else:
-        what = f"Our claim {claim.fence} was replaced by claim {current_fence} of {current_owner!r}."
-    return FencedError(
-        what,
-        transactional_id=claim.transactional_id,
-        cause="another process opened or recovered the same transactional id after us",
-        next_step="run one writer for each transactional id; opening a new one here takes the id back",
-        fence=claim.fence,
-        current_fence=current_fence,
-        current_owner=current_owner,
-    )
 
 
 def locked_too_long(

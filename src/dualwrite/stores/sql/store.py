@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-from sqlalchemy import URL, Connection, Engine, RowMapping, bindparam, create_engine, func, make_url, select, update
+from sqlalchemy import URL, Connection, Engine, bindparam, create_engine, func, make_url, select, update
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from dualwrite.errors import ConfigurationError, MissingDependencyError, NotSettledError
+from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import (
+    MAX_OWNER_LENGTH,
+    Claim,
+    LostTransaction,
+    Settlement,
+    StateRow,
+    StoreTransaction,
+    TxnStateStore,
+)
+from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
 from dualwrite.stores.sql.dialects import dialect_for, dialect_of
-from dualwrite.stores.sql.errors import ErrorMap, address, fenced
+from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.short import ShortTransactions
-from dualwrite.stores.sql.table import MAX_OWNER_LENGTH, lost_text, parse_lost, state_row, with_lost
+from dualwrite.stores.sql.table import columns_of, state_row
 from dualwrite.stores.sql.table import state_table as t
 from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
 
@@ -136,10 +144,7 @@ class SqlStateStore(TxnStateStore):
 
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
-        row = self.read(claim.transactional_id)
-        if row is None or row.fence != claim.fence:
-            raise fenced(claim, *((None, None) if row is None else (row.fence, row.owner)))
-        return row
+        return held(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore."""
@@ -151,18 +156,10 @@ class SqlStateStore(TxnStateStore):
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         """See TxnStateStore."""
-        changes: dict[str, Any] = {}
-        if settlement.clear_state:
-            changes["prepared_transaction_state"] = ""
-        if settlement.settled_generation is not None:
-            changes["settled_generation"] = settlement.settled_generation
 
         def work(connection: Connection) -> None:
-            row = _held(connection, claim)
-            if settlement.lost is not None:
-                listed = parse_lost(claim.transactional_id, row["lost"])
-                changes["lost"] = lost_text(with_lost(listed, settlement.lost))
-            _change(connection, claim.transactional_id, changes)
+            row = held(_locked(connection, claim.transactional_id), claim)
+            _write(connection, settled(row, settlement))
 
         self._short.run(work, "settling a transaction", claim.transactional_id)
 
@@ -170,15 +167,10 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
 
         def work(connection: Connection) -> int:
-            row = _held(connection, claim)
-            generation: int = row["generation"]
-            if reuse and kind.takes_over and row["generation_kind"] == kind.value:
-                changes = {"settled_generation": min(row["settled_generation"], generation - 1)}
-            else:
-                generation += 1
-                changes = {"generation": generation, "generation_kind": kind.value}
-            _change(connection, claim.transactional_id, changes)
-            return generation
+            row = held(_locked(connection, claim.transactional_id), claim)
+            row = with_generation(row, kind, reuse=reuse)
+            _write(connection, row)
+            return row.generation
 
         return self._short.run(work, "taking a generation", claim.transactional_id)
 
@@ -190,8 +182,8 @@ class SqlStateStore(TxnStateStore):
             row = _locked(connection, transactional_id)
             if row is None:
                 return
-            removed.extend(entry for entry in parse_lost(transactional_id, row["lost"]) if entry not in removed)
-            _change(connection, transactional_id, {"lost": "[]"})
+            removed.extend(entry for entry in row.lost if entry not in removed)
+            _write(connection, acknowledged(row))
 
         self._short.run(work, "acknowledging lost transactions", transactional_id)
         return tuple(removed)
@@ -200,13 +192,9 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
 
         def work(connection: Connection) -> None:
-            found = _locked(connection, transactional_id)
-            if found is None or found["forgotten"]:
-                return
-            row = state_row(found)
-            if row.prepared_state is not None or row.unsettled_generations or row.lost:
-                raise _not_settled(row)
-            _change(connection, transactional_id, {"forgotten": True, "fence": row.fence + 1, "owner": ""})
+            row = _locked(connection, transactional_id)
+            if row is not None and not row.forgotten:
+                _write(connection, forgotten(row))
 
         self._short.run(work, "forgetting the id", transactional_id)
 
@@ -216,37 +204,14 @@ class SqlStateStore(TxnStateStore):
             self._engine.dispose()
 
 
-def _locked(connection: Connection, transactional_id: str) -> RowMapping | None:
-    return connection.execute(_READ_LOCKED, {"id": transactional_id}).mappings().one_or_none()
+def _locked(connection: Connection, transactional_id: str) -> StateRow | None:
+    """The row, locked until the end of the transaction."""
+    found = connection.execute(_READ_LOCKED, {"id": transactional_id}).mappings().one_or_none()
+    return None if found is None else state_row(found)
 
 
-def _held(connection: Connection, claim: Claim) -> RowMapping:
-    """The row, locked until the end of the transaction, with our fence in it."""
-    row = _locked(connection, claim.transactional_id)
-    if row is None or row["fence"] != claim.fence:
-        raise fenced(claim, *((None, None) if row is None else (row["fence"], row["owner"])))
-    return row
-
-
-def _change(connection: Connection, transactional_id: str, changes: dict[str, Any]) -> None:
-    connection.execute(
-        update(t).where(t.c.transactional_id == transactional_id).values(**changes, updated_at=datetime.now(UTC)),
-    )
-
-
-def _not_settled(row: StateRow) -> NotSettledError:
-    if row.lost:
-        why, flag = f"{len(row.lost)} lost or unverified transactions are not acknowledged", " --acknowledge"
-    elif row.prepared_state is not None:
-        why, flag = f"the state {row.prepared_state} is not settled", ""
-    else:
-        why, flag = f"generations {row.settled_generation + 1} to {row.generation} are not settled", ""
-    return NotSettledError(
-        "The id can't be forgotten: something of it is still open.",
-        transactional_id=row.transactional_id,
-        cause=why,
-        next_step=f"run `dualwrite recover --id {row.transactional_id}{flag}` first",
-    )
+def _write(connection: Connection, row: StateRow) -> None:
+    connection.execute(update(t).where(t.c.transactional_id == row.transactional_id).values(**columns_of(row)))
 
 
 def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:

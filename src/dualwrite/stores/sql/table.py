@@ -5,8 +5,6 @@ It hangs on a MetaData of its own, so that the autogenerate of a user's alembic 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,12 +13,12 @@ from sqlalchemy.types import TypeDecorator
 
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+from dualwrite.state import PreparedTxnState, state_text
+from dualwrite.stores.base import MAX_OWNER_LENGTH, StateRow
+from dualwrite.stores.documents import lost_text, parse_lost
 
 TABLE_NAME: Final = "kafka_transaction_state"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
-MAX_OWNER_LENGTH: Final = 255
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -85,7 +83,26 @@ def state_row(columns: RowMapping) -> StateRow:
         updated_at=columns["updated_at"],
         forgotten=columns["forgotten"],
         generation_kind=_generation_kind(transactional_id, columns["generation_kind"]),
+        claim_token=columns["claim_token"],
     )
+
+
+def columns_of(row: StateRow) -> dict[str, Any]:
+    """The row's columns, all but the key; `state_row` reads them."""
+    return {
+        "fence": row.fence,
+        "generation": row.generation,
+        "prepared_transaction_state": state_text(row.prepared_state),
+        "prepared_generation": row.prepared_generation,
+        "settled_generation": row.settled_generation,
+        "transaction_number": row.transaction_number,
+        "lost": lost_text(row.lost),
+        "owner": row.owner,
+        "claim_token": row.claim_token,
+        "updated_at": row.updated_at,
+        "forgotten": row.forgotten,
+        "generation_kind": row.generation_kind.value,
+    }
 
 
 def _generation_kind(transactional_id: str, text: str) -> ProducerKind:
@@ -107,52 +124,3 @@ def _prepared_state(transactional_id: str, text: str) -> PreparedTxnState | None
     except StoredStateError as error:
         error.transactional_id = transactional_id
         raise
-
-
-def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
-    """The entries of a stored `lost` list.
-
-    Raises:
-        StoredStateError: It does not parse.
-    """
-    try:
-        return tuple(_lost_entry(entry) for entry in json.loads(text))
-    except (ValueError, TypeError, KeyError, StoredStateError) as error:
-        raise StoredStateError(
-            f"The stored list of lost transactions can't be read: {text[:200]!r}.",
-            transactional_id=transactional_id,
-            cause="the row was changed by hand or by a newer release",
-            next_step="nothing was changed; put back a JSON list of kind, state, generation, recorded_at; or upgrade",
-            text=text,
-        ) from error
-
-
-def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
-    state = PreparedTxnState.parse(entry["state"])
-    if state is None:
-        raise ValueError("an entry without a state")
-    recorded_at = datetime.fromisoformat(entry["recorded_at"])
-    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at)
-
-
-def lost_text(entries: Iterable[LostTransaction]) -> str:
-    """The text to store for a list of lost transactions."""
-    return json.dumps(
-        [
-            {
-                "kind": entry.kind.value,
-                "state": str(entry.state),
-                "generation": entry.generation,
-                "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
-            }
-            for entry in entries
-        ]
-    )
-
-
-def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
-    """The list with `added`, unless the same transaction stands in it already: a settlement may be sent twice."""
-    name = (added.kind, added.state, added.generation)
-    if any((entry.kind, entry.state, entry.generation) == name for entry in entries):
-        return entries
-    return (*entries, added)

@@ -27,8 +27,9 @@ from dualwrite.errors import (
 )
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
-from dualwrite.stores.sql.errors import ErrorMap, address, fenced
+from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, GuardedSession
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.table import state_table as t

@@ -1,0 +1,115 @@
+"""A row as text, for databases without columns: one JSON object, by the names that the SQL table's columns have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from dualwrite.errors import StoredStateError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState, state_text
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+
+
+def document(row: StateRow) -> str:
+    """The row as JSON text; `parse_document` reads it."""
+    return json.dumps(
+        {
+            "fence": row.fence,
+            "generation": row.generation,
+            "generation_kind": row.generation_kind.value,
+            "prepared_transaction_state": state_text(row.prepared_state),
+            "prepared_generation": row.prepared_generation,
+            "settled_generation": row.settled_generation,
+            "transaction_number": row.transaction_number,
+            "lost": [_lost_object(entry) for entry in row.lost],
+            "owner": row.owner,
+            "claim_token": row.claim_token,
+            "updated_at": row.updated_at.astimezone(UTC).isoformat(),
+            "forgotten": row.forgotten,
+        },
+        ensure_ascii=False,
+    )
+
+
+def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
+    """The row of a text made by `document`. Fields that a newer release may have added are passed over.
+
+    Raises:
+        StoredStateError: It does not parse, or lacks a field.
+    """
+    try:
+        text = text if isinstance(text, str) else text.decode()
+        found = json.loads(text)
+        return StateRow(
+            transactional_id=transactional_id,
+            fence=_whole_number(found["fence"]),
+            generation=_whole_number(found["generation"]),
+            prepared_state=PreparedTxnState.parse(found["prepared_transaction_state"]),
+            prepared_generation=_whole_number(found["prepared_generation"]),
+            settled_generation=_whole_number(found["settled_generation"]),
+            transaction_number=_whole_number(found["transaction_number"]),
+            lost=tuple(_lost_entry(entry) for entry in found["lost"]),
+            owner=str(found["owner"]),
+            updated_at=datetime.fromisoformat(found["updated_at"]).astimezone(UTC),
+            forgotten=bool(found["forgotten"]),
+            generation_kind=ProducerKind(found["generation_kind"]),
+            claim_token=str(found["claim_token"]),
+        )
+    except (ValueError, TypeError, KeyError, StoredStateError) as error:
+        shown = text if isinstance(text, str) else repr(text)
+        raise StoredStateError(
+            f"The stored row can't be read: {shown[:200]!r}.",
+            transactional_id=transactional_id,
+            cause=f"it was changed by hand or by a newer release ({type(error).__name__}: {error})",
+            next_step="nothing was changed; put the row back as it was, or upgrade",
+            text=shown,
+        ) from error
+
+
+def lost_text(entries: Iterable[LostTransaction]) -> str:
+    """The text to store for a list of lost transactions."""
+    return json.dumps([_lost_object(entry) for entry in entries])
+
+
+def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
+    """The entries of a stored `lost` list.
+
+    Raises:
+        StoredStateError: It does not parse.
+    """
+    try:
+        return tuple(_lost_entry(entry) for entry in json.loads(text))
+    except (ValueError, TypeError, KeyError, StoredStateError) as error:
+        raise StoredStateError(
+            f"The stored list of lost transactions can't be read: {text[:200]!r}.",
+            transactional_id=transactional_id,
+            cause="the row was changed by hand or by a newer release",
+            next_step="nothing was changed; put back a JSON list of kind, state, generation, recorded_at; or upgrade",
+            text=text,
+        ) from error
+
+
+def _lost_object(entry: LostTransaction) -> dict[str, Any]:
+    return {
+        "kind": entry.kind.value,
+        "state": str(entry.state),
+        "generation": entry.generation,
+        "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
+    }
+
+
+def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
+    state = PreparedTxnState.parse(entry["state"])
+    if state is None:
+        raise ValueError("an entry without a state")
+    recorded_at = datetime.fromisoformat(entry["recorded_at"])
+    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at)
+
+
+def _whole_number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
