@@ -45,6 +45,7 @@ from dualwrite.recovery import Recoverer
 from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.state import PreparedTxnState
+from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.timeouts import Timeouts
 from dualwrite.transaction import Transaction
@@ -103,6 +104,7 @@ __all__ = [
     "connect",
     "open_recoverer",
     "recover",
+    "store_from_url",
 ]
 
 if _os.environ.get("DUALWRITE_FAILPOINTS"):

@@ -41,7 +41,8 @@ def connect(
     """Build a writer and open it. What is not given comes from `settings`, or else from the environment (`DUALWRITE_*`).
 
     Args:
-        database: A SQLAlchemy URL or Engine, or a store. A URL's engine is closed with the writer; yours stays open.
+        database: A URL (see `store_from_url`), a SQLAlchemy Engine, or a store. What is made from a URL is closed with the
+            writer; an engine or client of yours stays open.
         kafka: Settings in librdkafka's names, or just `host:port`.
         transactional_id: The same over restarts, and used by one writer at a time.
         producer: "auto" takes the best for the cluster: "native" where that has transaction.version 2, else "librdkafka".
@@ -143,6 +144,6 @@ def _store(database: Database | None, settings: Settings) -> TxnStateStore:
     if url is None:
         raise ConfigurationError(
             "No database is given.",
-            next_step="a SQLAlchemy URL or Engine as the first argument (environment: DUALWRITE_DATABASE_URL)",
+            next_step="a URL, a SQLAlchemy Engine or a store as the first argument (environment: DUALWRITE_DATABASE_URL)",
         )
     return store_from_url(str(url) if not hasattr(url, "render_as_string") else url.render_as_string(hide_password=False))

@@ -2,7 +2,7 @@
 
 | variable | meaning |
 | --- | --- |
-| `DUALWRITE_DATABASE_URL` | the database, as a SQLAlchemy URL |
+| `DUALWRITE_DATABASE_URL` | the database's URL, as for `store_from_url` |
 | `DUALWRITE_KAFKA_BOOTSTRAP_SERVERS` | `bootstrap.servers` |
 | `DUALWRITE_KAFKA_<NAME>` | any other Kafka setting: `DUALWRITE_KAFKA_SECURITY_PROTOCOL` is `security.protocol` |
 | `DUALWRITE_TRANSACTIONAL_ID` | the logical transactional id |
@@ -38,7 +38,7 @@ class Settings:
     """Everything that `connect` needs.
 
     Args:
-        database_url: The database, as a SQLAlchemy URL, or None.
+        database_url: The database's URL, as for `store_from_url`, or None.
         kafka: Kafka's settings in librdkafka's names.
         transactional_id: The logical id, or None.
         producer: Which producer; "auto" takes the best for the broker.

@@ -51,7 +51,7 @@ def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes |
     printed = run(sys.executable, "-W", "ignore", "-c", python)
     assert "committed on both sides" in printed
     assert "shop-1" in run("bash", "-euc", after)
-    assert committed("orders") == [b'{"item": "lamp"}', b"lamp", b"chair", b"table"]
+    assert committed("orders") == [b'{"item": "lamp"}', b"carpet", b"lamp", b"chair", b"table"]
     rows = run(
         sys.executable, "-c", "import sqlite3; print(sqlite3.connect('shop.db').execute('select item from orders').fetchall())"
     )

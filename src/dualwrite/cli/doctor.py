@@ -129,6 +129,8 @@ def _topic_table(topics: Iterable[TopicFacts]) -> Table:
 
 
 def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:
+    if found.newest_revision is None:
+        return list(found.settings.items())
     table = "missing or too old" if found.table_trouble else f"revision {found.revision or 'none of dualwrite'}"
     return [("table", f"{table} (newest: {found.newest_revision})"), *found.settings.items()]
 

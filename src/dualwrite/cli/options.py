@@ -13,11 +13,11 @@ from rich.table import Table
 from dualwrite.recovery import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.registry import URL_EXAMPLES, store_from_url
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="The database, as a SQLAlchemy URL.", show_default="DUALWRITE_DATABASE_URL"),
+    typer.Option("--url", help=f"The database: {URL_EXAMPLES}", show_default="DUALWRITE_DATABASE_URL"),
 ]
 Kafka = Annotated[
     str | None,

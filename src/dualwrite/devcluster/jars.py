@@ -1,11 +1,11 @@
-"""The jars of a Kafka version: resolved and downloaded by jgo once, remembered, and checked to be whole."""
+"""The jars of a Kafka version, or of anything on Maven Central: downloaded by jgo once, remembered, checked to be whole."""
 
 from __future__ import annotations
 
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ DEFAULT_KAFKA_VERSION = "4.3.1"
 _LOG4J_VERSION = "2.25.2"
 """Brokers speak slf4j 1.7 (4.4.0 still does) and die without a word when nothing is bound to it."""
 
-_NOT_NEEDED = ["kafka-tools-api"]
+_NOT_NEEDED = ["org.apache.kafka:kafka-tools-api"]
 """Only command line tools that are not run here use it; see DEFAULT_KAFKA_VERSION."""
 
 _MAVEN_TIMEOUT = 60.0
@@ -42,15 +42,42 @@ def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
         raise DevClusterError(f"{kafka_version!r} is no version of Kafka.", next_step=f"Give one like {DEFAULT_KAFKA_VERSION}.")
+    return _remembered(f"kafka-{kafka_version}", lambda told: _download(kafka_version, told), progress)
+
+
+def artifact_jars(
+    name: str, version: str, coordinates: Sequence[str], *, not_needed: Sequence[str] = (), progress: Progress | None = None
+) -> list[Path]:
+    """The jars of a program on Maven Central with all that they need, downloaded when they are not there yet.
+
+    Safe with several processes at once, as `classpath` is.
+
+    Args:
+        name: What the program is called, for messages.
+        version: Its version; with the name it is what the jars are remembered by.
+        coordinates: What to resolve, each as `group:artifact:version`.
+        not_needed: What to leave out of that, each as `group:artifact`.
+        progress: Who is told what goes on.
+
+    Raises:
+        DevClusterError: A version does not exist, or something could not be downloaded.
+    """
+    return _remembered(
+        f"{name.lower()}-{version}", lambda told: _fetch(f"{name} {version}", coordinates, not_needed, told), progress
+    )
+
+
+def _remembered(key: str, download: Callable[[Progress], list[Path]], progress: Progress | None) -> list[Path]:
+    """The jars that a note of this key names; where one is missing they are downloaded, and the note is written."""
     progress = progress or SilentProgress()
-    note = cache_dir() / f"kafka-{kafka_version}.json"
+    note = cache_dir() / f"{key}.json"
     if (known := _read_note(note)) is not None:
         return known
     make_directory(note.parent)
     with _alone(note.parent / "download.lock", progress):
         if (known := _read_note(note)) is not None:
             return known
-        jars = _download(kafka_version, progress)
+        jars = download(progress)
         partial = note.with_suffix(".partial")
         partial.write_text(json.dumps([str(jar) for jar in jars], indent=1), encoding="utf-8")
         partial.replace(note)
@@ -63,7 +90,7 @@ def _alone(path: Path, progress: Progress) -> Iterator[None]:
     try:
         lock.acquire(timeout=0.5)
     except Timeout:
-        progress.step("Waiting for another process that is downloading Kafka")
+        progress.step("Waiting for another process that is downloading")
         lock.acquire()
     try:
         yield
@@ -80,27 +107,31 @@ def _read_note(note: Path) -> list[Path] | None:
 
 
 def _download(kafka_version: str, progress: Progress) -> list[Path]:
-    """Download what is missing; again where it failed, since jgo takes a server that did not answer for a missing file."""
-    try:
-        retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
-        return retrying(_download_once, kafka_version, progress)
-    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
-        raise _explain(kafka_version, error) from error
-
-
-def _download_once(kafka_version: str, progress: Progress) -> list[Path]:
-    progress.step(f"Resolving the jars of Kafka {kafka_version}")
-    resolver = _TidyResolver()
-    context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
     wanted = [
         f"org.apache.kafka:kafka_2.13:{kafka_version}",
         f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM drags in an old one
         f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
     ]
-    unwanted = [context.project("org.apache.kafka", artifact) for artifact in _NOT_NEEDED]
+    return _fetch(f"Kafka {kafka_version}", wanted, _NOT_NEEDED, progress)
+
+
+def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
+    """Download what is missing; again where it failed, since jgo takes a server that did not answer for a missing file."""
+    try:
+        retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
+        return retrying(_fetch_once, what, wanted, not_needed, progress)
+    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
+        raise _explain(what, error) from error
+
+
+def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
+    progress.step(f"Resolving the jars of {what}")
+    resolver = _TidyResolver()
+    context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
+    unwanted = [context.project(*each.split(":")) for each in not_needed]
     inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
-    artifacts = [each.artifact for each in (*inputs, *transitive) if each.artifactId not in _NOT_NEEDED]
-    progress.step(f"Downloading Kafka {kafka_version}", total=len(artifacts))
+    artifacts = [each.artifact for each in (*inputs, *transitive) if f"{each.groupId}:{each.artifactId}" not in not_needed]
+    progress.step(f"Downloading {what}", total=len(artifacts))
     jars = []
     for artifact in artifacts:
         resolver.on_fraction = progress.advance
@@ -154,10 +185,10 @@ class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo carries no typ
         return rest
 
 
-def _explain(kafka_version: str, error: Exception) -> DevClusterError:
+def _explain(what: str, error: Exception) -> DevClusterError:
     missing = "not found in remote" in str(error)
     return DevClusterError(
-        f"The jars of Kafka {kafka_version} could not be downloaded.",
+        f"The jars of {what} could not be downloaded.",
         cause=("Maven Central does not have this: " if missing else "") + f"{type(error).__name__}: {error}",
         next_step="Choose another version." if missing else "Check the network (or the proxy settings), and try again.",
     )

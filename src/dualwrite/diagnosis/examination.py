@@ -22,6 +22,7 @@ from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe
 from dualwrite.settings import Settings
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql import SqlStateStore
 
 DEFAULT_TIMEOUT: Final = 15.0
 _SERVERS: Final = "bootstrap.servers"
@@ -143,10 +144,11 @@ def _examined_database(url: str) -> tuple[DatabaseFacts | None, list[Finding]]:
                 store.check()
             except StateTableMissingError as error:
                 trouble = (_sentence(error), error.next_step)
+            has_table = isinstance(store, SqlStateStore)
             facts = DatabaseFacts(
                 address=store.description,
-                revision=migration.current(url),
-                newest_revision=migration.newest(),
+                revision=migration.current(url) if has_table else None,
+                newest_revision=migration.newest() if has_table else None,
                 table_trouble=trouble,
                 settings=dict(store.durability()),
             )

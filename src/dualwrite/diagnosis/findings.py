@@ -52,14 +52,14 @@ class DatabaseFacts:
     Args:
         address: For people, without the password.
         revision: The revision that our migrations have left in it, or None.
-        newest_revision: The newest of this release.
+        newest_revision: The newest of this release; None for a database without a table of ours (RocksDB, ZooKeeper).
         table_trouble: Why the table can't be used, with the step that mends it; None where it can.
         settings: What decides whether an acknowledged commit stays; see `TxnStateStore.durability`.
     """
 
     address: str
     revision: str | None
-    newest_revision: str
+    newest_revision: str | None
     table_trouble: tuple[str, str | None] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -236,6 +236,8 @@ def judge_database(database: DatabaseFacts) -> list[Finding]:
     if database.table_trouble is not None:
         what, step = database.table_trouble
         found.append(_database(Severity.BROKEN, what, step))
+    elif database.newest_revision is None:
+        pass
     elif database.revision is None:
         what = "The table is there and complete, and was not made by `dualwrite db upgrade`: keep it up to date yourself."
         found.append(_database(Severity.NOTE, what, None))

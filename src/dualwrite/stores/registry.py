@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from dualwrite.errors import ConfigurationError
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.base import TxnStateStore
+
+ENTRY_POINT_GROUP: Final = "dualwrite.state_stores"
+"""Where a third party's package names its stores: `scheme = "package.module:function"`, the function taking the URL."""
+
+_SQL: Final = ("postgresql", "sqlite", "mysql", "mariadb")
+_OURS: Final = (*_SQL, "rocksdb", "zookeeper")
+URL_EXAMPLES: Final = (
+    "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, sqlite:////path/to/file.db, "
+    "rocksdb:////path/to/folder or zookeeper://host:2181,host2:2181/chroot"
+)
+"""What addresses look like, for errors and help texts."""
 
 
 def store_from_url(url: str) -> TxnStateStore:
-    """The store for a URL, with connections of its own. Nothing connects yet.
+    """The store for a URL, with connections of its own. Nothing connects yet (RocksDB: nothing is opened yet).
 
     Args:
-        url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same) or `sqlite:////path/to/file.db`.
+        url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…` or
+            `mariadb+pymysql://…`, `sqlite:////path/to/file.db`, `rocksdb:////path/to/folder`,
+            `zookeeper://host:port,host:port/chroot`; or a scheme that an installed package names in the entry points
+            `dualwrite.state_stores`. The names above are always our own.
 
     Raises:
         ConfigurationError: There is no store for it, or it can't be read.
@@ -18,11 +36,81 @@ def store_from_url(url: str) -> TxnStateStore:
     """
     scheme, separator, _ = url.partition("://")
     backend = scheme.partition("+")[0].lower()
-    if separator and backend in ("postgresql", "sqlite"):
+    if not separator:
+        raise ConfigurationError("The database's address is no URL.", next_step=URL_EXAMPLES)
+    if backend in _SQL:
         from dualwrite.stores.sql import SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
         return SqlStateStore.from_url(url)
-    raise ConfigurationError(
-        f"There is no store for a URL that begins with {scheme!r}." if separator else "The database's address is no URL.",
-        next_step="postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
-    )
+    if backend == "rocksdb":
+        return _loaded(_rocksdb, backend, "rocksdict")(url)
+    if backend == "zookeeper":
+        return _loaded(_zookeeper, backend, "kazoo")(url)
+    return _third_party(backend)(url)
+
+
+def _rocksdb() -> Callable[[str], TxnStateStore]:
+    from dualwrite.stores.rocksdb import RocksDBStore  # noqa: PLC0415  (one backend, one import)
+
+    return RocksDBStore.from_url
+
+
+def _zookeeper() -> Callable[[str], TxnStateStore]:
+    from dualwrite.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415  (one backend, one import)
+
+    return ZooKeeperStore.from_url
+
+
+def _loaded(load: Callable[[], Callable[[str], TxnStateStore]], extra: str, package: str) -> Callable[[str], TxnStateStore]:
+    """The store's maker, or our error where its client library is not installed; a defect inside that stays one."""
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise MissingDependencyError(
+            f"The Python package {package!r}, which the store for {extra} needs, is not installed.",
+            next_step=f'pip install "dualwrite[{extra}]"',
+        ) from error
+
+
+def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
+    found = list(entry_points(group=ENTRY_POINT_GROUP, name=backend))
+    if not found:
+        others = sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - set(_OURS))
+        more = f"; installed packages bring {', '.join(f'{name}://…' for name in others)}" if others else ""
+        raise ConfigurationError(
+            f"There is no store for a URL that begins with {backend!r}.",
+            next_step=f"{URL_EXAMPLES}{more}",
+        )
+    if len({entry.value for entry in found}) > 1:
+        raise ConfigurationError(
+            f"More than one installed package brings a store for {backend}://: {', '.join(map(_told, found))}.",
+            next_step="uninstall all but one, or hand the store itself to connect()",
+        )
+    return _made_by(found[0])
+
+
+def _made_by(entry: EntryPoint) -> Callable[[str], TxnStateStore]:
+    def make(url: str) -> TxnStateStore:
+        try:
+            factory = entry.load()
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"The store for {entry.name}:// can't be loaded from {_told(entry)}.",
+                cause=f"{type(error).__name__}: {error}",
+                next_step="reinstall that package, with what it depends on",
+            ) from error
+        store = factory(url)
+        if not isinstance(store, TxnStateStore):
+            raise ConfigurationError(
+                f"{_told(entry)} gave a {type(store).__name__} for {entry.name}://, not a TxnStateStore.",
+                next_step="tell the package's maintainers; dualwrite.stores.base.TxnStateStore is the contract",
+            )
+        return store
+
+    return make
+
+
+def _told(entry: EntryPoint) -> str:
+    return entry.value if entry.dist is None else f"{entry.value} of the package {entry.dist.name}"

@@ -145,7 +145,7 @@ def forgotten(row: StateRow) -> StateRow:
         return row
     if row.prepared_state is not None or row.unsettled_generations or row.lost:
         raise _not_settled(row)
-    return changed(row, forgotten=True, fence=row.fence + 1, owner="")
+    return changed(row, forgotten=True, fence=row.fence + 1, owner="", claim_token="")
 
 
 def _not_settled(row: StateRow) -> NotSettledError:

@@ -1,0 +1,264 @@
+"""What users write with: changes in any column family, kept until the commit, and read back at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn
+
+from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.stores.rocksdb.database import OpenDatabase
+from dualwrite.stores.rocksdb.errors import is_undecodable
+from dualwrite.stores.rocksdb.keys import Encoding, Key, Pickled, SortKey
+from dualwrite.stores.rocksdb.merging import Entry, merged
+from dualwrite.stores.rocksdb.opening import DEFAULT_FAMILY, STATE_FAMILY
+from dualwrite.stores.rocksdb.state_family import Changes
+
+_MISSING: Final = object()
+
+
+class ColumnFamilyBatch:
+    """One column family inside the transaction: a dict whose changes are written when the transaction commits.
+
+    Keys and values are what the database takes: bytes in rocksdict's raw mode, otherwise bytes, str, int, float and bool for
+    keys, and anything that pickles for values. Reads see the changes of this transaction, and otherwise what is committed at
+    that moment: there is no snapshot, and no check for others who write the same keys.
+
+    Args:
+        name: The column family.
+        batch: The transaction's batch, whose part this is.
+    """
+
+    def __init__(self, name: str, batch: TransactionBatch) -> None:
+        self.name = name
+        self._batch = batch
+        self._entries: dict[SortKey, Entry] = {}
+
+    def put(self, key: Key, value: Any) -> None:
+        """Set a key to a value, which is taken as it is now: a list that changes afterwards changes nothing here.
+
+        Raises:
+            UsageError: The database can't store the key or the value.
+            Exception: What pickling the value raises.
+        """
+        self._batch.check_open()
+        plain, place = self._encoding.key(key)
+        self._entries[place] = (plain, self._encoding.value(value))
+
+    def delete(self, key: Key) -> None:
+        """Delete a key; nothing happens where there is none.
+
+        Raises:
+            UsageError: The database can't have such a key.
+        """
+        self._batch.check_open()
+        plain, place = self._encoding.key(key)
+        self._entries[place] = (plain, None)
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """The value of a key, or `default`."""
+        self._batch.check_open()
+        plain, place = self._encoding.key(key)
+        entry = self._entries.get(place)
+        if entry is not None:
+            return default if entry[1] is None else self._encoding.given_back(entry[1])
+        return self._batch.stored(self.name, plain, default)
+
+    def items(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[tuple[Any, Any]]:
+        """Keys and values in RocksDB's order, with the changes that the transaction had made when the iteration began.
+
+        Args:
+            from_key: Where to begin: at this key, or else at the next one.
+            backwards: From the last key to the first; `from_key`, or else the one before it.
+        """
+        self._batch.check_open()
+        encoding = self._encoding
+        first = None if from_key is None else encoding.key(from_key)
+        stored = self._batch.stored_items(self.name, None if first is None else first[0], backwards=backwards)
+        entries = dict(self._entries)
+        return merged(stored, entries, encoding, start=None if first is None else first[1], backwards=backwards)
+
+    def keys(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[Any]:
+        """As `items`."""
+        return (key for key, _ in self.items(from_key=from_key, backwards=backwards))
+
+    def values(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[Any]:
+        """As `items`."""
+        return (value for _, value in self.items(from_key=from_key, backwards=backwards))
+
+    def changes(self) -> list[tuple[Key, Key | Pickled | None]]:
+        """What the commit writes."""
+        return list(self._entries.values())
+
+    @property
+    def _encoding(self) -> Encoding:
+        return self._batch.encoding
+
+    def __getitem__(self, key: Key) -> Any:
+        value = self.get(key, _MISSING)
+        if value is _MISSING:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Key) -> None:
+        self.delete(key)
+
+    def __contains__(self, key: Key) -> bool:
+        return self.get(key, _MISSING) is not _MISSING
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys()
+
+
+class TransactionBatch:
+    """The transaction as its user sees it: `tx.db`.
+
+    `tx.db[key]` and the like mean the column family `default`; `cf="orders"` names another, and `column_family("orders")`
+    gives the same for one family. See ColumnFamilyBatch. Nothing is in the database before the writer commits.
+
+    Args:
+        database: Where it is to be written.
+        encoding: What the database takes.
+        transactional_id: For the errors.
+    """
+
+    def __init__(self, database: OpenDatabase, encoding: Encoding, transactional_id: str) -> None:
+        self.encoding = encoding
+        self._database = database
+        self._transactional_id = transactional_id
+        self._families: dict[str, ColumnFamilyBatch] = {}
+        self._ended = False
+
+    def column_family(self, name: str) -> ColumnFamilyBatch:
+        """One column family.
+
+        Raises:
+            UsageError: There is none of that name, or it is the one that holds the state of the transactions.
+        """
+        self.check_open()
+        found = self._families.get(name)
+        if found is None:
+            if name == STATE_FAMILY:
+                raise UsageError(
+                    f"The column family {STATE_FAMILY} is dualwrite's own; the transaction writes to it by itself.",
+                    transactional_id=self._transactional_id,
+                    next_step="`dualwrite status` shows what is in it",
+                )
+            self._database.family(name)
+            found = self._families[name] = ColumnFamilyBatch(name, self)
+        return found
+
+    def put(self, key: Key, value: Any, cf: str = DEFAULT_FAMILY) -> None:
+        """See ColumnFamilyBatch.put."""
+        self.column_family(cf).put(key, value)
+
+    def delete(self, key: Key, cf: str = DEFAULT_FAMILY) -> None:
+        """See ColumnFamilyBatch.delete."""
+        self.column_family(cf).delete(key)
+
+    def get(self, key: Key, default: Any = None, cf: str = DEFAULT_FAMILY) -> Any:
+        """See ColumnFamilyBatch.get."""
+        return self.column_family(cf).get(key, default)
+
+    def items(
+        self, cf: str = DEFAULT_FAMILY, *, from_key: Key | None = None, backwards: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        """See ColumnFamilyBatch.items."""
+        return self.column_family(cf).items(from_key=from_key, backwards=backwards)
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.column_family(DEFAULT_FAMILY)[key]
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Key) -> None:
+        self.delete(key)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.column_family(DEFAULT_FAMILY)
+
+    # --- what only the writer does ----------------------------------------------------------------------------------------
+
+    def commit(self) -> NoReturn:
+        """Refused."""
+        self._refuse("commit()")
+
+    def rollback(self) -> NoReturn:
+        """Refused."""
+        self._refuse("rollback()")
+
+    def write(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused."""
+        self._refuse("write()")
+
+    def clear(self) -> NoReturn:
+        """Refused."""
+        self._refuse("clear()")
+
+    def close(self) -> NoReturn:
+        """Refused."""
+        self._refuse("close()")
+
+    def __enter__(self) -> NoReturn:
+        self._refuse("`with` on the batch (it would close it)")
+
+    def __exit__(self, *_: object) -> None:
+        """Never reached."""
+
+    def _refuse(self, call: str) -> NoReturn:
+        self.check_open()
+        raise TransactionControlError(
+            f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
+            transactional_id=self._transactional_id,
+            cause="to write or drop the batch here would end the database's side without Kafka's",
+            next_step="leave the block to commit, raise an exception to roll back. The transaction is still open and usable",
+            call=call,
+        )
+
+    # --- for the transaction, and for its families ------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise WriterClosedError once the transaction has ended."""
+        if self._ended:
+            raise WriterClosedError(
+                "The transaction that this batch belonged to has ended.", transactional_id=self._transactional_id
+            )
+
+    def end(self) -> None:
+        """It is of no use from here on."""
+        self._ended = True
+
+    def changes(self) -> Changes:
+        """All changes, by column family."""
+        return {name: family.changes() for name, family in self._families.items()}
+
+    def stored(self, family: str, key: Key, default: Any) -> Any:
+        """What the database has."""
+        handle = self._database.family(family)
+        try:
+            return handle.get(key, default)
+        except Exception as error:
+            if is_undecodable(error):  # what unpickling raises, among others
+                raise
+            raise self._failed(family, error) from error
+
+    def stored_items(self, family: str, start: Key | None, *, backwards: bool) -> Iterator[tuple[Any, Any]]:
+        """What the database has, as of the first step."""
+        rows = self._database.family(family).items(backwards=backwards, from_key=start)
+        while True:
+            self.check_open()
+            try:
+                row = next(rows, None)
+            except Exception as error:
+                if is_undecodable(error):
+                    raise
+                raise self._failed(family, error) from error
+            if row is None:
+                return
+            yield row
+
+    def _failed(self, family: str, error: Exception) -> Exception:
+        return self._database.failed(f"reading the column family {family!r}", error, self._transactional_id)

@@ -1,0 +1,259 @@
+"""One open RocksDB, as all stores of this process share it: its handle, its column families, its life."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocksdict import DbClosedError, Options, Rdict, WriteBatch
+
+from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
+from dualwrite.stores.rocksdb.errors import call_failed, forked, is_closed, is_read_only, sentence
+from dualwrite.stores.rocksdb.locks import IdLocks
+from dualwrite.stores.rocksdb.opening import STATE_FAMILY, last_options
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """The open database as it is at the moment; there is a new one after each opening.
+
+    Args:
+        rdict: The database.
+        raw: Whether it is in raw mode, which rocksdict has for a whole database.
+        families: Handles of its column families, as far as they were needed. They are kept, since rocksdict flushes a column
+            family to disk whenever a handle of it is dropped.
+    """
+
+    rdict: Rdict
+    raw: bool
+    families: dict[str, Rdict] = field(default_factory=dict)
+
+    def has(self, family: str) -> bool:
+        """Whether there is such a column family.
+
+        Raises:
+            DbClosedError: The database is closed.
+        """
+        try:
+            self.rdict.get_column_family_handle(family)
+        except DbClosedError:
+            raise
+        except Exception:  # noqa: BLE001  (rocksdict has no error of its own for it, and no list of an open database's)
+            return False
+        return True
+
+
+class OpenDatabase:
+    """A RocksDB database, opened when it is first needed, and again after an I/O error where it is ours to open.
+
+    Args:
+        path: Its folder.
+        opener: Opens it; None for a Rdict of the user's.
+        rdict: The user's, open.
+    """
+
+    def __init__(self, path: str, *, opener: Callable[[], Rdict] | None = None, rdict: Rdict | None = None) -> None:
+        self.path = path
+        self.where = f"rocksdb:///{path}"
+        self.locks = IdLocks()
+        self._opener = opener
+        self._given = rdict
+        self._handle: Handle | None = None
+        self._broken = False
+        self._closed = False
+        self._process = os.getpid()
+        self._changing = threading.RLock()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we opened it, and close it."""
+        return self._opener is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is worth keeping: not one that was closed, by us or by the owner of the Rdict."""
+        if self._closed:
+            return False
+        if self._given is None:
+            return True
+        with suppress(Exception):
+            self._given.path()
+            return True
+        return False
+
+    @property
+    def could_not_open(self) -> bool:
+        """Whether it is ours to open, and not open: perhaps since the user has."""
+        return self.is_ours and self._handle is None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it takes no writes until it is opened again, which the next call of `handle` does."""
+        return self._broken and self.is_ours
+
+    def write_failed(self) -> None:
+        """A write has met an I/O error: RocksDB refuses all others from now on."""
+        self._broken = True
+
+    def handle(self) -> Handle:
+        """The open database.
+
+        Raises:
+            StoreUnavailableError: It can't be opened, or was closed.
+            StateTableMissingError: It has no column family of ours, and takes no writes.
+            UsageError: This process was forked off the one that has it open.
+        """
+        if os.getpid() != self._process:
+            raise forked()
+        handle = self._handle
+        if handle is not None and not self._closed and not self.is_broken:
+            return handle
+        with self._changing:
+            if self._closed:
+                raise call_failed(self.where, "using it", DbClosedError("closed"))
+            if self.is_broken:
+                self._drop_handle()
+            if self._handle is None:
+                try:
+                    self._handle = self._opened()
+                    self._make_state_family(self._handle)
+                    self._broken = False
+                except BaseException:
+                    self._drop_handle()
+                    raise
+            return self._handle
+
+    def _opened(self) -> Handle:
+        rdict = self._given if self._opener is None else self._opener()
+        assert rdict is not None
+        try:
+            return Handle(rdict, _is_raw(rdict))
+        except Exception as error:  # all that rocksdict raises
+            raise call_failed(self.where, "opening it", error) from error
+
+    def _make_state_family(self, handle: Handle) -> None:
+        doing = f"making the column family {STATE_FAMILY}"
+        try:
+            if handle.has(STATE_FAMILY):
+                return
+            # The empty batch comes first: rocksdict makes a column family by a read-only handle too, behind whose back the
+            # database's owner can't open it any more.
+            handle.rdict.write(WriteBatch(raw_mode=handle.raw))
+            handle.rdict.create_column_family(STATE_FAMILY, Options(raw_mode=handle.raw))
+        except Exception as error:  # all that rocksdict raises
+            if is_read_only(error):
+                raise StateTableMissingError(
+                    f"The column family {STATE_FAMILY} is missing in {self.where}, which is open for reading only.",
+                    cause=sentence(error),
+                    next_step="open it once with AccessType.read_write(); the column family is made then",
+                ) from error
+            raise call_failed(self.where, doing, error) from error
+
+    # --- column families --------------------------------------------------------------------------------------------------
+
+    def family(self, name: str) -> Rdict:
+        """The handle of a column family.
+
+        Raises:
+            UsageError: There is none of that name.
+            StoreUnavailableError: The database can't be opened, or was closed.
+        """
+        handle = self.handle()
+        try:
+            if handle.has(name):
+                with self._changing:
+                    if name not in handle.families:
+                        handle.families[name] = handle.rdict.get_column_family(name)
+                    return handle.families[name]
+        except Exception as error:  # all that rocksdict raises
+            raise self.failed(f"using the column family {name!r}", error) from error
+        raise self.unknown_family(name)
+
+    def make_family(self, name: str, options: Options | None) -> None:
+        """Make a column family if it is missing."""
+        handle = self.handle()
+        try:
+            with self._changing:
+                if not handle.has(name):
+                    handle.rdict.create_column_family(name, options or Options(raw_mode=handle.raw))
+        except Exception as error:  # all that rocksdict raises
+            raise self.failed(f"making the column family {name!r}", error) from error
+
+    def unknown_family(self, name: str) -> UsageError:
+        """The error for a name that is no column family."""
+        known = ""
+        with suppress(Exception):  # a database in memory has no files to list them from
+            names = sorted(set(Rdict.list_cf(self.path)) - {STATE_FAMILY})
+            known = f" It has: {', '.join(names)}."
+        return UsageError(
+            f"The database {self.where} has no column family {name!r}.{known}",
+            next_step=f"make it before the transaction: store.create_column_family({name!r}), or "
+            f"RocksDBStore(…, column_families={{{name!r}: None}})",
+        )
+
+    def failed(self, doing: str, error: BaseException, transactional_id: str | None = None) -> DualWriteError:
+        """Our error for rocksdict's. Of a Rdict that its owner has closed, the rest is closed too: it would keep LOCK."""
+        if is_closed(error) and not self.is_usable:
+            self.close()
+        return call_failed(self.where, doing, error, transactional_id)
+
+    def durability(self) -> dict[str, str]:
+        """What decides whether an acknowledged commit stays."""
+        self.handle()
+        # of each write of ours, whatever WriteOptions the Rdict has
+        settings = {"sync": "true", "disable_wal": "false"}
+        with suppress(OSError):
+            if not (Path(self.path) / "CURRENT").exists():
+                return {**settings, "env": "none of this file system"}
+            options = last_options(self.path)
+            return {**settings, **{name: options[name] for name in ("wal_recovery_mode",) if name in options}}
+        return settings
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close what is ours, and drop our handles of what is the user's. Its open transactions fail from here on."""
+        self._closed = True
+        with self._changing:
+            self._drop_handle()
+
+    def _drop_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        try:
+            while handle.families:
+                _close(handle.families.popitem()[1])
+        finally:
+            if self.is_ours:
+                _close(handle.rdict)
+
+    def leak(self) -> None:
+        """In a forked child: keep RocksDB from running there, now or when the child ends.
+
+        Its threads are gone, and its files are the parent's: to close a handle waits for ever for a flush.
+        """
+        handles = [] if self._given is None else [self._given]
+        if self._handle is not None:
+            handles += [self._handle.rdict, *self._handle.families.values()]
+        for rdict in handles:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(rdict))
+
+
+def _is_raw(rdict: Rdict) -> bool:
+    """There is no way to ask, but in raw mode rocksdict refuses a key that is not bytes."""
+    try:
+        _ = "dualwrite" in rdict
+    except KeyError:
+        return True
+    return False
+
+
+def _close(rdict: Rdict) -> None:
+    with suppress(Exception):  # a flush that fails after an I/O error; it is closed all the same, and what was synced stays
+        rdict.close()

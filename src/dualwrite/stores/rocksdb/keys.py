@@ -1,0 +1,126 @@
+"""Keys and values as rocksdict takes them, and the order in which RocksDB has the keys.
+
+Pure. In raw mode both are bytes, and the order is that of bytes. Otherwise rocksdict puts a byte for the type in front of what
+it stores (1 bytes, 2 str in UTF-8, 3 int, 4 float, 5 bool; for values also 6, a pickle), and its comparator has int keys in
+the order of numbers and everything else in that of the encoded bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dualwrite.errors import UsageError
+
+Key = bytes | str | int | float | bool
+SortKey = tuple[int, bytes | int]
+"""Equal where RocksDB's keys are equal, and smaller where they come first."""
+
+_BYTES, _STR, _INT, _FLOAT, _BOOL = range(1, 6)
+_DOUBLE: Final = struct.Struct(">d")
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A value that rocksdict stores as a pickle: what it was when it was put, whatever becomes of the object afterwards.
+
+    Args:
+        data: The pickle.
+    """
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What a database takes for keys and values.
+
+    Args:
+        raw: Whether it is in raw mode.
+        dumps: Makes bytes of a value that has no encoding of its own.
+        loads: The reverse.
+    """
+
+    raw: bool
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[bytes], Any]
+
+    def key(self, key: Any) -> tuple[Key, SortKey]:
+        """The key as it comes back from the database, and its place.
+
+        Raises:
+            UsageError: It is of a type that can't be a key.
+        """
+        if self.raw:
+            plain = self._bytes(key, "key")
+            return plain, (_BYTES, plain)
+        scalar = _scalar(key)
+        match scalar:
+            case None:
+                raise UsageError(
+                    f"A key of this database can't be a {type(key).__name__}.", next_step="use bytes, str, int, float or bool"
+                )
+            case bool():
+                return scalar, (_BOOL, bytes([scalar]))
+            case bytes():
+                return scalar, (_BYTES, scalar)
+            case str():
+                return scalar, (_STR, _utf8(scalar))
+            case int():
+                return scalar, (_INT, scalar)
+            case _:
+                return scalar, (_FLOAT, _DOUBLE.pack(scalar))
+
+    def value(self, value: Any) -> Key | Pickled:
+        """The value as it is to be kept until the commit.
+
+        Raises:
+            UsageError: It is of a type that can't be a value.
+            Exception: What `dumps` raises.
+        """
+        if self.raw:
+            return self._bytes(value, "value")
+        scalar = _scalar(value)
+        if scalar is None:
+            data = self.dumps(value)
+            if not isinstance(data, bytes):
+                raise UsageError(f"`dumps` made a {type(data).__name__} of a value, not bytes.")
+            return Pickled(data)
+        if isinstance(scalar, str):
+            _utf8(scalar)
+        return scalar
+
+    def given_back(self, value: Key | Pickled) -> Any:
+        """What a read of a kept value gives."""
+        return self.loads(value.data) if isinstance(value, Pickled) else value
+
+    def _bytes(self, given: Any, what: str) -> bytes:
+        if isinstance(given, bytes):
+            return given if type(given) is bytes else bytes(memoryview(given))
+        raise UsageError(
+            f"A {what} of this database must be bytes, not {type(given).__name__}: it is in rocksdict's raw mode.",
+            next_step=f"encode the {what}; or make a new database with Options(raw_mode=False), which takes Python's types "
+            "and is of no use to RocksDB's clients in other languages",
+        )
+
+
+def _scalar(given: Any) -> Key | None:
+    """As rocksdict tells the types apart, bool before int; of subclasses it stores the plain value."""
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, bytes):
+        return given if type(given) is bytes else bytes(memoryview(given))
+    for kind in (str, int, float):
+        if isinstance(given, kind):
+            plain: Key = given if type(given) is kind else getattr(kind, f"__{kind.__name__}__")(given)
+            return plain
+    return None
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{text[:100]!r} can't be stored: it is not encodable in UTF-8.", cause=str(error)) from error

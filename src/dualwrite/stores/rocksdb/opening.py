@@ -1,0 +1,171 @@
+"""Opening a RocksDB database by its path: an existing one as it is, or a new one in raw mode."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rocksdict import Options, Rdict
+
+from dualwrite.errors import StoreUnavailableError
+from dualwrite.stores.rocksdb.errors import not_opened, sentence
+
+STATE_FAMILY: Final = "kafka_transaction_state"
+"""KIP-939's name for the column family of the rows."""
+DEFAULT_FAMILY: Final = "default"
+
+_CONFIG: Final = "rocksdict-config.json"
+_OF_ROCKSDB: Final = re.compile(
+    r"(CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(log|sst|blob|dbtmp)|archive|lost|rocksdict-config\.json)"
+)
+_OPTION: Final = re.compile(r"^\s*(\w+)=(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Opener:
+    """How a database is opened, each time that it is.
+
+    Args:
+        path: Its folder.
+        options: For the database; None takes those it had last, and raw mode for a new one.
+        column_families: Options by column family; None takes those it had last. One that is missing is made.
+        create_if_missing: Whether to make the database (its folder, but not the folders above).
+    """
+
+    path: str
+    options: Options | None = None
+    column_families: Mapping[str, Options | None] = field(default_factory=dict)
+    create_if_missing: bool = True
+
+    def open(self) -> Rdict:
+        """Open it.
+
+        Raises:
+            StoreUnavailableError: It can't be opened: what it says tells why.
+        """
+        if self._is_there():
+            return self._opened_again()
+        self._check_new_folder()
+        options = self.options or Options(raw_mode=True)
+        return self._opened(options, {DEFAULT_FAMILY: options})
+
+    def _is_there(self) -> bool:
+        try:
+            return (Path(self.path) / "CURRENT").exists()
+        except OSError as error:  # no right to look into the folder
+            raise not_opened(self.path, error) from error
+
+    def _check_new_folder(self) -> None:
+        folder = Path(self.path)
+        trouble = None
+        try:
+            if folder.is_dir():
+                strange = sorted(entry.name for entry in folder.iterdir() if not _OF_ROCKSDB.fullmatch(entry.name))
+                if strange:
+                    trouble = f"the folder holds other things ({', '.join(strange[:5])}) and no database"
+            elif folder.exists():
+                trouble = "it is a file, and a RocksDB database is a folder"
+            elif not folder.parent.is_dir():
+                trouble = f"there is no folder {folder.parent} to make it in"
+        except OSError as error:
+            raise not_opened(self.path, error) from error
+        if trouble is None and not self.create_if_missing:
+            trouble = "there is none, and it is not to be made (create_if_missing=False)"
+        if trouble is not None:
+            raise StoreUnavailableError(
+                f"The RocksDB database {self.path} can't be opened.",
+                cause=trouble,
+                next_step="check the path: rocksdb:////path/to/folder, with four slashes for one that begins at the root",
+                path=self.path,
+                pid=None,
+            )
+
+    def _opened_again(self) -> Rdict:
+        """Open with what the database's own files tell of it, which is more than what rocksdict makes of them by itself.
+
+        rocksdict takes a config file that is missing or empty (a process killed while it was written: each opening writes it)
+        for raw mode, and opens only the column families of the OPTIONS file, which lags behind MANIFEST after a crash.
+        """
+        try:
+            names = Rdict.list_cf(self.path)
+            self._mend_config()
+            options, families = self._loaded()
+        except StoreUnavailableError:
+            raise
+        except Exception as error:  # all that rocksdict raises
+            raise not_opened(self.path, error) from error
+        # The given options are also those of `default`: by its comparator RocksDB notices that they are of the wrong mode.
+        given = {**self.column_families, **({} if self.options is None else {DEFAULT_FAMILY: self.options})}
+        raw = self._is_raw()
+        found = {name: given.get(name) or families.get(name) or Options(raw_mode=raw) for name in names}
+        return self._opened(self.options or options, found)
+
+    def _loaded(self) -> tuple[Options, dict[str, Options]]:
+        """The options that it had last; none of a database whose OPTIONS file is gone."""
+        if _options_file(self.path) is None:
+            return Options(raw_mode=self._is_raw()), {}
+        try:
+            return Options.load_latest(self.path)
+        except Exception:  # noqa: BLE001  (all that rocksdict raises; written by a newer RocksDB, perhaps)
+            return Options.load_latest(self.path, ignore_unknown_options=True)
+
+    def _opened(self, options: Options, families: dict[str, Options]) -> Rdict:
+        with _config_kept(self.path):
+            try:
+                return Rdict(self.path, options, families)
+            except Exception as error:  # all that rocksdict raises
+                raise not_opened(self.path, error) from error
+
+    def _is_raw(self) -> bool:
+        config = _config(self.path)
+        if config is not None:
+            return config
+        return last_options(self.path).get("comparator") != "rocksdict"
+
+    def _mend_config(self) -> None:
+        """Write the config file anew where it can't be read and rocksdict would guess wrong."""
+        if _config(self.path) is None and not self._is_raw():
+            (Path(self.path) / _CONFIG).write_text('{"raw_mode":false,"prefix_extractors":{}}')
+
+
+def last_options(path: str) -> dict[str, str]:
+    """What the newest OPTIONS file says, by name: those of the database, and of its column family `default`."""
+    file = _options_file(path)
+    if file is None:
+        return {}
+    text = file.read_text(errors="replace")
+    end = text.find("[CFOptions", text.find('[CFOptions "default"]') + 1)
+    return dict(_OPTION.findall(text if end < 0 else text[:end]))
+
+
+def _options_file(path: str) -> Path | None:
+    files = [file for file in Path(path).glob("OPTIONS-*") if file.suffix != ".dbtmp"]
+    return max(files, key=lambda file: int(file.name.partition("-")[2]), default=None)
+
+
+def _config(path: str) -> bool | None:
+    """What rocksdict noted of whether the database is in raw mode; None where it can't be read."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return bool(json.loads((Path(path) / _CONFIG).read_text())["raw_mode"])
+    return None
+
+
+@contextmanager
+def _config_kept(path: str) -> Iterator[None]:
+    """Put rocksdict's config file back if opening fails: it is written first, also with options that turn out wrong."""
+    file = Path(path) / _CONFIG
+    before = file.read_bytes() if file.exists() else None
+    try:
+        yield
+    except StoreUnavailableError as error:
+        try:
+            if before is not None and file.read_bytes() != before:
+                file.write_bytes(before)
+        except OSError as restoring:
+            error.add_note(f"{file} could not be put back as it was: {sentence(restoring)}")
+        raise

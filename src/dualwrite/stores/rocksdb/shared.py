@@ -1,0 +1,77 @@
+"""Which databases this process has open, so that its stores share them: RocksDB lets in one handle at a time.
+
+And what becomes of them at a fork: they are of no use in the child. RocksDB's threads are gone there, so that a flush waits for
+ever, and what the child writes goes into the parent's files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from weakref import WeakSet
+
+from dualwrite.stores.rocksdb.database import OpenDatabase
+from dualwrite.stores.rocksdb.errors import forked
+
+
+class Databases:
+    """The databases of a process, by real path, with the stores that use each. There is one instance."""
+
+    def __init__(self) -> None:
+        self._changing = threading.RLock()
+        self._open: dict[str, tuple[OpenDatabase, WeakSet[object]]] = {}
+        self._used = False
+        self._forked = False
+
+    def join(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
+        """The database at `path`, made (not opened) by `make` for its first user; the same user may join twice."""
+        self.check_process()
+        with self._changing:
+            self._used = True
+            found = self._open.get(path)
+            made = make()
+            if found is None or not found[0].is_usable or (found[0].could_not_open and not made.is_ours):
+                if found is not None:
+                    found[0].close()
+                found = self._open[path] = (made, WeakSet())
+            found[1].add(user)
+            return found[0]
+
+    def leave(self, user: object, database: OpenDatabase) -> None:
+        """This user is done; the last one closes it."""
+        if self._forked:
+            return
+        with self._changing:
+            found = self._open.get(database.path)
+            if found is None or found[0] is not database:
+                return
+            found[1].discard(user)
+            if not found[1]:
+                del self._open[database.path]
+                database.close()
+
+    def use_by_hand(self) -> None:
+        """RocksDB runs in this process, by a Rdict that the user opened."""
+        self._used = True
+
+    def check_process(self) -> None:
+        """Refuse a process that was forked off one in which RocksDB ran.
+
+        Raises:
+            UsageError: This is one.
+        """
+        if self._forked:
+            raise forked()
+
+    def after_fork(self) -> None:
+        """In the child."""
+        self._changing = threading.RLock()  # another thread of the parent may have held it
+        if self._used:
+            self._forked = True
+            for database, _ in self._open.values():
+                database.leak()
+
+
+databases = Databases()
+os.register_at_fork(after_in_child=databases.after_fork)

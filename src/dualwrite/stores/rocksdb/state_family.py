@@ -1,0 +1,232 @@
+"""The column family of the rows: read one, change one under its lock, and commit one together with a user's changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from rocksdict import WriteBatch, WriteOptions
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
+
+from dualwrite.errors import (
+    ClaimTimeoutError,
+    DualWriteError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoredStateError,
+    StoreUnavailableError,
+)
+from dualwrite.stores.base import StateRow
+from dualwrite.stores.documents import document, parse_document
+from dualwrite.stores.rocksdb.database import Handle, OpenDatabase
+from dualwrite.stores.rocksdb.errors import CLOSED, is_closed, is_read_only, is_undecodable, sentence
+from dualwrite.stores.rocksdb.keys import Key, Pickled
+from dualwrite.stores.rocksdb.locks import Hold
+from dualwrite.stores.rocksdb.opening import STATE_FAMILY
+
+Changes = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
+"""By column family: keys and their new values, None to delete."""
+RowChange = Callable[[StateRow | None], StateRow | None]
+
+_WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
+
+
+class StateFamily:
+    """The rows of one database.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: OpenDatabase) -> None:
+        self.database = database
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def row(self, transactional_id: str) -> StateRow | None:
+        """The row of an id, as it stands."""
+        family = self.database.family(STATE_FAMILY)
+        try:
+            text = family.get(self._key(self.database.handle(), transactional_id))
+        except DualWriteError:
+            raise
+        except Exception as error:
+            if is_undecodable(error):
+                raise StoredStateError(
+                    "The stored row can't be read.",
+                    transactional_id=transactional_id,
+                    cause=f"another program changed it ({sentence(error)})",
+                    next_step="nothing was changed; put the row back as it was",
+                    text="",
+                ) from error
+            raise self.database.failed("reading the row", error, transactional_id) from error
+        if text is None:
+            return None
+        return parse_document(transactional_id, text if isinstance(text, str | bytes) else repr(text))
+
+    def ids(self, prefix: str) -> list[str]:
+        """The ids whose row is no tombstone; also those whose row can't be read: who reads it is told."""
+        family = self.database.family(STATE_FAMILY)
+        start = self._key(self.database.handle(), prefix)
+        try:
+            keys = []
+            for key in family.keys(from_key=start):
+                if not isinstance(key, type(start)) or not key.startswith(start):
+                    break
+                keys.append(key if isinstance(key, str) else key.decode(errors="replace"))
+        except Exception as error:  # all that rocksdict raises
+            raise self.database.failed("listing the ids", error) from error
+        return sorted(filter(self._is_listed, keys))
+
+    def _is_listed(self, transactional_id: str) -> bool:
+        try:
+            row = self.row(transactional_id)
+        except StoredStateError:
+            return True
+        return row is None or not row.forgotten
+
+    # --- one row ----------------------------------------------------------------------------------------------------------
+
+    def lock(self, hold: Hold, deadline: float, timeout: float) -> None:
+        """Take the lock of an id.
+
+        Raises:
+            ClaimTimeoutError: Another thread kept it until the deadline.
+        """
+        blocker = self.database.locks.acquire(hold, deadline)
+        if blocker is not None:
+            raise ClaimTimeoutError(
+                f"The row of the id stayed locked for {timeout:g} s while {hold.doing}.",
+                transactional_id=hold.transactional_id,
+                cause=f"the lock is held by {blocker}",
+                next_step="let that thread commit its transaction or roll it back; then try again",
+                timeout=timeout,
+                blocker=str(blocker),
+            )
+
+    def change(self, hold: Hold, change: RowChange, *, timeout: float) -> StateRow | None:
+        """Change one row under the lock of its id; gives the row that stands then.
+
+        After an I/O error a database of ours is opened again, and `change` runs again, until the time is over.
+
+        Args:
+            hold: By which to hold the id. The caller releases it.
+            change: From the row to the row to write; the same row or None where there is nothing to write. It must give the
+                same where it finds its own change made.
+            timeout: Seconds to wait at most.
+
+        Raises:
+            ClaimTimeoutError: Another thread kept the lock.
+            StoreUnavailableError: The database could not be written.
+        """
+        deadline = time.monotonic() + timeout
+        self.lock(hold, deadline, timeout)
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, StoreUnavailableError) and self.database.is_broken),
+            stop=stop_after_delay(max(0.0, deadline - time.monotonic())),
+            wait=_WAIT,
+            reraise=True,
+        )
+        return retrying(self._changed, hold, change)
+
+    def _changed(self, hold: Hold, change: RowChange) -> StateRow | None:
+        before = self.row(hold.transactional_id)
+        after = change(before)
+        if after is None or after is before:
+            return before
+        handle = self.database.handle()
+        try:
+            batch = self._batch(handle, {}, after)
+        except Exception as error:  # it was closed meanwhile
+            raise self.database.failed(hold.doing, error, hold.transactional_id) from error
+        try:
+            handle.rdict.write(batch, _synced())
+        except Exception as error:  # all that rocksdict raises
+            if not is_closed(error) and not is_read_only(error):
+                self.database.write_failed()
+            raise self.database.failed(hold.doing, error, hold.transactional_id) from error
+        return after
+
+    # --- transactions -----------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Changes, row: StateRow, recorded_in: Handle) -> None:
+        """Write a transaction's changes and its row, in one synced batch.
+
+        Args:
+            changes: The user's.
+            row: The row as it was recorded, under the lock that is still held.
+            recorded_in: The database as it was then. If it was opened again since, another process may have been in it.
+
+        Raises:
+            StoreCommitFailedError: Nothing of it was written, nor will be.
+            StoreCommitUnknownError: The write failed on its way.
+        """
+        database = self.database
+        try:
+            handle = database.handle()
+            batch = self._batch(handle, changes, row)
+        except Exception as error:
+            raise self._commit_failed(row.transactional_id, sentence(error)) from error
+        if handle is not recorded_in:
+            raise self._commit_failed(row.transactional_id, "it was opened anew since the state was recorded")
+        try:
+            handle.rdict.write(batch, _synced())
+        except Exception as error:
+            if is_closed(error) or is_read_only(error):
+                cause = CLOSED if is_closed(error) else sentence(error)
+                raise self._commit_failed(row.transactional_id, cause) from error
+            database.write_failed()
+            by = "which the next claim does" if database.is_ours else "by the owner of the Rdict"
+            raise StoreCommitUnknownError(
+                f"RocksDB failed while it wrote the batch to {database.where}: it may stand in the write-ahead log or not.",
+                transactional_id=row.transactional_id,
+                cause=sentence(error),
+                next_step=f"RocksDB takes no writes until it is opened again, {by}: mend the disk, claim the id again under "
+                "the same fence, and read the row",
+            ) from error
+
+    def _batch(self, handle: Handle, changes: Changes, row: StateRow) -> WriteBatch:
+        """The batch, on the column families of this very moment.
+
+        After one batch with a column family that was dropped meanwhile, RocksDB takes no writes at all.
+        """
+        batch = WriteBatch(raw_mode=handle.raw)
+        batch.set_dumps(_data_of)
+        for name, operations in changes.items():
+            if not handle.has(name):
+                raise self.database.unknown_family(name)
+            family = handle.rdict.get_column_family_handle(name)
+            for key, value in operations:
+                if value is None:
+                    batch.delete(key, family)
+                else:
+                    batch.put(key, value, family)
+        text = document(row)
+        state = handle.rdict.get_column_family_handle(STATE_FAMILY)
+        batch.put(self._key(handle, row.transactional_id), text.encode() if handle.raw else text, state)
+        return batch
+
+    def _commit_failed(self, transactional_id: str, cause: str) -> StoreCommitFailedError:
+        return StoreCommitFailedError(
+            f"The database {self.database.where} did not commit; nothing of the transaction is left in it.",
+            transactional_id=transactional_id,
+            cause=cause,
+            next_step="see that it is open for writing, with all column families that the transaction uses; then run it again",
+        )
+
+    def _key(self, handle: Handle, transactional_id: str) -> Any:
+        """In raw mode UTF-8; otherwise the str, which rocksdict stores as UTF-8 with a byte 2 before it."""
+        return transactional_id.encode() if handle.raw else transactional_id
+
+
+def _synced() -> WriteOptions:
+    """Ours, not those of the Rdict, which may do without the log (rocksdict's default is with it) or its sync."""
+    options = WriteOptions()
+    options.sync = True
+    return options
+
+
+def _data_of(value: Pickled) -> bytes:
+    """What rocksdict asks for a value that is of none of its own types."""
+    return value.data

@@ -1,0 +1,245 @@
+"""RocksDBStore: the rows in a column family of a RocksDB database, by rocksdict."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
+
+from rocksdict import Options, Rdict
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.rocksdb.database import OpenDatabase
+from dualwrite.stores.rocksdb.errors import sentence
+from dualwrite.stores.rocksdb.keys import Encoding
+from dualwrite.stores.rocksdb.locks import Hold
+from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener
+from dualwrite.stores.rocksdb.shared import databases
+from dualwrite.stores.rocksdb.state_family import RowChange, StateFamily
+from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
+from dualwrite.stores.rows import acknowledged, claimed, forgotten, held, is_claim_of, settled, with_generation
+
+DEFAULT_LOCK_TIMEOUT: Final = 30.0
+_SCHEME: Final = "rocksdb:///"
+
+
+class RocksDBStore(TxnStateStore):
+    """Keeps the rows in the column family `kafka_transaction_state` of a RocksDB database, which it makes where it is missing.
+
+    RocksDB lets one process in at a time, so writers and recoverers of the same database are threads of one process: they may
+    have a store each, which share the open database. Close writers and stores before you close a Rdict of yours, and don't open
+    one with AccessType.with_ttl: RocksDB would drop the rows, and the fences with them, when their time is over.
+
+    Args:
+        database: A path, opened at the first use with the column families that it has, or made, in raw mode; or a Rdict that
+            is open, which stays open.
+        options: For a path: the database's options, instead of those that it had last. `raw_mode` must be the database's own.
+        column_families: Column families that must be there, with the options to make (or, for a path, open) them by; None for
+            the default ones. Those that the database has need not be named.
+        create_if_missing: For a path: whether to make the database. The folder above it must be there.
+        lock_timeout: Seconds that settling and the like wait for an id's lock; `claim` has its own.
+        dumps: What was given to `Rdict.set_dumps`, if anything was; rocksdict has no way to ask for it.
+        loads: What was given to `Rdict.set_loads`.
+
+    Raises:
+        ConfigurationError: `options` were given together with a Rdict.
+    """
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str] | Rdict,
+        *,
+        options: Options | None = None,
+        column_families: Mapping[str, Options | None] | None = None,
+        create_if_missing: bool = True,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        dumps: Callable[[Any], bytes] = pickle.dumps,
+        loads: Callable[[bytes], Any] = pickle.loads,
+    ) -> None:
+        self._column_families = dict(column_families or {})
+        self._lock_timeout = lock_timeout
+        self._dumps = dumps
+        self._loads = loads
+        self._rdict: Rdict | None = None
+        if isinstance(database, Rdict):
+            if options is not None:
+                raise ConfigurationError("Options can't be set for a Rdict that is open.", next_step="open the Rdict with them")
+            self._rdict = database
+            self._path = _path_of(database)
+            databases.use_by_hand()
+        else:
+            self._path = os.path.realpath(os.fspath(database))
+        self._opener = Opener(self._path, options, self._column_families, create_if_missing)
+        self._rows: StateFamily | None = None
+        self._joining = threading.RLock()
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """A store for `rocksdb:////path/to/folder` (three slashes: relative to the working directory). Nothing is opened yet.
+
+        Args:
+            url: The address.
+            options: More arguments for RocksDBStore.
+
+        Raises:
+            ConfigurationError: It can't be read.
+        """
+        path = url[len(_SCHEME) :]
+        if not url.lower().startswith(_SCHEME) or not path or "?" in path or "#" in path:
+            raise ConfigurationError(
+                f"{url!r} is no address of a RocksDB database.",
+                cause="it names a path and nothing else: no host, no parameters",
+                next_step="rocksdb:////path/to/folder; what else there is to set, RocksDBStore(path, …) takes",
+            )
+        return cls(path, **options)
+
+    @property
+    def description(self) -> str:
+        """See TxnStateStore."""
+        return f"{_SCHEME}{self._path}"
+
+    @property
+    def rdict(self) -> Rdict:
+        """The open database, for reads and for writes that belong to no transaction: nobody else can open it meanwhile.
+
+        It stays open until the last store of this process on the same path is closed. Close handles of column families and
+        iterators that you take from it before that: each keeps the database open. After an I/O error it is another one.
+        To drop a column family and make it anew, close the stores first.
+        """
+        return self._joined().database.handle().rdict
+
+    def create_column_family(self, name: str, options: Options | None = None) -> None:
+        """Make a column family, if it is missing."""
+        self._joined().database.make_family(name, options)
+
+    def check(self) -> None:
+        """See TxnStateStore; opens the database, and makes the column family if it is missing."""
+        self._joined().database.family(STATE_FAMILY)
+
+    def durability(self) -> Mapping[str, str]:
+        """See TxnStateStore; `sync` and `disable_wal` are of the store's own writes, whatever the Rdict's WriteOptions are."""
+        return self._joined().database.durability()
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        rows = self._joined()
+        held(rows.row(claim.transactional_id), claim)
+        encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
+        return RocksDBStoreTransaction(rows, claim, encoding, lock_timeout=self._lock_timeout)
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def read(self, transactional_id: str) -> StateRow | None:
+        """See TxnStateStore."""
+        return self._joined().row(transactional_id)
+
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """See TxnStateStore."""
+        return held(self.read(claim.transactional_id), claim)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See TxnStateStore."""
+        return self._joined().ids(prefix)
+
+    # --- changing ---------------------------------------------------------------------------------------------------------
+
+    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+        """See TxnStateStore."""
+        token = uuid.uuid4().hex  # knows this call's own claim, where it was written before the database failed
+
+        def change(row: StateRow | None) -> StateRow:
+            if row is not None and is_claim_of(row, token, expected_fence=expected_fence):
+                return row
+            return claimed(row, transactional_id, owner, token=token, expected_fence=expected_fence)
+
+        row = self._change(transactional_id, change, "claiming the id", owner=owner, timeout=timeout)
+        assert row is not None
+        return Claim(transactional_id, row.fence, row.owner)
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        """See TxnStateStore."""
+        self._change_claimed(claim, lambda row: settled(row, settlement), "settling a transaction")
+
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+        """See TxnStateStore."""
+        return self._change_claimed(
+            claim, lambda row: with_generation(row, kind, reuse=reuse), "taking a generation"
+        ).generation
+
+    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+        """See TxnStateStore."""
+        removed: list[LostTransaction] = []  # over all attempts: the one before may have been written
+
+        def change(row: StateRow | None) -> StateRow | None:
+            if row is None or not row.lost:
+                return row
+            removed.extend(entry for entry in row.lost if entry not in removed)
+            return acknowledged(row)
+
+        self._change(transactional_id, change, "acknowledging lost transactions")
+        return tuple(removed)
+
+    def forget(self, transactional_id: str) -> None:
+        """See TxnStateStore."""
+
+        def change(row: StateRow | None) -> StateRow | None:
+            return None if row is None else forgotten(row)
+
+        self._change(transactional_id, change, "forgetting the id")
+
+    def _change_claimed(self, claim: Claim, change: Callable[[StateRow], StateRow], doing: str) -> StateRow:
+        row = self._change(claim.transactional_id, lambda row: change(held(row, claim)), doing, owner=claim.owner)
+        assert row is not None
+        return row
+
+    def _change(
+        self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
+    ) -> StateRow | None:
+        rows = self._joined()
+        hold = Hold(transactional_id, owner, doing)
+        try:
+            return rows.change(hold, change, timeout=self._lock_timeout if timeout is None else timeout)
+        finally:
+            hold.release()
+
+    # --- the open database ------------------------------------------------------------------------------------------------
+
+    def _joined(self) -> StateFamily:
+        """The rows of the database that this process has open at our path."""
+        databases.check_process()
+        rows = self._rows
+        if rows is not None and rows.database.is_usable:
+            return rows
+        with self._joining:
+            database = databases.join(self, self._path, self._made)
+            try:
+                for name, options in self._column_families.items():
+                    database.make_family(name, options)
+                rows = self._rows = StateFamily(database)
+            except BaseException:
+                databases.leave(self, database)
+                raise
+        return rows
+
+    def _made(self) -> OpenDatabase:
+        if self._rdict is None:
+            return OpenDatabase(self._path, opener=self._opener.open)
+        return OpenDatabase(self._path, rdict=self._rdict)
+
+    def close(self) -> None:
+        """See TxnStateStore; the database is closed with the last store of this process that uses it."""
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            databases.leave(self, rows.database)
+
+
+def _path_of(rdict: Rdict) -> str:
+    try:
+        return os.path.realpath(rdict.path())
+    except Exception as error:  # all that rocksdict raises
+        raise ConfigurationError("The Rdict is closed.", cause=sentence(error), next_step="hand over an open one") from error

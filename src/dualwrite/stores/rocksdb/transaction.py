@@ -1,0 +1,88 @@
+"""One business transaction on RocksDB: a batch, the lock of the id from `record` on, one synced write."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dualwrite.errors import UsageError, WriterClosedError
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, StateRow, StoreTransaction
+from dualwrite.stores.rocksdb.batch import TransactionBatch
+from dualwrite.stores.rocksdb.database import Handle
+from dualwrite.stores.rocksdb.keys import Encoding
+from dualwrite.stores.rocksdb.locks import Hold
+from dualwrite.stores.rocksdb.state_family import StateFamily
+from dualwrite.stores.rows import held, recorded
+
+
+class RocksDBStoreTransaction(StoreTransaction):
+    """See StoreTransaction. One that is dropped without an end gives the lock back when it is freed.
+
+    Args:
+        rows: The database's rows.
+        claim: The claim that it runs under.
+        encoding: What the database takes.
+        lock_timeout: Seconds to wait for the lock of the id.
+    """
+
+    def __init__(self, rows: StateFamily, claim: Claim, encoding: Encoding, *, lock_timeout: float) -> None:
+        self._hold = Hold(claim.transactional_id, claim.owner, "committing a transaction")
+        self._rows = rows
+        self._claim = claim
+        self._batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
+        self._lock_timeout = lock_timeout
+        self._recorded: tuple[StateRow, Handle] | None = None
+        self._ending = threading.RLock()  # a rollback by another thread waits for a write that has begun
+        self._ended = False
+
+    @property
+    def handle(self) -> TransactionBatch:
+        """The batch that the user writes to."""
+        self._check_open()
+        return self._batch
+
+    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+        """See StoreTransaction."""
+        self._check_open()
+        deadline = time.monotonic() + self._lock_timeout
+        self._rows.lock(self._hold, deadline, self._lock_timeout)
+        self._check_open()  # rolled back by another thread meanwhile: then nothing is held
+        handle = self._rows.database.handle()
+        row = held(self._rows.row(self._claim.transactional_id), self._claim)
+        row = recorded(row, state, generation=generation, transaction_number=transaction_number)
+        self._recorded = (row, handle)
+
+    def commit(self) -> None:
+        """See StoreTransaction."""
+        with self._ending:
+            self._check_open()
+            if self._recorded is None:
+                raise UsageError(
+                    "The transaction can't be committed before its state is recorded.",
+                    transactional_id=self._claim.transactional_id,
+                    next_step="call record() first: it checks the fence and takes the lock of the id",
+                )
+            try:
+                self._rows.commit(self._batch.changes(), *self._recorded)
+            finally:
+                self._end()
+
+    def rollback(self) -> None:
+        """See StoreTransaction."""
+        with self._ending:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._batch.end()
+        self._hold.release()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+
+    def __del__(self) -> None:
+        hold = getattr(self, "_hold", None)
+        if hold is not None:
+            hold.release()

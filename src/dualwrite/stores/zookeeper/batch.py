@@ -1,0 +1,179 @@
+"""What the user writes with: the operations of one multi, gathered; only the writer sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from kazoo.client import KazooClient
+from kazoo.protocol.states import ZnodeStat
+from kazoo.security import ACL
+
+from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
+from dualwrite.stores.zookeeper.errors import translated
+from dualwrite.stores.zookeeper.paths import STATE_ROOT, is_ours
+from dualwrite.stores.zookeeper.sizes import multi_size, operation_size, too_large
+
+
+class ZooKeeperBatch:
+    """Creates, sets, deletes and checks, with the signatures of kazoo's TransactionRequest: all of them happen, or none.
+
+    Nothing is sent before the writer commits. So an operation that can't be done (a node that is missing, a version that is
+    not the expected one) shows only there, as StoreCommitFailedError. Paths are relative to the client's chroot. A node made
+    with `ephemeral=True` belongs to the session of the store's client. Not to be used by several threads at once.
+
+    Args:
+        connection: The way to the servers.
+        transactional_id: For the errors.
+        reserved: Bytes of the multi that are the writer's.
+        limit: Bytes that a multi may have.
+    """
+
+    def __init__(self, connection: ZooKeeperConnection, transactional_id: str, *, reserved: int, limit: int) -> None:
+        self._connection = connection
+        self._transactional_id = transactional_id
+        self._reserved = reserved
+        self._limit = limit
+        self._request = connection.client.transaction()
+        self._size = multi_size(())
+        self._ended = False
+
+    # --- the user's operations --------------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        path: str,
+        value: bytes = b"",
+        acl: Sequence[ACL] | None = None,
+        ephemeral: bool = False,
+        sequence: bool = False,
+    ) -> None:
+        """Create a node. Its parent must exist, or be created earlier in the batch.
+
+        Raises:
+            StoreError: The batch would be too large for one request; it stays as it was. So for all four.
+            UsageError: The path is one of dualwrite's own. So for all four.
+            WriterClosedError: The transaction has ended. So for all.
+        """
+        self._check_open()
+        self._request.create(path, value, acl, ephemeral, sequence)
+        self._take_last()
+
+    def set_data(self, path: str, value: bytes, version: int = -1) -> None:
+        """Set a node's data, if it has this version (-1: any)."""
+        self._check_open()
+        self._request.set_data(path, value, version)
+        self._take_last()
+
+    def delete(self, path: str, version: int = -1) -> None:
+        """Delete a node without children, if it has this version (-1: any)."""
+        self._check_open()
+        self._request.delete(path, version)
+        self._take_last()
+
+    def check(self, path: str, version: int) -> None:
+        """Let the transaction fail unless the node has this version."""
+        self._check_open()
+        self._request.check(path, version)
+        self._take_last()
+
+    def _take_last(self) -> None:
+        """Keep what kazoo has added, if it may stand in the batch."""
+        operation = self._request.operations.pop()
+        path = self._connection.client.unchroot(operation.path)
+        if is_ours(path):
+            raise UsageError(
+                f"{path!r} is in {STATE_ROOT}, which dualwrite itself writes; the transaction is still open and usable.",
+                transactional_id=self._transactional_id,
+                next_step="keep your data in nodes of your own",
+            )
+        size = self._size + operation_size(operation)
+        if size + self._reserved > self._limit:
+            raise too_large("The transaction", size + self._reserved, self._limit, self._transactional_id)
+        self._request.operations.append(operation)
+        self._size = size
+
+    # --- plain reads ------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> tuple[bytes, ZnodeStat]:
+        """Data and stat of a node, as KazooClient.get: a plain read, now, which sees nothing of the batch.
+
+        It is no part of the transaction: what it read may change before the commit. Give its `stat.version` to `set_data`,
+        `delete` or `check` to have the commit fail then.
+
+        Raises:
+            StoreUnavailableError: There is no connection, or no answer in time. So for the three reads.
+            KazooException: As KazooClient.get raises it.
+        """
+        found: tuple[bytes, ZnodeStat] = self._read("get_async", path)
+        return found
+
+    def exists(self, path: str) -> ZnodeStat | None:
+        """The node's stat, or None, as KazooClient.exists: a plain read, as `get` is one."""
+        found: ZnodeStat | None = self._read("exists_async", path)
+        return found
+
+    def get_children(self, path: str) -> list[str]:
+        """The names of the children, as KazooClient.get_children: a plain read, as `get` is one."""
+        found: list[str] = self._read("get_children_async", path)
+        return found
+
+    def _read(self, method: str, path: str) -> Any:
+        self._check_open()
+
+        def send(client: KazooClient) -> Any:
+            return getattr(client, method)(path)
+
+        try:
+            return self._connection.ask(send)
+        except (NotSentError, NoAnswerError) as error:
+            raise translated(error, self._connection.address, f"reading {path!r}", self._transactional_id) from error
+
+    # --- what would end the transaction -----------------------------------------------------------------------------------
+
+    def commit(self) -> NoReturn:
+        """Refused."""
+        self._refuse("commit()")
+
+    def commit_async(self) -> NoReturn:
+        """Refused."""
+        self._refuse("commit_async()")
+
+    def __enter__(self) -> NoReturn:
+        self._refuse("`with` on the batch (it would commit it)")
+
+    def __exit__(self, *_: object) -> NoReturn:
+        self._refuse("`with` on the batch (it would commit it)")
+
+    def _refuse(self, call: str) -> NoReturn:
+        self._check_open()
+        raise TransactionControlError(
+            f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
+            transactional_id=self._transactional_id,
+            cause="a commit here would end the database's side without Kafka's",
+            next_step="leave the block to commit, raise an exception to roll back. The transaction is still open and usable",
+            call=call,
+        )
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise WriterClosedError(
+                "The transaction that this batch belonged to has ended.", transactional_id=self._transactional_id
+            )
+
+    # --- the writer's side ------------------------------------------------------------------------------------------------
+
+    @property
+    def operations(self) -> tuple[Any, ...]:
+        """What was gathered, in kazoo's form."""
+        return tuple(self._request.operations)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a multi of the operations, without the writer's own."""
+        return self._size
+
+    def end(self) -> None:
+        """Take no operation any more. The writer calls it."""
+        self._ended = True

@@ -1,0 +1,117 @@
+"""The one place where kazoo's errors become ours, outside of commit."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionDropped,
+    ConnectionLoss,
+    NoAuthError,
+    NotReadOnlyCallError,
+    OperationTimeoutError,
+    SASLException,
+    SessionClosedRequireSaslError,
+    SessionExpiredError,
+    SessionMovedError,
+    ThrottledOpError,
+    UnknownSessionError,
+)
+
+from dualwrite.errors import StoreError, StoreUnavailableError
+from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError
+from dualwrite.stores.zookeeper.paths import STATE_ROOT
+
+
+class Trouble(Enum):
+    """What an error of kazoo's means to us."""
+
+    CONNECTION = "the connection could not be made, or broke, or the session ended"
+    REFUSED = "the server refuses our credentials"
+    DENIED = "an ACL keeps us out"
+    READ_ONLY = "the server takes no writes"
+    OTHER = "anything else"
+
+
+_KINDS: Final[dict[Trouble, tuple[type[Exception], ...]]] = {
+    Trouble.CONNECTION: (
+        NotSentError,
+        NoAnswerError,
+        ConnectionLoss,
+        SessionExpiredError,  # and ConnectionClosedError
+        SessionMovedError,
+        UnknownSessionError,
+        OperationTimeoutError,
+        ConnectionDropped,
+        ThrottledOpError,
+    ),
+    Trouble.REFUSED: (AuthFailedError, SASLException, SessionClosedRequireSaslError),
+    Trouble.DENIED: (NoAuthError,),
+    Trouble.READ_ONLY: (NotReadOnlyCallError,),
+}
+_CREDENTIALS: Final = "user:password in the URL, auth_data or sasl_options"
+_TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
+    Trouble.CONNECTION: (
+        StoreUnavailableError,
+        "ZooKeeper at {where} can't be reached, or ended the connection, while {doing}.",
+        (
+            "see that it runs and that the address is right: `--url` or DUALWRITE_DATABASE_URL (or the client that you made); "
+            "then try again"
+        ),
+    ),
+    Trouble.REFUSED: (
+        StoreUnavailableError,
+        "ZooKeeper at {where} refused us while {doing}.",
+        f"check the credentials: {_CREDENTIALS}",
+    ),
+    Trouble.DENIED: (
+        StoreError,
+        "ZooKeeper at {where} does not permit {doing}.",
+        (
+            f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it (getAcl and setAcl in zkCli.sh), or give "
+            f"other credentials: {_CREDENTIALS}"
+        ),
+    ),
+    Trouble.READ_ONLY: (
+        StoreUnavailableError,
+        "ZooKeeper at {where} takes no writes now, {doing} failed.",
+        "the server that we reached is without a quorum; try again",
+    ),
+    Trouble.OTHER: (StoreError, "ZooKeeper at {where} failed while {doing}.", None),
+}
+
+
+def trouble(error: BaseException) -> Trouble:
+    """What the error means."""
+    return next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), Trouble.OTHER)
+
+
+def translated(error: BaseException, where: str, doing: str, transactional_id: str | None = None) -> StoreError:
+    """Our error for kazoo's.
+
+    Args:
+        error: Kazoo's error.
+        where: The address, for people.
+        doing: What was tried, fit for "… failed while <doing>".
+        transactional_id: The id it was tried for.
+    """
+    found = trouble(error)
+    if isinstance(error, NotSentError) and "authentication failed" in str(error):
+        found = Trouble.REFUSED
+    kind, what, next_step = _TEXTS[found]
+    return kind(
+        what.format(where=where, doing=doing),
+        transactional_id=transactional_id,
+        cause=sentence(error),
+        next_step=next_step,
+    )
+
+
+def sentence(error: BaseException) -> str:
+    """The error's kind and text, fit for a cause; most of kazoo's have no text."""
+    text = " ".join(str(error).split())
+    if isinstance(error, NotSentError | NoAnswerError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

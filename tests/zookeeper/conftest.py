@@ -1,0 +1,91 @@
+"""Fixtures of the ZooKeeper tests: one real server for the session, a part of its tree for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+from zookeeper_scene import ID, SHORT_SESSION
+
+from dualwrite.stores.base import Claim
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.testing.proxy import TcpProxy
+from dualwrite.testing.zookeeper import ZooKeeperServer
+
+_chroots = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    """One ZooKeeper for the whole session: don't kill it, take `own_server` for that."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_server() -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper of the test's own, to kill, pause and restart."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def chroot() -> str:
+    """A part of the tree that no other test has used; it is not made yet."""
+    return f"/test/{next(_chroots)}"
+
+
+@pytest.fixture
+def url(zookeeper_server: ZooKeeperServer, chroot: str) -> str:
+    return zookeeper_server.url_at(zookeeper_server.port, chroot)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[ZooKeeperStore]:
+    with ZooKeeperStore.from_url(url) as made:
+        yield made
+
+
+@pytest.fixture
+def rival(url: str) -> Iterator[ZooKeeperStore]:
+    """A second store on the same part of the tree, with a session of its own."""
+    with ZooKeeperStore.from_url(url) as made:
+        yield made
+
+
+@pytest.fixture
+def plain(zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, chroot: str) -> Iterator[KazooClient]:
+    """Any other client on the same part of the tree."""
+    store.check()  # makes the chroot
+    client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def claim(store: ZooKeeperStore) -> Claim:
+    """The first claim of the id."""
+    return store.claim(ID, "tests", timeout=5)
+
+
+@pytest.fixture
+def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[TcpProxy]:
+    """A proxy before the server, which breaks connections."""
+    with TcpProxy("127.0.0.1", zookeeper_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied_store(zookeeper_server: ZooKeeperServer, proxy: TcpProxy, chroot: str) -> Iterator[ZooKeeperStore]:
+    """A store in the same part of the tree whose connection goes through `proxy`, with a short session."""
+    through = zookeeper_server.url_at(proxy.port, chroot)
+    made = ZooKeeperStore.from_url(through, session_timeout=SHORT_SESSION, connect_timeout=5, request_timeout=5)
+    yield made
+    proxy.clear()
+    proxy.refuse(refusing=False)
+    proxy.cut()  # what was silenced would keep the client's goodbye waiting
+    made.close()

@@ -1,0 +1,268 @@
+"""Chroots, ACLs, authentication, TLS, and what is said where a server can't be reached."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from kazoo.client import KazooClient
+from kazoo.security import CREATOR_ALL_ACL, make_digest_acl
+from zookeeper_scene import ID, ORDER, STATE, recorded, until
+
+from dualwrite.errors import StoreCommitFailedError, StoreError, StoreUnavailableError
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.testing.zookeeper import ZooKeeperServer
+
+# --- chroot ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_chroot_is_made(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
+    deep = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/a/b/c")
+    with ZooKeeperStore.from_url(deep) as store, ZooKeeperStore.from_url(deep) as second:
+        recorded(store, store.claim(ID, "tests", timeout=5)).commit()
+        assert second.list() == [ID]
+    assert plain.get(f"/a/b/c{ORDER}")[0] == b"chair"
+    assert plain.exists(f"/a/b/c/kafka_transaction_state/{ID}")
+
+
+def test_a_users_client_gets_its_chroot_too(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+    client = KazooClient(f"{zookeeper_server.hosts}{chroot}/deep")
+    with ZooKeeperStore(client) as store:
+        store.check()
+        assert client.get_children("/") == []
+    client.stop()
+    client.close()
+
+
+def test_a_chroot_that_may_not_be_made(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
+    plain.create("/closed", acl=[make_digest_acl("admin", "admin", all=True)])
+    inside = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/closed/a/b")
+    with ZooKeeperStore.from_url(inside) as store:
+        for call in (store.check, lambda: store.claim(ID, "tests", timeout=5)):
+            with pytest.raises(StoreError, match="not permitted to make it") as caught:
+                call()
+            assert f"create {chroot}/closed/a; create {chroot}/closed/a/b" in str(caught.value.next_step)
+
+
+# --- ACLs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alices(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> Iterator[ZooKeeperStore]:
+    url = f"zookeeper://alice:wonder%3Aland@{zookeeper_server.hosts}{chroot}/alice?acl=creator"
+    with ZooKeeperStore.from_url(url) as made:
+        yield made
+
+
+def test_nodes_have_the_acl(alices: ZooKeeperStore) -> None:
+    alices.claim(ID, "tests", timeout=5)
+    alice = make_digest_acl("alice", "wonder:land", all=True)
+    for path in ("/", "/kafka_transaction_state", f"/kafka_transaction_state/{ID}"):
+        assert alices.client.get_acls(path)[0] == [alice]
+    assert "wonder" not in alices.description
+
+
+def test_who_is_kept_out_is_told_what_to_do(alices: ZooKeeperStore, zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+    claim = alices.claim(ID, "tests", timeout=5)
+    with ZooKeeperStore.from_url(zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/alice")) as other:
+        for call in (
+            lambda: other.read(ID),
+            lambda: other.claim(ID, "other", timeout=5),
+            lambda: other.claim("another", "other", timeout=5),
+            other.list,
+            lambda: other.begin(claim),
+        ):
+            with pytest.raises(StoreError, match="does not permit") as caught:
+                call()
+            assert not isinstance(caught.value, StoreUnavailableError)
+            assert "setAcl" in str(caught.value.next_step)
+    assert alices.read_claimed(claim).owner == "tests"
+
+
+def test_an_operation_that_is_not_permitted(store: ZooKeeperStore, plain: KazooClient) -> None:
+    plain.create("/closed", acl=[make_digest_acl("admin", "admin", all=True)])
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = store.begin(claim)
+    transaction.handle.create(ORDER)
+    transaction.handle.set_data("/closed", b"")
+    transaction.record(STATE, generation=0, transaction_number=1)
+    with pytest.raises(StoreCommitFailedError, match="set_data of '/closed': NoAuthError"):
+        transaction.commit()
+    assert plain.exists(ORDER) is None
+
+
+def test_a_row_that_may_be_read_and_not_written(store: ZooKeeperStore, plain: KazooClient) -> None:
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = recorded(store, claim)
+    admin = make_digest_acl("admin", "admin", all=True)
+    everybody = make_digest_acl("x", "x", read=True)._replace(id=plain.get_acls("/")[0][0].id)
+    plain.set_acls(f"/kafka_transaction_state/{ID}", [admin, everybody])
+    with pytest.raises(StoreCommitFailedError, match="writing the row of the id failed: NoAuthError"):
+        transaction.commit()
+    assert plain.exists(ORDER) is None
+    assert store.read_claimed(claim).prepared_state is None
+
+
+def test_a_default_acl_of_the_users_client(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+    client = KazooClient(
+        f"{zookeeper_server.hosts}{chroot}", default_acl=CREATOR_ALL_ACL, auth_data=[("digest", "bob:builder")]
+    )
+    with ZooKeeperStore(client) as store:
+        store.claim(ID, "tests", timeout=5)
+        bob = [make_digest_acl("bob", "builder", all=True)]
+        assert client.get_acls(f"/kafka_transaction_state/{ID}")[0] == bob
+        assert client.get_acls("/")[0] == bob
+    client.stop()
+    client.close()
+
+
+# --- authentication -------------------------------------------------------------------------------------------------------
+
+
+def test_a_scheme_that_the_server_refuses(url: str) -> None:
+    with ZooKeeperStore.from_url(url, auth_data=[("nonsense", "secret")], connect_timeout=5) as store:
+        for _ in range(2):  # kazoo's loop has ended; it is started anew
+            with pytest.raises(StoreUnavailableError, match="refused us") as caught:
+                store.check()
+            assert "sasl_options" in str(caught.value.next_step)
+            assert "secret" not in str(caught.value)
+
+
+def test_credentials_stay_out_of_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.DEBUG, logger="dualwrite.stores.zookeeper.client"),
+        ZooKeeperStore.from_url(url.replace("://", "://alice:wonderland@")) as store,
+    ):
+        store.claim(ID, "tests", timeout=5)
+    assert "Sending request" in caplog.text
+    assert "wonderland" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def sasl_server() -> Iterator[ZooKeeperServer]:
+    pytest.importorskip("puresasl")
+    with ZooKeeperServer(sasl_users={"alice": "wonderland"}) as server:
+        yield server
+
+
+def test_sasl(sasl_server: ZooKeeperServer) -> None:
+    url = sasl_server.url.replace("://", "://alice:wonderland@") + "?sasl_mechanism=DIGEST-MD5&acl=creator"
+    with ZooKeeperStore.from_url(url) as store:
+        recorded(store, store.claim(ID, "tests", timeout=10)).commit()
+        (acl,) = store.client.get_acls(f"/kafka_transaction_state/{ID}")[0]
+        assert (acl.id.scheme, acl.id.id) == ("sasl", "alice")
+        assert "wonderland" not in store.description
+    with ZooKeeperStore.from_url(sasl_server.url) as other, pytest.raises(StoreError, match="does not permit"):
+        other.read(ID)
+
+
+def test_sasl_with_a_wrong_password(sasl_server: ZooKeeperServer) -> None:
+    options = {"mechanism": "DIGEST-MD5", "username": "alice", "password": "guessed"}
+    with (
+        ZooKeeperStore.from_url(sasl_server.url, sasl_options=options, connect_timeout=5) as store,
+        pytest.raises(StoreUnavailableError, match="refused us"),
+    ):
+        store.check()
+    assert "service" not in options
+
+
+# --- TLS ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def tls_server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ZooKeeperServer, int]]:
+    folder = tmp_path_factory.mktemp("tls")
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the only form that ZooKeeper reads
+    (folder / "server.pem").write_bytes(pkcs8 + b"".join(each.bytes() for each in issued.cert_chain_pems))
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "secureClientPort": str(port),
+        "secureClientPortAddress": "127.0.0.1",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": str(folder / "server.pem"),
+        "ssl.trustStore.location": str(folder / "ca.pem"),
+        "ssl.clientAuth": "none",
+    }
+    with ZooKeeperServer(settings=settings) as server:
+        yield server, port
+
+
+def test_tls(tls_server: tuple[ZooKeeperServer, int], authority: trustme.CA, tmp_path: Path) -> None:
+    server, port = tls_server
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    url = f"zookeeper://localhost:{port}?use_ssl=true&ca={tmp_path / 'ca.pem'}&check_hostname=true"
+    with ZooKeeperStore.from_url(url) as store:
+        recorded(store, store.claim(ID, "tests", timeout=10)).commit()
+    with ZooKeeperStore.from_url(server.url) as plain:
+        assert plain.client.hosts
+        assert plain.list() == [ID]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_tls_without_trust(tls_server: tuple[ZooKeeperServer, int], caplog: pytest.LogCaptureFixture) -> None:
+    """Kazoo leaves the socket of a handshake that failed to the garbage collector, and in its log's records."""
+    _, port = tls_server
+    with (
+        ZooKeeperStore.from_url(f"zookeeper://localhost:{port}?use_ssl=true&connect_timeout=1") as store,
+        pytest.raises(StoreUnavailableError, match="takes connections, but gave no session"),
+    ):
+        store.check()
+    caplog.clear()
+    gc.collect()
+
+
+# --- no server ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1: Connection refused"),
+        ("nowhere.invalid:2181", "the name 'nowhere.invalid' can't be resolved"),
+    ],
+)
+def test_why_there_is_no_connection(hosts: str, said: str) -> None:
+    with ZooKeeperStore.from_url(f"zookeeper://u:secret@{hosts}/a", connect_timeout=0.5) as store:
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.check()
+        assert said in str(caught.value.cause)
+        assert f"zookeeper://{hosts}/a" in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+def test_one_of_several_servers_is_enough(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+    with ZooKeeperStore.from_url(f"zookeeper://127.0.0.1:1,{zookeeper_server.hosts}{chroot}") as store:
+        assert store.claim(ID, "tests", timeout=10).fence == 1
+
+
+def test_a_server_that_says_nothing(own_server: ZooKeeperServer) -> None:
+    with ZooKeeperStore.from_url(own_server.url, session_timeout=1, connect_timeout=0.7, request_timeout=0.5) as store:
+        store.check()
+        own_server.pause()
+        with pytest.raises(StoreUnavailableError):
+            store.check()
+        own_server.resume()
+        until(lambda: store.client.connected)
+        store.check()
+
+
+def test_durability_is_not_known(store: ZooKeeperStore) -> None:
+    found: Any = store.durability()
+    assert found == {}

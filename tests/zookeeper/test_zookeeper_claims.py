@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from zookeeper_scene import ID, SET, STATE, recorded
+
+from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
+from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.stores.zookeeper.nodes import StateNodes
+from dualwrite.testing.proxy import Link, TcpProxy
+
+
+def test_claims_count_up(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
+    assert store.claim(ID, "ours", timeout=5) == Claim(ID, 1, "ours")
+    assert rival.claim(ID, "theirs", timeout=5) == Claim(ID, 2, "theirs")
+    row = store.read(ID)
+    assert row is not None
+    assert (row.fence, row.owner, row.settled_generation, row.transaction_number) == (2, "theirs", -1, 0)
+
+
+def test_a_long_owner_is_cut(store: ZooKeeperStore) -> None:
+    claim = store.claim(ID, "x" * 300, timeout=5)
+    assert store.read_claimed(claim).owner == claim.owner == "x" * MAX_OWNER_LENGTH
+
+
+def test_an_expected_fence(store: ZooKeeperStore, claim: Claim) -> None:
+    recorded(store, claim).commit()
+    again = store.claim(ID, "tests", timeout=5, expected_fence=1)
+    assert again.fence == 2
+    assert store.read_claimed(again).transaction_number == 1
+    with pytest.raises(FencedError):
+        store.claim(ID, "tests", timeout=5, expected_fence=1)
+    assert store.read_claimed(again).fence == 2
+    assert store.read_claimed(store.claim(ID, "tests", timeout=5)).transaction_number == 0
+
+
+def test_an_expected_fence_of_a_row_that_is_not_there(store: ZooKeeperStore) -> None:
+    with pytest.raises(FencedError, match="gone"):
+        store.claim(ID, "tests", timeout=5, expected_fence=1)
+    assert store.read(ID) is None
+
+
+def test_threads_that_claim_at_once_get_a_fence_each(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
+    barrier = threading.Barrier(8)
+
+    def one(number: int) -> list[int]:
+        barrier.wait()
+        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=20).fence for _ in range(3)]
+
+    with ThreadPoolExecutor(8) as threads:
+        fences = [fence for got in threads.map(one, range(8)) for fence in got]
+    assert sorted(fences) == list(range(1, 25))
+
+
+def test_threads_that_expect_the_same_fence(store: ZooKeeperStore, claim: Claim) -> None:
+    barrier = threading.Barrier(6)
+
+    def one(number: int) -> int | None:
+        barrier.wait()
+        try:
+            return store.claim(ID, f"thread {number}", timeout=20, expected_fence=claim.fence).fence
+        except FencedError:
+            return None
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sorted(threads.map(one, range(6)), key=str) == [2, None, None, None, None, None]
+
+
+def _claim_in_a_process(url: str, results: multiprocessing.Queue[int]) -> None:
+    with ZooKeeperStore.from_url(url) as store:
+        for _ in range(5):
+            results.put(store.claim(ID, "process", timeout=30).fence)
+
+
+def test_processes_that_make_the_row_at_once(url: str) -> None:
+    """The chroot and the root of the rows too."""
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[int] = context.Queue()
+    processes = [context.Process(target=_claim_in_a_process, args=(url, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    fences = sorted(results.get(timeout=60) for _ in range(15))
+    for process in processes:
+        process.join(30)
+        process.close()
+    results.close()
+    assert fences == list(range(1, 16))
+
+
+def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
+    transaction = recorded(store, claim)
+    theirs = rival.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError):
+        transaction.commit()
+    assert rival.read_claimed(theirs).prepared_state is None
+
+
+def test_a_claim_gives_up_where_others_are_always_faster(
+    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: a rival that is faster every time."""
+    read = StateNodes.read
+
+    def overtaken(self: StateNodes, *arguments: Any) -> Any:
+        found = read(self, *arguments)
+        if self is store._nodes:
+            rival.claim(ID, "theirs", timeout=5)
+        return found
+
+    monkeypatch.setattr(StateNodes, "read", overtaken)
+    with pytest.raises(ClaimTimeoutError) as caught:
+        store.claim(ID, "ours", timeout=0.3)
+    assert caught.value.retriable
+    assert caught.value.timeout == 0.3
+
+
+# --- connections that break -----------------------------------------------------------------------------------------------
+
+
+def test_a_claim_survives_a_connection_that_breaks(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+    proxied_store.check()
+    proxy.on_client_bytes(SET, Link.cut, times=2)
+    assert proxied_store.claim(ID, "ours", timeout=10).fence == 2
+
+
+@pytest.mark.parametrize("expected", [None, 1])
+@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset])
+def test_a_claim_whose_answer_was_lost_knows_its_own(
+    proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, expected: int | None, cut: Any
+) -> None:
+    proxied_store.check()
+    proxy.on_client_bytes(SET, cut, when="answered")
+    again = proxied_store.claim(ID, "ours", timeout=10, expected_fence=expected)
+    assert again.fence == 2
+    assert proxied_store.read_claimed(again).owner == "ours"
+
+
+def test_a_first_claim_whose_answer_was_lost_knows_its_own(
+    proxied_store: ZooKeeperStore, proxy: TcpProxy, plain: KazooClient
+) -> None:
+    proxied_store.claim("another", "ours", timeout=5)
+    proxy.on_client_bytes(b"prepared_transaction_state", Link.cut, when="answered")
+    assert proxied_store.claim(ID, "ours", timeout=10).fence == 1
+
+
+def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
+    proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
+) -> None:
+    proxied_store.check()
+
+    def claim_meanwhile(link: Link) -> None:
+        store.claim(ID, "theirs", timeout=5)
+        link.cut()
+
+    proxy.on_client_bytes(SET, claim_meanwhile)
+    with pytest.raises(FencedError) as caught:
+        proxied_store.claim(ID, "ours", timeout=10, expected_fence=claim.fence)
+    assert caught.value.current_owner == "theirs"
+
+
+def test_a_claim_gives_up_on_a_server_that_stays_away(proxied_store: ZooKeeperStore, proxy: TcpProxy) -> None:
+    proxy.refuse()
+    with pytest.raises(StoreUnavailableError) as caught:
+        proxied_store.claim(ID, "ours", timeout=1)
+    assert caught.value.retriable
+    assert "--url" in str(caught.value.next_step)
+    proxy.refuse(refusing=False)
+    assert proxied_store.claim(ID, "ours", timeout=10).fence == 1
+
+
+def test_a_claim_that_was_given_up_can_not_come_later(
+    proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
+) -> None:
+    """What was on its way when the claim was given up arrives after another's, and is refused."""
+    proxied_store.check()
+    links: list[Link] = []
+
+    def hold(link: Link) -> None:
+        links.append(link)
+        link.blackhole("client_to_server")
+
+    proxy.on_client_bytes(SET, hold)
+    with pytest.raises(StoreUnavailableError):
+        proxied_store.claim(ID, "ours", timeout=0.5)
+    theirs = store.claim(ID, "theirs", timeout=5)
+    links[0].resume()
+    assert proxied_store.read(ID) == store.read_claimed(theirs)
+    recorded(store, theirs).commit()
+    assert store.read_claimed(theirs).prepared_state == STATE

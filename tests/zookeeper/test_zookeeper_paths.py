@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kazoo.protocol.paths import normpath
+
+from dualwrite.errors import InvalidTransactionalIdError
+from dualwrite.stores.zookeeper.paths import is_ours, node_name, state_path, transactional_id_of
+
+ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "name"),
+    [
+        ("orders", "orders"),
+        ("orders~1", "orders~1"),
+        ("a/b", "a%2Fb"),
+        ("100%", "100%25"),
+        (".", "%2E"),
+        ("..", "%2E%2E"),
+        ("...", "..."),
+        (".hidden", ".hidden"),
+        ("Bücher und 本", "Bücher und 本"),
+        ("a\nb", "a%0Ab"),
+        ("😀", "%F0%9F%98%80"),
+        ("\ue000", "%EE%80%80"),
+        ("a%2Fb", "a%252Fb"),
+    ],
+)
+def test_names_of_ids(transactional_id: str, name: str) -> None:
+    assert node_name(transactional_id) == name
+    assert transactional_id_of(name) == transactional_id
+
+
+@settings(deadline=None)
+@given(ids)
+def test_every_id_comes_back(transactional_id: str) -> None:
+    name = node_name(transactional_id)
+    assert transactional_id_of(name) == transactional_id
+    assert "/" not in name
+    assert normpath(state_path(transactional_id)) == state_path(transactional_id)
+    assert is_ours(state_path(transactional_id))
+
+
+@settings(deadline=None)
+@given(ids, ids)
+def test_two_ids_have_two_names(one: str, other: str) -> None:
+    assert (node_name(one) == node_name(other)) is (one == other)
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_a_name_that_no_id_has_is_somebody_elses(name: str) -> None:
+    found = transactional_id_of(name)
+    assert found is None or node_name(found) == name
+
+
+@pytest.mark.parametrize("name", ["a%zz", "a%2fb", "%61", "%", "%FF", "", "a/b"])
+def test_names_of_no_id(name: str) -> None:
+    assert transactional_id_of(name) is None
+
+
+@pytest.mark.parametrize("transactional_id", ["", "a\ud800"])
+def test_what_is_no_id(transactional_id: str) -> None:
+    with pytest.raises(InvalidTransactionalIdError):
+        node_name(transactional_id)
+
+
+def test_whose_a_path_is() -> None:
+    assert is_ours("/kafka_transaction_state")
+    assert is_ours("/kafka_transaction_state/a")
+    assert not is_ours("/kafka_transaction_states")
+    assert not is_ours("/")

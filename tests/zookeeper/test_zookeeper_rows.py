@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from zookeeper_scene import ID, SET, STATE, recorded
+
+from dualwrite.errors import FencedError, InvalidTransactionalIdError, NotSettledError, StoredStateError, StoreError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
+from dualwrite.stores.rows import claimed
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.stores.zookeeper.nodes import StateNode, condition
+from dualwrite.testing.proxy import Link, TcpProxy
+
+LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 1, 1, tzinfo=UTC))
+ODD_IDS = ["a/b", "..", ".", "100%", "a b", "Bücher", "😀", "\ue000", "x" * 255]
+
+
+def stored(store: ZooKeeperStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+
+
+def test_an_id_that_was_never_claimed(store: ZooKeeperStore) -> None:
+    assert store.read(ID) is None
+    assert store.list() == []
+    assert store.acknowledge(ID) == ()
+    store.forget(ID)
+    assert store.read(ID) is None
+
+
+def test_any_other_client_can_read_the_row(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    stored(store, claim)
+    data, _ = plain.get(f"/kafka_transaction_state/{ID}")
+    found = json.loads(data.decode("utf-8"))
+    assert found["prepared_transaction_state"] == str(STATE)
+    assert found["fence"] == 1
+    assert found["owner"] == "tests"
+
+
+def test_a_row_holds_text_of_any_language(store: ZooKeeperStore, plain: KazooClient) -> None:
+    claim = store.claim(ID, "Ünï 本 😀", timeout=5)
+    assert store.read_claimed(claim).owner == "Ünï 本 😀"
+    assert "Ünï 本 😀" in plain.get(f"/kafka_transaction_state/{ID}")[0].decode()
+
+
+@pytest.mark.parametrize("transactional_id", ODD_IDS)
+def test_odd_ids(store: ZooKeeperStore, transactional_id: str) -> None:
+    claim = store.claim(transactional_id, "tests", timeout=5)
+    stored(store, claim)
+    assert store.read_claimed(claim).prepared_state == STATE
+    assert store.list() == [transactional_id]
+
+
+def test_an_id_that_can_not_be_one(store: ZooKeeperStore) -> None:
+    with pytest.raises(InvalidTransactionalIdError):
+        store.claim("", "tests", timeout=5)
+
+
+def test_lists_by_prefix_without_tombstones_and_strangers(store: ZooKeeperStore, plain: KazooClient) -> None:
+    for each in ("b/1", "b/2", "a", "b"):
+        store.claim(each, "tests", timeout=5)
+    claim = store.claim("b/3", "tests", timeout=5)
+    store.settle(claim, Settlement(settled_generation=0))
+    store.forget("b/3")
+    plain.create("/kafka_transaction_state/b%zz", b"not ours")
+    assert store.list() == ["a", "b", "b/1", "b/2"]
+    assert store.list("b/") == ["b/1", "b/2"]
+    assert store.list("c") == []
+
+
+def test_lists_many(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
+    ids = [f"id-{number:04}" for number in range(450)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda each: store.claim(each, "tests", timeout=20), ids))
+    assert rival.list("id-") == ids
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b"1:2", b'{"fence": "one"}'])
+def test_a_row_that_can_not_be_read(store: ZooKeeperStore, claim: Claim, plain: KazooClient, text: bytes) -> None:
+    plain.set(f"/kafka_transaction_state/{ID}", text)
+    for call in (lambda: store.read(ID), lambda: store.claim(ID, "tests", timeout=5), lambda: store.begin(claim), store.list):
+        with pytest.raises(StoredStateError) as caught:
+            call()
+        assert caught.value.transactional_id == ID
+    assert plain.get(f"/kafka_transaction_state/{ID}")[0] == text
+
+
+# --- changes --------------------------------------------------------------------------------------------------------------
+
+
+def test_settling(store: ZooKeeperStore, claim: Claim) -> None:
+    stored(store, claim)
+    store.settle(claim, Settlement(clear_state=True, lost=LOST))
+    store.settle(claim, Settlement(clear_state=True, lost=LOST))
+    store.settle(claim, Settlement(settled_generation=0))
+    row = store.read_claimed(claim)
+    assert (row.prepared_state, row.lost, row.settled_generation) == (None, (LOST,), 0)
+
+
+def test_generations(store: ZooKeeperStore, claim: Claim) -> None:
+    assert store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 1
+    assert store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 2
+    assert store.read_claimed(claim).generation == 2
+
+
+def test_acknowledging_gives_what_it_removes(store: ZooKeeperStore, claim: Claim) -> None:
+    store.settle(claim, Settlement(lost=LOST))
+    assert store.acknowledge(ID) == (LOST,)
+    assert store.acknowledge(ID) == ()
+
+
+def test_forgetting_leaves_a_tombstone_with_a_higher_fence(store: ZooKeeperStore, claim: Claim) -> None:
+    with pytest.raises(NotSettledError):
+        store.forget(ID)
+    store.settle(claim, Settlement(settled_generation=0))
+    store.forget(ID)
+    store.forget(ID)
+    row = store.read(ID)
+    assert row is not None
+    assert (row.forgotten, row.fence) == (True, 2)
+    with pytest.raises(FencedError):
+        store.begin(claim)
+    again = store.claim(ID, "tests", timeout=5)
+    assert again.fence == 3
+    assert not store.read_claimed(again).forgotten
+
+
+def test_every_change_needs_the_fence(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
+    rival.claim(ID, "theirs", timeout=5)
+    before = store.read(ID)
+    calls: list[Any] = [
+        lambda: store.settle(claim, Settlement(clear_state=True)),
+        lambda: store.take_generation(claim, ProducerKind.LIBRDKAFKA),
+        lambda: store.read_claimed(claim),
+        lambda: store.begin(claim),
+    ]
+    for call in calls:
+        with pytest.raises(FencedError) as caught:
+            call()
+        assert (caught.value.current_fence, caught.value.current_owner) == (2, "theirs")
+    assert store.read(ID) == before
+
+
+def test_a_row_that_was_deleted(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    plain.delete(f"/kafka_transaction_state/{ID}")
+    with pytest.raises(FencedError, match="gone"):
+        store.read_claimed(claim)
+    with pytest.raises(FencedError, match="gone"):
+        store.settle(claim, Settlement(clear_state=True))
+
+
+def test_changes_at_once_are_all_kept(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
+    def take(number: int) -> int:
+        return (store, rival)[number % 2].take_generation(claim, ProducerKind.LIBRDKAFKA)
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sorted(threads.map(take, range(30))) == list(range(1, 31))
+
+
+def test_a_row_that_became_too_large(url: str) -> None:
+    with ZooKeeperStore.from_url(url, max_request_bytes=2_000) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        generations = itertools.count()
+
+        def lose() -> None:
+            store.settle(claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, next(generations), LOST.recorded_at)))
+
+        for _ in range(10):
+            lose()
+        with pytest.raises(StoreError, match=r"row of the id would take .* 2,000 is the limit") as caught:
+            list(iter(lose, "never"))
+        assert caught.value.size > caught.value.limit == 2_000
+        assert len(store.acknowledge(ID)) > 5
+
+
+def test_no_write_is_conditional_on_the_version_that_means_any() -> None:
+    """By hand: a real node comes to it after four billion changes."""
+    row = claimed(None, ID, "tests", token="")
+    assert condition(StateNode(row, -2)) == -2
+    with pytest.raises(StoredStateError, match="-1"):
+        condition(StateNode(row, -1))
+
+
+# --- connections that break -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_a_change_survives_a_connection_that_breaks(
+    proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, when: Any
+) -> None:
+    proxied_store.check()
+    proxy.on_client_bytes(SET, Link.cut, when=when)
+    proxied_store.settle(claim, Settlement(lost=LOST))
+    assert proxied_store.read_claimed(claim).lost == (LOST,)
+    proxy.on_client_bytes(SET, Link.cut_with_reset, when=when)
+    assert proxied_store.acknowledge(ID) == (LOST,)
+    assert proxied_store.read_claimed(claim).lost == ()
+
+
+def test_a_read_survives_a_connection_that_breaks(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+    proxied_store.check()
+    proxy.on_client_bytes(b"/kafka_transaction_state", Link.cut)
+    assert proxied_store.read_claimed(claim).fence == 1
+
+
+def test_a_commit_of_the_row_by_another_is_read_at_once(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
+    recorded(store, claim).commit()
+    row = rival.read(ID)
+    assert row is not None
+    assert row.prepared_state == STATE

@@ -1,0 +1,229 @@
+"""Sessions that expire between the steps, writers that are paused, clients that are the user's, forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+from zookeeper_scene import ID, ORDER, SHORT_SESSION, STATE, assert_the_truth_is_told, expire, recorded, until
+
+from dualwrite.errors import FencedError, StoreUnavailableError, UsageError
+from dualwrite.stores.base import Claim
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.testing.proxy import TcpProxy
+from dualwrite.testing.zookeeper import ZooKeeperServer
+
+# --- sessions -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before record", "before commit"])
+def test_a_session_that_expired_on_the_way_changes_nothing(
+    zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, claim: Claim, when: str
+) -> None:
+    """Kazoo takes a new one by itself; the condition is the version, not the session."""
+    transaction = store.begin(claim)
+    transaction.handle.create(ORDER, b"chair")
+    if when == "before record":
+        expire(zookeeper_server.hosts, store.client)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    if when == "before commit":
+        expire(zookeeper_server.hosts, store.client)
+    transaction.commit()
+    assert_the_truth_is_told(store, claim, committed=True)
+
+
+def test_a_claim_while_the_session_was_expired(
+    zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim
+) -> None:
+    transaction = recorded(store, claim)
+    rival.claim(ID, "theirs", timeout=5)
+    expire(zookeeper_server.hosts, store.client)
+    with pytest.raises(FencedError):
+        transaction.commit()
+    assert rival.client.exists(ORDER) is None
+
+
+def test_a_long_outage_is_waited_for_and_seen_to_be_over(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+    proxied_store.check()
+    proxy.refuse()
+    proxy.cut()
+    with ThreadPoolExecutor(1) as thread:
+        claiming = thread.submit(proxied_store.claim, ID, "ours", timeout=30)
+        time.sleep(SHORT_SESSION * 2)
+        assert not claiming.done()
+        proxy.refuse(refusing=False)
+        assert claiming.result().fence == 2
+
+
+def test_reads_give_up_in_time(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+    batch = proxied_store.begin(claim).handle
+    proxied_store._connection._connect_timeout = 0.3
+    proxy.refuse()
+    proxy.cut()
+    until(lambda: not proxied_store.client.connected)
+    for call in (
+        lambda: proxied_store.read(ID),
+        proxied_store.list,
+        proxied_store.check,
+        lambda: proxied_store.begin(claim),
+        lambda: batch.get("/"),
+    ):
+        with pytest.raises(StoreUnavailableError):
+            call()
+
+
+def test_a_store_that_was_never_connected_connects_when_the_server_comes(own_server: ZooKeeperServer) -> None:
+    own_server.stop()
+    with ZooKeeperStore.from_url(own_server.url, connect_timeout=0.5) as store:
+        with pytest.raises(StoreUnavailableError, match="refused"):
+            store.check()
+        own_server.start()
+        assert store.claim(ID, "tests", timeout=20).fence == 1
+
+
+# --- zombies --------------------------------------------------------------------------------------------------------------
+
+ZOMBIE = """
+import os, signal, sys
+from dualwrite.errors import FencedError
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from zookeeper_scene import ID, ORDER, STATE
+
+url, stop_at = sys.argv[1:]
+
+def step(name):
+    if name == stop_at:
+        print("stopped", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+with ZooKeeperStore.from_url(url, session_timeout=1.5) as store:
+    claim = store.claim(ID, "zombie", timeout=5)
+    step("claimed")
+    try:
+        transaction = store.begin(claim)
+        step("begun")
+        transaction.handle.create(ORDER, b"zombie")
+        transaction.record(STATE, generation=0, transaction_number=1)
+        step("recorded")
+        transaction.commit()
+    except FencedError as error:
+        print("fenced by", error.current_owner, flush=True)
+"""
+
+
+@pytest.mark.parametrize("pause", [0, SHORT_SESSION + 1])
+@pytest.mark.parametrize("stop_at", ["claimed", "begun", "recorded"])
+def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, stop_at: str, pause: float) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ZOMBIE, url, stop_at], stdout=subprocess.PIPE, text=True, env=environment
+    ) as zombie:
+        assert zombie.stdout is not None
+        assert zombie.stdout.readline() == "stopped\n"
+        until(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        theirs = rival.claim(ID, "successor", timeout=5)
+        time.sleep(pause)
+        zombie.send_signal(signal.SIGCONT)
+        assert zombie.stdout.readline() == "fenced by successor\n"
+        assert zombie.wait(30) == 0
+    assert rival.client.exists(ORDER) is None
+    assert rival.read_claimed(theirs).prepared_state is None
+
+
+# --- clients --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_users_client_stays_open(zookeeper_server: ZooKeeperServer, chroot: str, started: bool) -> None:
+    client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
+    if started:
+        client.start_async().wait(10)
+    with ZooKeeperStore(client) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        recorded(store, claim).commit()
+    assert client.connected
+    assert client.get(ORDER)[0] == b"chair"
+    with pytest.raises(UsageError, match="closed"):
+        store.read(ID)
+    assert not client.state_listeners
+    client.stop()
+    client.close()
+
+
+def test_a_users_client_that_he_has_stopped(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+    client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
+    with ZooKeeperStore(client) as store:
+        store.check()
+        client.stop()
+        with pytest.raises(UsageError, match="stopped"):
+            store.read(ID)
+        client.start()
+        assert store.read(ID) is None
+    client.stop()
+    client.close()
+
+
+def test_a_closed_store_says_so_and_leaves_no_thread(url: str) -> None:
+    before = threading.active_count()
+    store = ZooKeeperStore.from_url(url)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = store.begin(claim)
+    store.close()
+    store.close()
+    transaction.rollback()
+    for call in (lambda: store.read(ID), lambda: store.begin(claim), store.check):
+        with pytest.raises(UsageError, match="closed"):
+            call()
+    until(lambda: threading.active_count() == before)
+
+
+def test_threads_share_a_store(store: ZooKeeperStore) -> None:
+    """Each with an id of its own; the first use of the client too."""
+
+    def run(number: int) -> int:
+        claim = store.claim(f"{ID}-{number}", "tests", timeout=20)
+        for count in range(1, 11):
+            transaction = store.begin(claim)
+            transaction.handle.create(f"/order-{number}-{count}")
+            transaction.record(STATE, generation=0, transaction_number=count)
+            transaction.commit()
+        return store.read_claimed(claim).transaction_number
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(run, range(8))) == [10] * 8
+    assert len([each for each in store.client.get_children("/") if each.startswith("order-")]) == 80
+
+
+FORKED = """
+import os, sys
+from dualwrite.errors import UsageError
+from dualwrite.stores.zookeeper import ZooKeeperStore
+
+store = ZooKeeperStore.from_url(sys.argv[1])
+claim = store.claim("orders", "parent", timeout=5)
+pid = os.fork()
+if pid == 0:
+    try:
+        store.read("orders")
+    except UsageError as error:
+        print(error, flush=True)
+    store.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert store.read_claimed(claim).owner == "parent"
+store.close()
+"""
+
+
+def test_a_forked_child_gets_a_clear_error_and_leaves_the_parents_session_alone(url: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED, url], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "does not survive a fork" in done.stdout

@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
+from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+from zookeeper_scene import ID, ORDER, STATE, recorded
+
+from dualwrite.errors import (
+    FencedError,
+    StoreCommitFailedError,
+    StoreError,
+    TransactionControlError,
+    UsageError,
+    WriterClosedError,
+)
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
+from dualwrite.stores.zookeeper import ZooKeeperBatch, ZooKeeperStore
+from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES, multi_size
+from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
+from dualwrite.testing.zookeeper import ZooKeeperServer
+
+
+def test_all_operations_and_the_row_are_there_together(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    plain.create("/stock", b"3")
+    plain.create("/old", b"")
+    plain.create("/shop", b"")
+    transaction = store.begin(claim)
+    batch = transaction.handle
+    batch.create(ORDER, b"chair")
+    batch.create(f"{ORDER}/label", acl=READ_ACL_UNSAFE)
+    batch.create(f"{ORDER}/line-", b"1", sequence=True)
+    batch.set_data("/stock", b"2", version=0)
+    batch.delete("/old")
+    batch.check("/shop", 0)
+    transaction.record(STATE, generation=2, transaction_number=7)
+    assert plain.exists(ORDER) is None
+    transaction.commit()
+    assert plain.get(ORDER)[0] == b"chair"
+    assert plain.get_acls(f"{ORDER}/label")[0] == READ_ACL_UNSAFE
+    assert sorted(plain.get_children(ORDER)) == ["label", "line-0000000001"]
+    assert plain.get("/stock")[0] == b"2"
+    assert plain.exists("/old") is None
+    row = store.read_claimed(claim)
+    assert (row.prepared_state, row.prepared_generation, row.transaction_number) == (STATE, 2, 7)
+
+
+def test_many_transactions_one_after_another(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    plain.create("/counter", b"0")
+    for number in range(1, 31):
+        transaction = store.begin(claim)
+        data, stat = transaction.handle.get("/counter")
+        transaction.handle.set_data("/counter", str(int(data) + 1).encode(), stat.version)
+        transaction.record(STATE if number % 2 else None, generation=0, transaction_number=number)
+        transaction.commit()
+    assert plain.get("/counter")[0] == b"30"
+    assert store.read_claimed(claim).prepared_state is None
+
+
+def test_an_empty_transaction(store: ZooKeeperStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    transaction.record(None, generation=0, transaction_number=1)
+    transaction.commit()
+    assert store.read_claimed(claim).transaction_number == 1
+
+
+@pytest.mark.parametrize("when", ["before record", "after record"])
+def test_a_rollback_leaves_nothing(store: ZooKeeperStore, claim: Claim, plain: KazooClient, when: str) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.create(ORDER)
+    if when == "after record":
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    transaction.rollback()
+    assert plain.exists(ORDER) is None
+    assert store.read_claimed(claim).prepared_state is None
+    with pytest.raises(WriterClosedError):
+        transaction.commit()
+
+
+def test_a_commit_needs_a_recorded_state(store: ZooKeeperStore, claim: Claim) -> None:
+    with pytest.raises(UsageError, match="not recorded"):
+        store.begin(claim).commit()
+
+
+# --- the fence ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_before_record(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.create(ORDER)
+    rival.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError) as caught:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
+    transaction.rollback()
+    assert plain.exists(ORDER) is None
+
+
+def test_a_claim_between_record_and_commit(
+    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient
+) -> None:
+    transaction = recorded(store, claim)
+    theirs = rival.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError) as caught:
+        transaction.commit()
+    assert caught.value.current_owner == "theirs"
+    transaction.rollback()
+    assert plain.exists(ORDER) is None
+    assert rival.read_claimed(theirs).prepared_state is None
+
+
+def test_the_fence_is_told_also_where_the_users_operations_fail(
+    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient
+) -> None:
+    transaction = recorded(store, claim)
+    plain.create(ORDER)
+    rival.claim(ID, "theirs", timeout=5)
+    with pytest.raises(FencedError):
+        transaction.commit()
+
+
+def test_a_row_deleted_between_record_and_commit(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    transaction = recorded(store, claim)
+    plain.delete(f"/kafka_transaction_state/{ID}")
+    with pytest.raises(FencedError, match="gone"):
+        transaction.commit()
+    assert plain.exists(ORDER) is None
+
+
+def test_an_acknowledgement_between_record_and_commit(
+    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient
+) -> None:
+    lost = LostTransaction(LostKind.LOST, STATE, 0, store.read_claimed(claim).updated_at)
+    store.settle(claim, Settlement(lost=lost))
+    transaction = recorded(store, claim)
+    assert rival.acknowledge(ID) == (lost,)
+    with pytest.raises(StoreCommitFailedError, match="acknowledgement") as caught:
+        transaction.commit()
+    assert caught.value.retriable
+    assert plain.exists(ORDER) is None
+    assert store.read_claimed(claim).lost == ()
+    recorded(store, claim).commit()
+
+
+# --- operations that fail -------------------------------------------------------------------------------------------------
+
+FAILING: dict[str, tuple[Callable[[ZooKeeperBatch], object], str]] = {
+    "create of a node that is there": (lambda b: b.create("/there"), "create of '/there': NodeExistsError"),
+    "create without a parent": (lambda b: b.create("/no/parent"), "create of '/no/parent': NoNodeError"),
+    "set_data of no node": (lambda b: b.set_data("/missing", b""), "set_data of '/missing': NoNodeError"),
+    "set_data of a version": (lambda b: b.set_data("/there", b"", 5), "set_data of '/there': BadVersionError"),
+    "delete of no node": (lambda b: b.delete("/missing"), "delete of '/missing': NoNodeError"),
+    "delete of a parent": (lambda b: b.delete("/there"), "delete of '/there': NotEmptyError"),
+    "check of a version": (lambda b: b.check("/there", 5), "check of '/there': BadVersionError"),
+    "check of no node": (lambda b: b.check("/missing", 0), "check of '/missing': NoNodeError"),
+    "a path that is none": (lambda b: b.create("/a\x01b"), "create of '/a\\x01b': BadArgumentsError"),
+    "a child of an ephemeral": (
+        lambda b: (b.create("/e", ephemeral=True), b.create("/e/child")),
+        "create of '/e/child': NoChildrenForEphemeralsError",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_an_operation_that_fails_is_named(store: ZooKeeperStore, claim: Claim, plain: KazooClient, what: str) -> None:
+    operate, expected = FAILING[what]
+    plain.create("/there/child", makepath=True)
+    transaction = store.begin(claim)
+    transaction.handle.create("/first")
+    operate(transaction.handle)
+    transaction.handle.create("/last")
+    transaction.record(STATE, generation=0, transaction_number=1)
+    with pytest.raises(StoreCommitFailedError) as caught:
+        transaction.commit()
+    error = caught.value
+    assert error.cause == expected
+    assert error.retriable
+    assert f"{error.operation} of {error.path!r}: {type(error.__cause__).__name__}" == expected
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert plain.exists("/first") is None
+    assert plain.exists("/last") is None
+    assert store.read_claimed(claim).prepared_state is None
+    recorded(store, claim).commit()
+
+
+# --- the batch ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ZooKeeperBatch.commit,
+        ZooKeeperBatch.commit_async,
+        ZooKeeperBatch.__enter__,
+        lambda batch: batch.__exit__(None, None, None),
+    ],
+)
+def test_the_user_can_not_end_it(store: ZooKeeperStore, claim: Claim, plain: KazooClient, end: Any) -> None:
+    transaction = store.begin(claim)
+    transaction.handle.create(ORDER)
+    with pytest.raises(TransactionControlError):
+        end(transaction.handle)
+    transaction.handle.create("/still-usable")
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert plain.exists("/still-usable")
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "record"])
+def test_a_batch_that_has_ended(store: ZooKeeperStore, claim: Claim, plain: KazooClient, how: str) -> None:
+    plain.create("/a")
+    transaction = recorded(store, claim)
+    transaction.rollback()
+    transaction = store.begin(claim)
+    batch = transaction.handle
+    if how != "rollback":
+        transaction.record(STATE, generation=0, transaction_number=1)
+    if how == "commit":
+        transaction.commit()
+    if how == "rollback":
+        transaction.rollback()
+    calls: list[Callable[[], object]] = [
+        lambda: batch.create("/b"),
+        lambda: batch.set_data("/a", b""),
+        lambda: batch.delete("/a"),
+        lambda: batch.check("/a", 0),
+        lambda: batch.get("/a"),
+        lambda: batch.exists("/a"),
+        lambda: batch.get_children("/"),
+        batch.commit,
+    ]
+    for call in calls:
+        with pytest.raises(WriterClosedError):
+            call()
+    if how != "record":
+        with pytest.raises(WriterClosedError):
+            _ = transaction.handle
+
+
+@pytest.mark.parametrize("path", ["/kafka_transaction_state", f"/kafka_transaction_state/{ID}", "kafka_transaction_state//x/y"])
+def test_our_nodes_are_not_the_users_to_write(store: ZooKeeperStore, claim: Claim, path: str) -> None:
+    batch = store.begin(claim).handle
+    for operate in (
+        partial(batch.create, path),
+        partial(batch.set_data, path, b""),
+        partial(batch.delete, path),
+        partial(batch.check, path, 0),
+    ):
+        with pytest.raises(UsageError, match="dualwrite itself writes"):
+            operate()
+    assert batch.operations == ()
+    batch.create("/kafka_transaction_states")
+
+
+def test_what_kazoo_does_not_take_leaves_the_batch_as_it_was(store: ZooKeeperStore, claim: Claim) -> None:
+    transaction = store.begin(claim)
+    batch = transaction.handle
+    with pytest.raises(TypeError):
+        batch.create("/a", "text")
+    with pytest.raises(AttributeError):
+        batch.create("/a", b"", acl=["anybody"])
+    with pytest.raises(ValueError, match="relative"):
+        batch.create("/a/../b")
+    assert batch.operations == ()
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+
+
+def test_plain_reads(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+    plain.create("/a", b"1")
+    batch = store.begin(claim).handle
+    batch.set_data("/a", b"2")
+    data, stat = batch.get("/a")
+    assert (data, stat.version) == (b"1", 0)
+    assert batch.exists("/b") is None
+    assert "a" in batch.get_children("/")
+    with pytest.raises(NoNodeError):
+        batch.get("/b")
+
+
+def test_there_is_no_orm_session(store: ZooKeeperStore, claim: Claim) -> None:
+    with pytest.raises(UsageError, match=r"tx\.db"):
+        _ = store.begin(claim).session
+
+
+def test_nothing_the_user_does_is_a_conflict_before_the_commit(store: ZooKeeperStore) -> None:
+    assert not store.is_conflict(NoNodeError())
+
+
+# --- size -----------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_on_the_wire() -> None:
+    operations = [
+        Create("/a", b"xyz", OPEN_ACL_UNSAFE, 0),
+        SetData("/ü", b"", 3),
+        Delete("/a", -1),
+        CheckVersion("/a", 2),
+    ]
+    for count in range(len(operations) + 1):
+        assert multi_size(operations[:count]) == 8 + len(Transaction(operations[:count]).serialize())
+
+
+def test_a_transaction_of_just_the_limit_is_taken_by_the_server(
+    store: ZooKeeperStore, claim: Claim, plain: KazooClient
+) -> None:
+    """The rest of what was kept free for the row is used up by hand, so that the multi has the very size of the limit."""
+    transaction = store.begin(claim)
+    batch = transaction.handle
+    with pytest.raises(StoreError, match=r"jute\.maxbuffer") as caught:
+        batch.create(ORDER, b"x" * DEFAULT_MAX_REQUEST_BYTES)
+    assert not isinstance(caught.value, StoreCommitFailedError)
+    assert caught.value.limit == DEFAULT_MAX_REQUEST_BYTES
+    over = caught.value.size - DEFAULT_MAX_REQUEST_BYTES
+    with pytest.raises(StoreError, match=r"1,048,576 bytes"):
+        batch.create(ORDER, b"x" * (DEFAULT_MAX_REQUEST_BYTES - over + 1))
+    batch.create(ORDER, b"x" * (DEFAULT_MAX_REQUEST_BYTES - over))
+    with pytest.raises(StoreError, match=r"jute\.maxbuffer"):
+        batch.check(ORDER, 0)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    assert isinstance(transaction, ZooKeeperTransaction)
+    operations = [transaction._ours, *batch.operations]
+    padding = DEFAULT_MAX_REQUEST_BYTES - multi_size(operations)
+    assert 0 < padding < 200
+    operations[1] = operations[1]._replace(data=operations[1].data + b"x" * padding)
+    batch._request.operations[:] = operations[1:]
+    transaction.commit()
+    assert len(plain.get(ORDER)[0]) == DEFAULT_MAX_REQUEST_BYTES - over + padding
+
+
+def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
+    with ZooKeeperStore.from_url(url, max_request_bytes=2_000) as store:
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = store.begin(claim)
+        transaction.handle.create(ORDER, b"x" * 1_200)
+        at = store.read_claimed(claim).updated_at
+        for generation in range(5):
+            store.settle(claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, generation, at)))
+        with pytest.raises(StoreError, match="2,000 is the limit"):
+            transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.rollback()
+        assert store.client.exists(ORDER) is None
+
+
+def test_a_limit_that_was_raised_on_both_sides() -> None:
+    with (
+        ZooKeeperServer(jvm_options=["-Djute.maxbuffer=4000000"]) as server,
+        ZooKeeperStore.from_url(server.url, max_request_bytes=4_000_000) as store,
+    ):
+        transaction = store.begin(store.claim(ID, "tests", timeout=5))
+        transaction.handle.create(ORDER, b"x" * 3_900_000)
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert len(store.client.get(ORDER)[0]) == 3_900_000

@@ -1,0 +1,55 @@
+"""What the ZooKeeper tests share: an id, a state, a user's node, and how to end a session from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kazoo.client import KazooClient
+
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.zookeeper import ZooKeeperStore
+
+ID = "orders"
+STATE = PreparedTxnState(4711, 3)
+ORDER = "/order"
+SHORT_SESSION = 1.5
+
+MULTI = b"\x00\x00\x00\x0e\x00\x00\x00\x05\x00\xff\xff\xff\xff"
+"""How the multi of a commit begins on the wire: its type, and the header of its first operation, a setData."""
+SET = b"\x00\x00\x00\x05\x00\x00\x00"
+"""How a plain setData begins on the wire: its type, and the first bytes of the path's length."""
+
+
+def recorded(store: ZooKeeperStore, claim: Claim, number: int = 1) -> StoreTransaction:
+    transaction = store.begin(claim)
+    transaction.handle.create(ORDER, b"chair")
+    transaction.record(STATE, generation=0, transaction_number=number)
+    return transaction
+
+
+def assert_the_truth_is_told(store: ZooKeeperStore, claim: Claim, *, committed: bool) -> None:
+    """What the writer does after an unknown commit (rule F8)."""
+    again = store.claim(ID, "tests", timeout=15, expected_fence=claim.fence)
+    row = store.read_claimed(again)
+    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
+    assert (store.client.exists(ORDER) is not None) is committed
+
+
+def expire(hosts: str, client: KazooClient) -> None:
+    """Let the client's session expire at once: a second connection takes the session over and closes it."""
+    session = client.client_id
+    assert session is not None
+    second = KazooClient(hosts, client_id=session)
+    second.start()
+    second.stop()
+    second.close()
+    until(lambda: client.connected and client.client_id[0] != session[0])
+
+
+def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
