@@ -1,12 +1,18 @@
 """The table kafka_transaction_state: one row for each logical transactional id.
 
 Column types are written out here, not imported: a migration must go on making what it made when it was released.
+
+MariaDB and MySQL commit at each DDL statement, so that an upgrade that was killed may have made the table and not yet noted it.
+There an upgrade takes a table that is there for its own: run it again, and it goes on where it stopped.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import mysql
 
 revision = "0001"
 down_revision = None
@@ -16,6 +22,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Make the table."""
+    backends = ("mysql", "mariadb")
+    moment = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *backends)
     op.create_table(
         "kafka_transaction_state",
         sa.Column("transactional_id", sa.String(255), primary_key=True),
@@ -25,14 +33,25 @@ def upgrade() -> None:
         sa.Column("prepared_generation", sa.Integer, nullable=False, server_default="0"),
         sa.Column("settled_generation", sa.Integer, nullable=False, server_default="-1"),
         sa.Column("transaction_number", sa.BigInteger, nullable=False, server_default="0"),
-        sa.Column("lost", sa.Text, nullable=False),
+        sa.Column("lost", sa.Text().with_variant(mysql.MEDIUMTEXT(), *backends), nullable=False),
         sa.Column("owner", sa.String(255), nullable=False, server_default=""),
         sa.Column("claim_token", sa.String(32), nullable=False, server_default=""),
-        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", moment, nullable=False),
         sa.Column("forgotten", sa.Boolean, nullable=False),
+        **_options(),
     )
+
+
+def _options() -> dict[str, Any]:
+    """MariaDB and MySQL: transactions, and ids that are compared byte by byte, with case, accents and trailing spaces."""
+    dialect = op.get_context().dialect
+    if dialect.name not in ("mysql", "mariadb"):
+        return {}
+    collation = "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+    options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation}
+    return {"if_not_exists": True, **{f"{dialect.name}_{name}": value for name, value in options.items()}}
 
 
 def downgrade() -> None:
     """Drop the table, and with it every fence and every unsettled state."""
-    op.drop_table("kafka_transaction_state")
+    op.drop_table("kafka_transaction_state", if_exists=op.get_context().dialect.name in ("mysql", "mariadb"))

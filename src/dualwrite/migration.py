@@ -1,31 +1,49 @@
 """Makes and changes the table `kafka_transaction_state`, by alembic with a version table of its own.
 
-The scripts are the repository's folder `migrations`, in a wheel `dualwrite/_migrations`.
+By itself (`upgrade`, or `dualwrite db upgrade`), beside whatever migrations the application has; or inside the application's
+own chain of alembic migrations, by one call in a revision::
+
+    from alembic import op
+    from dualwrite.migration import downgrade_state_table, upgrade_state_table
+
+    def upgrade() -> None:
+        upgrade_state_table(op, "0002")
+
+    def downgrade() -> None:
+        downgrade_state_table(op, "base", from_revision="0002")
+
+Either way the table's revision stands in `kafka_transaction_state_version`, so the two may be mixed: what is done already is
+not done again. The scripts are the repository's folder `migrations`, in a wheel `dualwrite/_migrations`.
 """
 
 from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
+from alembic.runtime.migration import MigrationContext, RevisionStep
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.stores.registry import ENTRY_POINT_GROUP
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.errors import ErrorMap
 from dualwrite.stores.sql.store import make_engine, parse_url
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
+_WITH_TABLE: Final = ("postgresql", "sqlite", "mysql", "mariadb")
+_WITHOUT_TABLE: Final = ("rocksdb", "zookeeper")
+_MOVING: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0
 _LOCK_TIMEOUT: Final = 30.0
 _one_at_a_time: Final = threading.Lock()
@@ -110,6 +128,96 @@ def sql(database: str | URL, revision: str = "head") -> str:
     with _one_at_a_time, _revision_checked():
         command.upgrade(config, revision, sql=True)
     return text.getvalue()
+
+
+def keeps_a_table(url: str) -> bool:
+    """Whether the database is one that has our table, and so something to migrate.
+
+    The other stores (RocksDB, ZooKeeper, those of third parties) make what they need by themselves. True for a URL that names
+    no store at all: the other functions say what is wrong with it.
+    """
+    backend = url.partition("://")[0].partition("+")[0].lower()
+    if backend in _WITHOUT_TABLE:
+        return False
+    return backend in _WITH_TABLE or not entry_points(group=ENTRY_POINT_GROUP, name=backend)
+
+
+# --- inside a migration of the user's -----------------------------------------------------------------------------------------
+
+
+class UsersOperations(Protocol):
+    """What is used of `alembic.op`, in a revision that alembic runs."""
+
+    def get_context(self) -> MigrationContext:
+        """The migration that runs."""
+
+    def get_bind(self) -> Connection:
+        """Its connection."""
+
+
+def upgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str = "base") -> None:
+    """Bring the table to a revision, inside a migration of your own and in its transaction, unless it is there already.
+
+    With `alembic upgrade --sql` the same is written as SQL.
+
+    Args:
+        op: `alembic.op`.
+        revision: A revision of ours by its name: a migration must go on making what it made when it was written, so `head` is
+            refused. `dualwrite db current` shows the newest.
+        from_revision: The revision that the table has before, by your own chain: `base` for the first call, the `revision` of
+            the call before for a later one. Read by `--sql` only, where there is no database to ask.
+
+    Raises:
+        ConfigurationError: There is no such revision.
+    """
+    script = ScriptDirectory(str(scripts_folder()))
+    _run_in_chain(op, revision, from_revision, lambda heads: script._upgrade_revs(revision, _as_given(heads)))  # noqa: SLF001  (alembic's documentation has its users call it)
+
+
+def downgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str) -> None:
+    """Bring the table back to a revision, inside a migration of your own: the reverse of `upgrade_state_table`.
+
+    Args:
+        op: `alembic.op`.
+        revision: A revision of ours, or `base`, which drops the table, with every fence and every unsettled state.
+        from_revision: The `revision` of the call that this one takes back. Read by `--sql` only.
+
+    Raises:
+        ConfigurationError: There is no such revision.
+    """
+    script = ScriptDirectory(str(scripts_folder()))
+
+    def steps(heads: tuple[str, ...]) -> Iterable[RevisionStep]:
+        return script._downgrade_revs(revision, _as_given(heads)) if heads else ()  # noqa: SLF001  (as above)
+
+    _run_in_chain(op, revision, from_revision, steps)
+
+
+def _as_given(heads: tuple[str, ...]) -> Any:
+    return heads  # alembic's own annotation says str, and its own callers pass what we do
+
+
+def _run_in_chain(
+    op: UsersOperations, revision: str, from_revision: str, steps: Callable[[tuple[str, ...]], Iterable[RevisionStep]]
+) -> None:
+    """Run steps of ours through `alembic.op` as it is set up for the user's migration, with our own version table."""
+    if revision.startswith(_MOVING):
+        raise ConfigurationError(
+            f"A migration of yours can't bring the table to {revision!r}: it would make another table with each release.",
+            next_step=f"name the revision; the newest of this release is {newest()!r}",
+        )
+    theirs = op.get_context()
+    options: dict[str, Any] = {"version_table": VERSION_TABLE_NAME, "fn": lambda heads, _context: steps(heads)}
+    with _revision_checked():
+        if theirs.as_sql:
+            offline = {"as_sql": True, "starting_rev": from_revision, "output_buffer": theirs.output_buffer}
+            ours = MigrationContext.configure(dialect=theirs.dialect, opts={**options, **offline})
+        else:
+            ours = MigrationContext.configure(op.get_bind(), opts=options)
+        ours.run_migrations()
+
+
+# --- inside -------------------------------------------------------------------------------------------------------------------
 
 
 def _config() -> Config:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 
-from crash.databases import DATABASES
+from crash.databases import DATABASES, OTHER_DATABASES
 from crash.scene import Scene
 
 WAYS = {"exit": 70, "kill": -9}
@@ -20,6 +21,16 @@ RECOVERY_POINTS = [
 ]
 OPENING_POINTS = ["before_take_over", "after_take_over"]
 LEFT = {"after_prepare": [1], "after_db_commit": [1, 2]}
+
+
+Case = tuple[str, ...]
+
+
+def with_producers(both: Iterable[Case], native: Iterable[Case]) -> list[Case]:
+    """Each of `both` with either producer, and `native` with our own: what a store does is the same for all producers."""
+    return [(producer, *case) for case in both for producer in ("librdkafka", "native")] + [
+        ("native", *case) for case in native
+    ]
 
 
 def crash_writer(scene: Scene, point: str, way: str) -> None:
@@ -52,3 +63,5 @@ def after_crash_at(point: str) -> list[int]:
 
 WRITER_CASES = list(product(DATABASES, WAYS, WRITER_POINTS))
 RECOVERY_CASES = list(product(DATABASES, WAYS, LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))
+OTHER_WRITER_CASES = list(product(OTHER_DATABASES, ["kill"], WRITER_POINTS))
+OTHER_RECOVERY_CASES = list(product(OTHER_DATABASES, ["kill"], LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))

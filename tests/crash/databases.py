@@ -1,44 +1,69 @@
-"""The databases of the crash tests, with the store's table and the tests' own `events` in them."""
+"""The databases of the crash tests, each started when it is asked for, with room for the tests' own `events` in it."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import sqlalchemy as sa
-
+from crash.events import Events, events_at
 from crash.scene import Scene
-from dualwrite import migration
 from dualwrite.devcluster import DevCluster
+from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.zookeeper import ZooKeeperServer
 
 DATABASES = ("sqlite", "postgresql")
-EVENTS = "CREATE TABLE events (writer varchar(80), number integer)"
+"""Those that every case runs on, with both producers."""
 
-
-def prepared(url: str) -> sa.Engine:
-    """An engine on a database that has every table that the scenes need."""
-
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    migration.upgrade(engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text(EVENTS))
-    return engine
+OTHER_DATABASES = ("mariadb", "rocksdb", "zookeeper")
 
 
 class Databases:
-    """Makes scenes: a SQLite file of its own for each, one PostgreSQL database for all."""
+    """Makes scenes: a SQLite file or RocksDB folder of its own for each, one database of each server for all."""
 
-    def __init__(self, folder: Path, postgres: PostgresServer) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = 0
-        self.postgres = postgres
-        self._postgres_url = postgres.create_database("crash")
-        self._postgres_engine = prepared(self._postgres_url)
+        self._made = 0
+        self._servers = ExitStack()
 
     def scene(self, database: str, broker: DevCluster, **kafka: Any) -> Scene:
+        return Scene(self._events(database), broker.bootstrap_servers, kafka=kafka)
+
+    def _events(self, database: str) -> Events:
         if database == "postgresql":
-            return Scene(self._postgres_engine, self._postgres_url, broker.bootstrap_servers, kafka=kafka)
-        self._files += 1
-        url = f"sqlite:///{self._folder}/crash-{self._files}.db"
-        return Scene(prepared(url), url, broker.bootstrap_servers, kafka=kafka)
+            return self._postgresql
+        if database == "mariadb":
+            return self._mariadb
+        if database == "zookeeper":
+            return self._zookeeper
+        self._made += 1
+        if database == "rocksdb":
+            return _ready(f"rocksdb:///{self._folder}/crash-{self._made}")
+        return _ready(f"sqlite:///{self._folder}/crash-{self._made}.db")
+
+    @cached_property
+    def _postgresql(self) -> Events:
+        return _ready(self._servers.enter_context(PostgresServer()).create_database("crash"))
+
+    @cached_property
+    def _mariadb(self) -> Events:
+        return _ready(self._servers.enter_context(MariaDBServer()).create_database("crash"))
+
+    @cached_property
+    def _zookeeper(self) -> Events:
+        return _ready(f"{self._servers.enter_context(ZooKeeperServer()).url}/crash")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._servers.close()
+
+
+def _ready(url: str) -> Events:
+    events = events_at(url)
+    events.make_room()
+    return events

@@ -9,27 +9,29 @@ import pytest
 
 from crash.cases import (
     LEFT,
+    OTHER_RECOVERY_CASES,
+    OTHER_WRITER_CASES,
     RECOVERY_CASES,
     WRITER_CASES,
+    Case,
     after_crash_at,
     crash_recovery,
     crash_writer,
     recovered,
+    with_producers,
 )
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 
 
-def _fast(database: str, way: str) -> bool:
-    return database == "sqlite" and way == "kill"
+def _marked(case: Case) -> pytest.param:
+    _, database, way, _ = case
+    return pytest.param(*case, marks=() if (database, way) == ("sqlite", "kill") else (pytest.mark.slow,))
 
 
-def _marked(database: str, way: str, *more: str) -> pytest.param:
-    marks = () if _fast(database, way) else (pytest.mark.slow,)
-    return pytest.param(database, way, *more, marks=marks)
-
-
-@pytest.mark.parametrize(("database", "way", "point"), [_marked(*c) for c in WRITER_CASES])
+@pytest.mark.parametrize(
+    ("producer", "database", "way", "point"), [_marked(case) for case in with_producers(WRITER_CASES, OTHER_WRITER_CASES)]
+)
 def test_a_writer_that_dies_leaves_both_sides_alike(
     databases: Databases, broker: DevCluster, database: str, way: str, point: str
 ) -> None:
@@ -39,7 +41,7 @@ def test_a_writer_that_dies_leaves_both_sides_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("database", "way", "left", "point"), RECOVERY_CASES)
+@pytest.mark.parametrize(("producer", "database", "way", "left", "point"), with_producers(RECOVERY_CASES, OTHER_RECOVERY_CASES))
 def test_a_recovery_that_dies_leaves_the_next_one_to_finish(
     databases: Databases, broker: DevCluster, database: str, way: str, left: str, point: str
 ) -> None:

@@ -160,7 +160,7 @@ def test_a_state_that_another_cluster_never_saw_is_unverified(scene: Scene) -> N
     worker = scene.write(1, 3, "after_db_commit#2=kill")
     assert worker.end() == -9
     with started() as other:
-        moved = Scene(scene.engine, scene.url, other.bootstrap_servers, scene.transactional_id)
+        moved = Scene(scene.events, other.bootstrap_servers, scene.transactional_id)
         report = moved.recover()
         assert report["outcomes"][-1] == "UNVERIFIED"
         with pytest.raises(dualwrite.UnverifiedTransactionError):

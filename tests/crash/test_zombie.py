@@ -1,31 +1,25 @@
 """A process stopped at each failpoint (SIGSTOP), its id taken over by another that commits, then woken (SIGCONT).
 
-The woken one fails with FencedError, or says "in doubt" where that is the truth; neither data nor messages change.
+The woken one fails with FencedError, or says "in doubt" where that is the truth; neither data nor messages change. RocksDB has
+one process at a time: see test_zombie_threads.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 import sqlalchemy as sa
 
+from crash.cases import LEFT, OPENING_POINTS, PAST_COMMIT_POINT, RECOVERY_POINTS, with_producers
 from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
 
 ROW_NOT_LOCKED = ["after_begin", "after_send", "after_prepare"]
 ROW_LOCKED = ["after_record", "before_db_commit"]
-PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
-OPENING = [
-    "recover_after_claim",
-    "recover_after_describe",
-    "recover_after_decision",
-    "recover_after_end_txn",
-    "recover_after_settle",
-    "before_take_over",
-    "after_take_over",
-]
+OPENING = [*RECOVERY_POINTS, *OPENING_POINTS]
 
 
 def stopped(scene: Scene, point: str) -> Worker:
@@ -41,9 +35,18 @@ def woken(zombie: Worker) -> tuple[int, list[str]]:
     return code, zombie.lines
 
 
-@pytest.mark.parametrize("point", ROW_NOT_LOCKED)
-def test_a_writer_stopped_before_it_recorded_is_fenced(databases: Databases, broker: DevCluster, point: str) -> None:
-    scene = databases.scene("postgresql", broker)
+@pytest.mark.parametrize(
+    ("producer", "database", "point"),
+    with_producers(
+        product(["postgresql"], ROW_NOT_LOCKED),
+        [*product(["mariadb"], ROW_NOT_LOCKED), *product(["zookeeper"], ROW_NOT_LOCKED + ROW_LOCKED)],
+    ),
+)
+def test_a_writer_stopped_where_it_holds_no_lock_is_fenced(
+    databases: Databases, broker: DevCluster, database: str, point: str
+) -> None:
+    """ZooKeeper has no locks: the version that the commit is conditional on has moved."""
+    scene = databases.scene(database, broker)
     zombie = stopped(scene, point)
     scene.write_here(100)
     assert scene.agree() == [1, 100]
@@ -54,19 +57,22 @@ def test_a_writer_stopped_before_it_recorded_is_fenced(databases: Databases, bro
     assert scene.agree() == [1, 100, 101]
 
 
-@pytest.mark.parametrize("point", ROW_LOCKED)
+@pytest.mark.parametrize(
+    ("producer", "database", "point"),
+    with_producers(product(["postgresql"], ROW_LOCKED), product(["mariadb"], ROW_LOCKED)),
+)
 def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
-    databases: Databases, broker: DevCluster, point: str
+    databases: Databases, broker: DevCluster, database: str, point: str
 ) -> None:
-    scene = databases.scene("postgresql", broker)
+    scene = databases.scene(database, broker)
     zombie = stopped(scene, point)
     waiting = scene.write(100, 1, CLAIM_TIMEOUT="1")
     assert waiting.end() == 1
     assert waiting.last().startswith("error ClaimTimeoutError")
-    pid = re.search(r"pg_terminate_backend\((\d+)\)", waiting.last())
-    assert pid is not None, waiting.last()
+    advised = re.search(r"SELECT pg_terminate_backend\(\d+\)|KILL \d+", waiting.last())
+    assert advised is not None, waiting.last()
     with scene.engine.connect() as connection:
-        connection.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": int(pid[1])})
+        connection.execute(sa.text(advised[0]))
     scene.write_here(100)
     assert scene.agree() == [1, 100]
     code, lines = woken(zombie)
@@ -75,8 +81,10 @@ def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
     assert scene.agree() == [1, 100]
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-@pytest.mark.parametrize("point", PAST_COMMIT_POINT)
+@pytest.mark.parametrize(
+    ("producer", "database", "point"),
+    with_producers(product(["sqlite", "postgresql"], PAST_COMMIT_POINT), product(["mariadb", "zookeeper"], PAST_COMMIT_POINT)),
+)
 def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_fenced(
     databases: Databases, broker: DevCluster, producer: str, database: str, point: str
 ) -> None:
@@ -107,9 +115,12 @@ def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(databases: Dat
     assert scene.agree() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-@pytest.mark.parametrize("left", ["after_prepare", "after_db_commit"])
-@pytest.mark.parametrize("point", OPENING)
+@pytest.mark.parametrize(
+    ("producer", "database", "left", "point"),
+    with_producers(
+        product(["sqlite", "postgresql"], LEFT, OPENING), product(["mariadb", "zookeeper"], ["after_db_commit"], OPENING)
+    ),
+)
 @pytest.mark.slow
 def test_a_writer_stopped_while_it_opens_is_fenced(
     databases: Databases, broker: DevCluster, database: str, left: str, point: str
@@ -127,9 +138,13 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
     assert scene.agree() == [*expected, 100, 101]
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-@pytest.mark.parametrize("left", ["after_prepare", "after_db_commit"])
-@pytest.mark.parametrize("point", [p for p in OPENING if not p.endswith("take_over")])
+@pytest.mark.parametrize(
+    ("producer", "database", "left", "point"),
+    with_producers(
+        product(["sqlite", "postgresql"], LEFT, RECOVERY_POINTS),
+        product(["mariadb", "zookeeper"], ["after_db_commit"], RECOVERY_POINTS),
+    ),
+)
 @pytest.mark.slow
 def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
     databases: Databases, broker: DevCluster, database: str, left: str, point: str

@@ -1,7 +1,7 @@
 """What the crash tests kill: a process that writes events to the database and to Kafka, told what to do by its arguments.
 
-python worker.py write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one a transaction
-python worker.py recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
+python -m crash.worker write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one a transaction
+python -m crash.worker recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
 
 It prints a line before and after each step, so that a test can wait for it. Failpoints come from DUALWRITE_FAILPOINTS.
 """
@@ -11,9 +11,8 @@ import os
 import sys
 from typing import Any
 
-from sqlalchemy import text
-
 import dualwrite
+from crash import events
 from dualwrite.kafka.native import producer as native
 from dualwrite.state import MAX_EPOCH
 
@@ -21,7 +20,8 @@ TIMEOUTS = dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20"))
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)  # noqa: T201  (how it talks to the test)
+    sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one piece, whatever other threads say
+    sys.stdout.flush()
 
 
 def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: int, count: int) -> None:
@@ -41,8 +41,7 @@ def recover(url: str, bootstrap: str, transactional_id: str) -> None:
 
 def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
     with writer.transaction() as tx:
-        row = {"id": writer.transactional_id, "n": number}
-        tx.db.execute(text("INSERT INTO events (writer, number) VALUES (:id, :n)"), row)
+        events.write_event(writer.store.description, tx.db, writer.transactional_id, number)
         tx.send(topic, str(number), key=writer.transactional_id)
 
 

@@ -16,6 +16,7 @@ from dualwrite.cli import db
 from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreUnavailableError
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import metadata
+from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +27,11 @@ TABLES = {"kafka_transaction_state", "kafka_transaction_state_version"}
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres_server")
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
     return server.create_database(f"empty_{abs(hash(tmp_path))}")
 
 
-both = pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
+each = pytest.mark.parametrize("empty_url", ["sqlite", "postgres", "mariadb"], indirect=True)
 
 
 def tables(url: str) -> set[str]:
@@ -41,7 +42,7 @@ def tables(url: str) -> set[str]:
         engine.dispose()
 
 
-@both
+@each
 def test_up_and_down(empty_url: str) -> None:
     assert migration.current(empty_url) is None
     with SqlStateStore.from_url(empty_url) as store, pytest.raises(StateTableMissingError):
@@ -59,7 +60,7 @@ def test_up_and_down(empty_url: str) -> None:
     migration.upgrade(empty_url)
 
 
-@both
+@each
 def test_the_migrations_make_what_the_code_expects(empty_url: str) -> None:
     migration.upgrade(empty_url)
     engine = sa.create_engine(empty_url)
@@ -71,7 +72,7 @@ def test_the_migrations_make_what_the_code_expects(empty_url: str) -> None:
     engine.dispose()
 
 
-@both
+@each
 def test_an_engine_of_the_users(empty_url: str) -> None:
     engine = sa.create_engine(empty_url)
     migration.upgrade(engine)
@@ -82,7 +83,7 @@ def test_an_engine_of_the_users(empty_url: str) -> None:
     engine.dispose()
 
 
-@both
+@each
 def test_upgrades_at_once(empty_url: str) -> None:
     program = (
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -94,7 +95,7 @@ def test_upgrades_at_once(empty_url: str) -> None:
     assert migration.current(empty_url) == migration.newest()
 
 
-@both
+@each
 def test_the_users_own_tables_stay(empty_url: str) -> None:
     engine = sa.create_engine(empty_url)
     user_metadata.create_all(engine)

@@ -58,13 +58,14 @@ def test_a_table_of_an_older_release(store: SqlStateStore, claim: Claim, call: s
     assert_nothing_is_checked_out(store)
 
 
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql", "mariadb+pymysql"])
 @pytest.mark.parametrize("call", EVERY_CALL)
-def test_an_unreachable_server(call: str) -> None:
-    with SqlStateStore.from_url("postgresql://me:s3cret@127.0.0.1:1/db", connect_timeout=2) as store:
+def test_an_unreachable_server(driver: str, call: str) -> None:
+    with SqlStateStore.from_url(f"{driver}://me:s3cret@127.0.0.1:1/db", connect_timeout=2) as store:
         with pytest.raises(StoreUnavailableError) as caught:
             EVERY_CALL[call](store)
         text = str(pickle.loads(pickle.dumps(caught.value)))
-        assert "postgresql+psycopg://me:***@127.0.0.1:1/db" in text
+        assert f"{driver}://me:***@127.0.0.1:1/db" in text
         assert "--url" in text
         assert "s3cret" not in text
         assert caught.value.retriable
@@ -121,6 +122,8 @@ def test_check_passes_on_a_good_table(store: SqlStateStore) -> None:
         ("postgresql://me:s3cret@db/x", "postgresql+psycopg://me:***@db/x"),
         ("postgresql+psycopg://me@db:5433/x?sslmode=require", "postgresql+psycopg://me@db:5433/x?sslmode=require"),
         ("postgresql://db/x?user=me&password=s3cret", "postgresql+psycopg://db/x?user=me"),
+        ("mysql://me:s3cret@db/x", "mysql+pymysql://me:***@db/x"),
+        ("mariadb://me@db/x?passwd=s3cret&ssl_key_password=s3cret", "mariadb+pymysql://me@db/x"),
         ("sqlite:////tmp/x.db", "sqlite+pysqlite:////tmp/x.db"),
     ],
 )
@@ -134,7 +137,9 @@ def test_the_description_hides_passwords(url: str, shown: str) -> None:
     [
         "",
         "orders.db",
-        "mysql+pymysql://me:s3cret@db/x",
+        "mysql+mysqldb://me:s3cret@db/x",
+        "mariadb+mariadbconnector://me:s3cret@db/x",
+        "mysql+pymysql://me:s3cret@db",
         "oracle://me:s3cret@db/x",
         "postgresql+psycopg2://me:s3cret@db/x",
         "postgresql+asyncpg://me:s3cret@db/x",
@@ -158,14 +163,25 @@ def test_an_engine_with_one_connection_for_everybody() -> None:
         SqlStateStore(engine)
 
 
-def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name == "psycopg" or name.startswith(("psycopg.", "psycopg_binary"))]:
+@pytest.mark.parametrize(
+    ("url", "package", "ours", "extra"),
+    [
+        ("postgresql://me:s3cret@db/x", "psycopg", ["postgresql"], "postgres"),
+        ("mysql://me:s3cret@db/x", "pymysql", ["mysql", "mysql_locks"], "mysql"),
+        ("mariadb://me:s3cret@db/x", "pymysql", ["mysql", "mysql_locks"], "mysql"),
+    ],
+)
+def test_a_missing_driver_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, ours: list[str], extra: str
+) -> None:
+    for name in [name for name in sys.modules if name == package or name.startswith((f"{package}.", f"{package}_"))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "dualwrite.stores.sql.postgresql", raising=False)
-    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for module in ours:
+        monkeypatch.delitem(sys.modules, f"dualwrite.stores.sql.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError) as caught:
-        store_from_url("postgresql://me:s3cret@db/x")
-    assert 'pip install "dualwrite[postgres]"' in str(caught.value)
+        store_from_url(url)
+    assert f'pip install "dualwrite[{extra}]"' in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 

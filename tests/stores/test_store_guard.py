@@ -114,7 +114,8 @@ def test_ddl_and_reflection_work_in_the_block(store: SqlStateStore, claim: Claim
     table.create(transaction.handle)
     assert sa.inspect(transaction.handle).has_table("more")
     transaction.rollback()
-    assert not sa.inspect(store.engine).has_table("more")
+    commits_by_itself = store.engine.name == "mariadb"  # which is found when the state is recorded
+    assert sa.inspect(store.engine).has_table("more") is commits_by_itself
 
 
 SMUGGLED: dict[str, Callable[[sa.Connection], Any]] = {

@@ -300,6 +300,44 @@ def test_sqlite_that_may_lose_a_commit_is_told(level: str, mode: str, words: str
     assert words in text
 
 
+MYSQL = {
+    "engine": "InnoDB",
+    "innodb_flush_log_at_trx_commit": "1",
+    "innodb_doublewrite": "ON",
+    "read_only": "OFF",
+    "log_bin": "ON",
+    "sync_binlog": "1",
+    "rpl_semi_sync_source_enabled": "ON",
+}
+
+
+def test_a_durable_mysql_has_no_findings() -> None:
+    assert judged(MYSQL) == []
+    assert judged(MYSQL | {"log_bin": "OFF", "sync_binlog": "0", "rpl_semi_sync_source_enabled": "OFF"}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "words"),
+    [
+        ({"engine": "MyISAM"}, BROKEN, "ENGINE=InnoDB"),
+        ({"read_only": "ON", "innodb_doublewrite": "OFF"}, BROKEN, "takes no writes (read_only)"),
+        ({"transaction_read_only": "ON"}, BROKEN, "takes no writes"),
+        ({"innodb_flush_log_at_trx_commit": "2"}, WEAK, "without their rows"),
+        ({"innodb_doublewrite": "0"}, WEAK, "innodb_doublewrite=ON"),
+        ({"sync_binlog": "0"}, WEAK, "sync_binlog=1"),
+        ({"rpl_semi_sync_source_enabled": "OFF"}, NOTE, "waits for no replica"),
+    ],
+)
+def test_mysql_that_may_lose_a_commit_is_told(changes: dict[str, str], severity: Severity, words: str) -> None:
+    found, text = only(judged(MYSQL | changes))
+    assert found is severity
+    assert words in text
+
+
+def test_a_database_without_a_table_of_ours_has_no_revision_to_judge() -> None:
+    assert judged({}, revision=None, newest_revision=None) == []
+
+
 def test_the_table_is_judged_by_use_first_and_by_revision_then() -> None:
     assert only(judged({}, table_trouble=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
     assert only(judged({}, revision="0000"))[0] is WEAK

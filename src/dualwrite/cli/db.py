@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from dualwrite.errors import ConfigurationError
+
 app = typer.Typer(no_args_is_help=True, help="Make, change and look at the table kafka_transaction_state.")
 
 Url = Annotated[
@@ -14,7 +16,8 @@ Url = Annotated[
         "--url",
         envvar="DUALWRITE_DATABASE_URL",
         show_envvar=True,
-        help="The database: postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+        help="The database: postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database or "
+        "sqlite:////path/to/file.db. RocksDB and ZooKeeper have nothing to migrate.",
     ),
 ]
 Revision = Annotated[str, typer.Option("--revision", help="A revision, `head` for the newest.")]
@@ -25,6 +28,9 @@ def upgrade(url: Url, revision: Revision = "head") -> None:
     """Make the table, or bring it to a newer revision. Does nothing where that is done already."""
     from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
 
+    if not migration.keeps_a_table(url):
+        typer.echo(_nothing_to_migrate(url))
+        return
     before = migration.current(url)
     migration.upgrade(url, revision)
     after = migration.current(url)
@@ -41,6 +47,7 @@ def downgrade(
     """Bring the table back to an older revision. `base` drops it, with every fence and every unsettled state."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
+    _refuse_without_table(url)
     if revision == "base" and not yes:
         typer.confirm("This drops the table: unsettled Kafka transactions can't be recovered any more. Go on?", abort=True)
     before = migration.current(url)
@@ -53,6 +60,9 @@ def current(url: Url) -> None:
     """Show the revision of the table, and the newest of this release."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
+    if not migration.keeps_a_table(url):
+        typer.echo(_nothing_to_migrate(url))
+        return
     typer.echo(f"{migration.current(url) or 'none'} (newest: {migration.newest()})")
 
 
@@ -61,4 +71,16 @@ def sql(url: Url, revision: Revision = "head") -> None:
     """Print the SQL that makes the table on an empty database. Connects to nothing; the URL only tells the database's kind."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
+    _refuse_without_table(url)
     typer.echo(migration.sql(url, revision))
+
+
+def _refuse_without_table(url: str) -> None:
+    from dualwrite import migration  # noqa: PLC0415  (as above)
+
+    if not migration.keeps_a_table(url):
+        raise ConfigurationError(_nothing_to_migrate(url), next_step="this command is for SQL databases")
+
+
+def _nothing_to_migrate(url: str) -> str:
+    return f"Nothing to migrate for {url.partition('://')[0]}://: its store makes what it needs by itself."

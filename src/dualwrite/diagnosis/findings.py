@@ -244,7 +244,7 @@ def judge_database(database: DatabaseFacts) -> list[Finding]:
     elif database.revision != database.newest_revision:
         what = f"The table is at revision {database.revision}; the newest of this release is {database.newest_revision}."
         found.append(_database(Severity.WEAK, what, "dualwrite db upgrade"))
-    return [*found, *_postgresql(database.settings), *_sqlite(database.settings)]
+    return [*found, *_postgresql(database.settings), *_mysql(database.settings), *_sqlite(database.settings)]
 
 
 def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
@@ -263,6 +263,43 @@ def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
     elif standbys and settings.get("synchronous_commit") == "local":
         what = f"synchronous_commit is local: a standby that takes over {_LOST_COMMIT}."
         found.append(_database(Severity.WEAK, what, "synchronous_commit=on"))
+    return found
+
+
+def _mysql(settings: Mapping[str, str]) -> list[Finding]:
+    """MariaDB and MySQL, by the names of their variables."""
+    if settings.get("engine", "InnoDB") != "InnoDB":
+        what = f"The table's engine is {settings['engine']}: without transactions nothing of the promise holds."
+        return [_database(Severity.BROKEN, what, "ALTER TABLE kafka_transaction_state ENGINE=InnoDB")]
+    closed = [name for name in _MYSQL_READ_ONLY if settings.get(name) == "ON"]
+    if closed:
+        what = f"The database takes no writes ({', '.join(closed)}): a replica, or a read-only user."
+        return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
+    found = []
+    if settings.get("innodb_flush_log_at_trx_commit", "1") != "1":
+        value = settings["innodb_flush_log_at_trx_commit"]
+        what = f"innodb_flush_log_at_trx_commit is {value}: {_CRASH} {_LOST_COMMIT}."
+        found.append(_database(Severity.WEAK, what, "innodb_flush_log_at_trx_commit=1"))
+    if settings.get("innodb_doublewrite") in ("OFF", "0"):
+        what = "innodb_doublewrite is off: a power cut may damage pages that a commit had reached."
+        found.append(_database(Severity.WEAK, what, "innodb_doublewrite=ON"))
+    return [*found, *_binary_log(settings)]
+
+
+_MYSQL_READ_ONLY: Final = ("super_read_only", "read_only", "tx_read_only", "transaction_read_only")
+
+
+def _binary_log(settings: Mapping[str, str]) -> list[Finding]:
+    if settings.get("log_bin") != "ON":
+        return []
+    found = []
+    if settings.get("sync_binlog") != "1":
+        what = f"sync_binlog is {settings.get('sync_binlog')}: after a power cut, replicas may lack commits that are here."
+        found.append(_database(Severity.WEAK, what, "sync_binlog=1"))
+    waits = ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled", "wsrep_on")
+    if not any(settings.get(name) == "ON" for name in waits):
+        what = "A commit waits for no replica: one that takes over after a failure may lack the last commits."
+        found.append(_database(Severity.NOTE, what, "semi-synchronous replication, where there are replicas"))
     return found
 
 

@@ -157,6 +157,7 @@ class PostgresServer:
         process = self._process
         if process is None:
             return
+        _signal(process.pid, signal.SIGSTOP)  # it must not make another backend between our look and our kill
         for pid in self._all_pids():
             _signal(pid, signal.SIGKILL)
         self._process = None
@@ -169,6 +170,8 @@ class PostgresServer:
 
     def pause(self) -> None:
         """Stop all its processes (SIGSTOP): connections stay open and nothing answers, until `resume`."""
+        if self._process is not None:
+            _signal(self._process.pid, signal.SIGSTOP)  # it must not make another backend meanwhile
         for pid in self._all_pids():
             _signal(pid, signal.SIGSTOP)
 

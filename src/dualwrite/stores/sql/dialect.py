@@ -27,6 +27,7 @@ class Trouble(Enum):
     OLD_TABLE = "the table lacks a column"
     DENIED = "a privilege is missing"
     ABORTED = "the transaction had failed before"
+    PREPARED = "a prepared statement is not the one that it was"
     OTHER = "anything else"
 
 
@@ -43,6 +44,19 @@ class Blocker:
     text: str
     next_step: str
     pid: int | None = None
+
+
+class BlockerHiddenError(Exception):
+    """The database does not show to us who holds a lock.
+
+    Args:
+        why: Fit for "its holder is not known: <why>".
+        next_step: What to do about it.
+    """
+
+    def __init__(self, why: str, next_step: str) -> None:
+        super().__init__(why)
+        self.next_step = next_step
 
 
 class StoreDialect(ABC):
@@ -130,7 +144,12 @@ class StoreDialect(ABC):
         return None
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
-        """Who holds the lock on the row, asked right after a wait for it was given up; None where nobody does any more."""
+        """Who holds the lock on the row, asked right after a wait for it was given up; None where nobody does any more.
+
+        Raises:
+            BlockerHiddenError: We may not see it.
+            Exception: Asking has failed.
+        """
         del transactional_id
         return self.known_blocker(engine)
 

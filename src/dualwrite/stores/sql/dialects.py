@@ -34,10 +34,19 @@ def dialect_for(url: URL) -> StoreDialect:
             from dualwrite.stores.sql.sqlite import SqliteDialect  # noqa: PLC0415  (one backend, one import)
 
             dialect = SqliteDialect()
+        case "mysql":
+            from dualwrite.stores.sql.mysql import MysqlDialect  # noqa: PLC0415  (one backend, one import)
+
+            dialect = MysqlDialect()
+        case "mariadb":
+            from dualwrite.stores.sql.mysql import MariadbDialect  # noqa: PLC0415  (one backend, one import)
+
+            dialect = MariadbDialect()
         case _:
             raise ConfigurationError(
                 f"dualwrite has no SQL store for {backend!r}.",
-                next_step="postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+                next_step="postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, "
+                "mariadb+pymysql://user@host/database or sqlite:////path/to/file.db",
             )
     if driver not in ("", dialect.driver):
         raise ConfigurationError(

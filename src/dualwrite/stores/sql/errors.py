@@ -15,10 +15,10 @@ from dualwrite.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import BlockerHiddenError, StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.table import TABLE_NAME
 
-_SECRETS: Final = frozenset({"password", "sslpassword", "passfile"})
+_SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
 _SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you made)"
 _UPGRADE: Final = "run `dualwrite db upgrade --url {command_url}`"
 _TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
@@ -53,6 +53,11 @@ _TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
         StoreError,
         "The database's transaction can't be committed: an earlier statement in it failed, and the block went on.",
         "let the error leave the block, or run the statement under a savepoint (begin_nested)",
+    ),
+    Trouble.PREPARED: (
+        StoreError,
+        "The database {where} lost a prepared statement, or has another by its name, while {doing}.",
+        "behind a pooler such as PgBouncer set psycopg's prepare_threshold to None: connect_args={{'prepare_threshold': None}}",
     ),
     Trouble.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     Trouble.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
@@ -127,8 +132,11 @@ def locked_too_long(
     errors: ErrorMap, transactional_id: str, timeout: float, error: BaseException, doing: str
 ) -> ClaimTimeoutError:
     """The error of a wait for the row's lock that took longer than `timeout` seconds; it names the blocker if it can."""
+    hidden, next_step = "", "try again: whoever held it may have finished by now"
     try:
         blocker = errors.dialect.find_blocker(errors.engine, transactional_id)
+    except BlockerHiddenError as unknown:
+        blocker, hidden, next_step = None, f": {unknown}", unknown.next_step
     except Exception:  # noqa: BLE001  (the wait has failed already; that its cause can't be told must not hide it)
         blocker = None
     return ClaimTimeoutError(
@@ -136,8 +144,8 @@ def locked_too_long(
         transactional_id=transactional_id,
         cause=f"the lock is held by {blocker.text}"
         if blocker
-        else f"its holder is not known ({_sentence(driver_error(error))})",
-        next_step=blocker.next_step if blocker else "try again: whoever held it may have finished by now",
+        else f"its holder is not known{hidden} ({_sentence(driver_error(error))})",
+        next_step=blocker.next_step if blocker else next_step,
         timeout=timeout,
         blocker=blocker.text if blocker else None,
         blocker_pid=blocker.pid if blocker else None,

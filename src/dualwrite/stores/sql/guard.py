@@ -19,12 +19,14 @@ class Guard:
 
     Args:
         transactional_id: For the errors.
+        savepoint: The call that makes a savepoint, for the errors.
     """
 
-    __slots__ = ("ended", "lifted", "session", "transactional_id")
+    __slots__ = ("ended", "lifted", "savepoint", "session", "transactional_id")
 
-    def __init__(self, transactional_id: str) -> None:
+    def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
+        self.savepoint = savepoint
         self.lifted = True
         """The writer itself is acting."""
         self.ended = False
@@ -37,8 +39,8 @@ class Guard:
             f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
             transactional_id=self.transactional_id,
             cause="a commit or rollback here would end the database's side without Kafka's",
-            next_step="leave the block to commit, raise an exception to roll back; savepoints (begin_nested) are allowed. "
-            "The transaction is still open and usable",
+            next_step="leave the block to commit, raise an exception to roll back; "
+            f"savepoints ({self.savepoint}) are allowed. The transaction is still open and usable",
             call=call,
         )
 
@@ -82,15 +84,16 @@ class OwnedTransaction(RootTransaction):
 
 
 class GuardedConnection(Connection):
-    """A SQLAlchemy Connection inside the writer's transaction, taken from the engine's pool.
+    """A SQLAlchemy Connection inside the writer's transaction.
 
     Args:
         engine: Where it comes from.
         guard: Shared with the transaction's owner.
+        pooled: A connection that was taken from another pool than the engine's, to be used instead of one of the engine.
     """
 
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
+        super().__init__(engine, pooled)
         self.guard = guard
         self.take_back()
 

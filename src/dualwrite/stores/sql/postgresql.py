@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from psycopg import Connection as PsycopgConnection
+from psycopg import Cursor as PsycopgCursor
 from psycopg import Error as PsycopgError
 from psycopg import InterfaceError, OperationalError
-from psycopg.pq import TransactionStatus
-from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, func, literal_column, select, text
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
+from dualwrite.errors import StoreError
 from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.sql.table import state_table as t
+
+log = logging.getLogger(__name__)
 
 _MARKER: Final = "dualwrite.transaction"
 _LOST_CONNECTION: Final = ("08", "57P0")
@@ -33,14 +40,27 @@ _TROUBLES: Final = {
     "42501": Trouble.DENIED,
     "25006": Trouble.DENIED,  # read-only transaction: a standby
     "25P02": Trouble.ABORTED,
+    "26000": Trouble.PREPARED,  # invalid_sql_statement_name
+    "42P05": Trouble.PREPARED,  # duplicate_prepared_statement
     "53300": Trouble.CONNECTION,  # too many connections
 }
-_REFUSALS: Final = ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied", "not permitted")
+_REFUSALS: Final = (
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "no password supplied",
+    "not permitted",
+    "no such user",  # this and the next ones are PgBouncer's
+    "no such database",
+    "unsupported startup parameter",
+)
+_STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
+_PREPARED: Final = "prepare_threshold"
 
 _WAITING: Final = text(
     "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :statement, true), "
     # a claimer that is paused between its UPDATE and its COMMIT must not hold up everybody else
-    "set_config('idle_in_transaction_session_timeout', :idle, true)"
+    "set_config('idle_in_transaction_session_timeout', :idle, true), pg_backend_pid()"
 )
 _PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
@@ -86,6 +106,19 @@ class PostgresqlDialect(StoreDialect):
         }
         return {"connect_args": {name: value for name, value in wanted.items() if name not in url.query}}
 
+    def prepare_engine(self, engine: Engine) -> None:
+        """No prepared statements behind a connection pooler, unless `prepare_threshold` is given in the engine's arguments."""
+
+        def note(_dialect: Any, record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+            record.info[_PREPARED] = _PREPARED in parameters
+
+        def decide(raw: Any, record: Any) -> None:
+            if not record.info[_PREPARED] and is_behind_pooler(raw):
+                raw.prepare_threshold = None
+
+        event.listen(engine, "do_connect", note)
+        event.listen(engine, "connect", decide)
+
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
         raw = _raw(connection)
@@ -97,7 +130,16 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         self.begin(connection)
         lock = max(1, int(timeout * 1000))
-        connection.execute(_WAITING, {"lock": str(lock), "statement": str(lock + 5000), "idle": _PAUSED})
+        waiting = connection.execute(_WAITING, {"lock": str(lock), "statement": str(lock + 5000), "idle": _PAUSED}).one()
+        raw = _raw(connection)
+        if waiting.pg_backend_pid != raw.info.backend_pid and raw.prepare_threshold is not None:
+            log.warning(
+                "%s: a connection pooler stands before the database, and psycopg prepares statements on connections to it: in "
+                "transaction mode one client's may be run for another's. Set prepare_threshold to None (create_engine: "
+                "connect_args={'prepare_threshold': None}), unless the pooler keeps them apart (PgBouncer 1.22 or later with "
+                "max_prepared_statements, and libpq 17).",
+                address(connection.engine.url),
+            )
 
     def marks(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""
@@ -106,6 +148,19 @@ class PostgresqlDialect(StoreDialect):
     def is_marked(self) -> ColumnElement[bool] | None:
         """See StoreDialect."""
         return func.current_setting(_MARKER, True) == bindparam("token")
+
+    def still_marked(self, connection: Connection) -> bool:
+        """True: the UPDATE asks. In a pipeline it would be sent without an answer to count its rows by.
+
+        Raises:
+            StoreError: The block left a pipeline open.
+        """
+        if _raw(connection).pgconn.pipeline_status != PipelineStatus.OFF:
+            raise StoreError(
+                "The block ended inside a pipeline of its psycopg connection, so it can't be told what of it went well.",
+                next_step="leave `with connection.pipeline()` before the block ends",
+            )
+        return True
 
     def doomed(self, connection: Connection) -> str | None:
         """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
@@ -138,6 +193,8 @@ class PostgresqlDialect(StoreDialect):
         error = driver_error(error)
         if not isinstance(error, PsycopgError):
             return Trouble.OTHER
+        if _STATEMENT_POOLING in str(error):
+            return Trouble.REFUSED
         if error.sqlstate is None:
             return _without_sqlstate(error, invalidated=invalidated)
         if error.sqlstate.startswith(_LOST_CONNECTION):
@@ -165,6 +222,23 @@ class PostgresqlDialect(StoreDialect):
             f"end that process, or its connection: SELECT pg_terminate_backend({found.pid}); then try again",
             found.pid,
         )
+
+
+def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
+    """Whether something like PgBouncer answers for the server: the process id that it gave is not the backend's.
+
+    Asked of a connection without a transaction. In transaction mode each transaction may run on another connection to the
+    server, and with it on other prepared statements: those of another client have the same names.
+    """
+    autocommit = raw.autocommit
+    raw.autocommit = True
+    try:
+        with PsycopgCursor(raw, row_factory=tuple_row) as cursor:
+            found = cursor.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    finally:
+        if not raw.closed:
+            raw.autocommit = autocommit
+    return found is not None and int(found[0]) != raw.info.backend_pid
 
 
 def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> Trouble:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sqlalchemy import URL, Connection, Engine, bindparam, create_engine, func, make_url, select, update
 from sqlalchemy.exc import ArgumentError
@@ -21,6 +22,7 @@ from dualwrite.stores.base import (
     TxnStateStore,
 )
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
+from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
 from dualwrite.stores.sql.dialects import dialect_for, dialect_of
@@ -29,6 +31,9 @@ from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of, state_row
 from dualwrite.stores.sql.table import state_table as t
 from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.psycopg_connection import Source
 
 DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
@@ -67,7 +72,7 @@ class SqlStateStore(TxnStateStore):
         self._owns_engine = owns_engine
         self._dialect = dialect_of(engine)
         errors = ErrorMap(engine, self._dialect)
-        self._room = TransactionRoom(engine, self._dialect, errors)
+        self._room = TransactionRoom(engine, self._dialect, errors, Access(engine))
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)
 
     @classmethod
@@ -99,6 +104,49 @@ class SqlStateStore(TxnStateStore):
         dialect.prepare_engine(engine)
         return cls(engine, owns_engine=True, lock_timeout=lock_timeout)
 
+    @classmethod
+    def from_psycopg(
+        cls,
+        source: Source,
+        *,
+        connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+    ) -> Self:
+        """A store on psycopg connections of yours. Transactions run on them, and `tx.db` is your connection, guarded.
+
+        Row factories, adapters, prepared statements, isolation level and subclasses are kept. Cursors, `execute`, `copy`,
+        `pipeline()` and `transaction()` (a savepoint) work in the block; `commit`, `rollback`, `close`, `autocommit` and
+        `tpc_…` raise TransactionControlError. `tx.session` is an ORM session in the same transaction.
+
+        Args:
+            source: One of
+
+                - a `psycopg.Connection`: it stays yours and open. Between the writer's transactions you may use it, and must
+                  end what you begin; autocommit is put off for the time of a transaction. Claims and the like run on
+                  connections of the store's own with the same parameters, password included; what was set on it later (`SET
+                  search_path`, `SET ROLE`) they can't know, which `check` tells. After a COMMIT whose answer never came it
+                  is closed, since its transaction might live on; so it is when it breaks. A writer on it is of no use
+                  then: connect again, and open another.
+                - a `psycopg_pool.ConnectionPool`: it stays yours and open; each transaction and each claim borrows from it.
+                - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps what it has
+                  made for the next transactions and claims, makes new ones as needed, and closes them all.
+            connect_timeout: Seconds for one attempt to connect, for connections of the store's own.
+            lock_timeout: Seconds that settling and the like wait for a locked row.
+
+        Raises:
+            ConfigurationError: It is none of these, or a connection that is closed.
+            MissingDependencyError: psycopg is not installed.
+            psycopg.Error: The function or the pool could not give a connection; one is asked for to learn the address.
+        """
+        _, dialect = parse_url("postgresql+psycopg://")
+        from dualwrite.stores.sql.psycopg_connection import psycopg_access  # noqa: PLC0415  (extra `postgres`)
+
+        options = dialect.engine_options(make_url("postgresql+psycopg://"), connect_timeout=connect_timeout, lock_timeout=0)
+        engine, access = psycopg_access(source, options["connect_args"])
+        store = cls(engine, owns_engine=True, lock_timeout=lock_timeout)
+        store._room = replace(store._room, access=access)
+        return store
+
     @property
     def engine(self) -> Engine:
         """The engine, for schema work and tests."""
@@ -112,6 +160,7 @@ class SqlStateStore(TxnStateStore):
     def check(self) -> None:
         """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
         self._short.query(lambda connection: connection.execute(_ALL_COLUMNS).first(), "checking the table")
+        self._room.access.check()
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore."""
@@ -200,6 +249,7 @@ class SqlStateStore(TxnStateStore):
 
     def close(self) -> None:
         """See TxnStateStore."""
+        self._room.access.close()
         if self._owns_engine:
             self._engine.dispose()
 

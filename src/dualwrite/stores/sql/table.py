@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Boolean, Column, DateTime, Dialect, Integer, MetaData, RowMapping, String, Table, Text
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
@@ -19,20 +20,25 @@ from dualwrite.stores.documents import lost_text, parse_lost
 
 TABLE_NAME: Final = "kafka_transaction_state"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
+_MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime in UTC, also where the database (SQLite) stores no time zone."""
+    """An aware datetime in UTC, also where the database (SQLite, MariaDB, MySQL) stores no time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """MySQL's DATETIME has whole seconds unless told otherwise; its TIMESTAMP would follow the session's time zone."""
+        return dialect.type_descriptor(mysql.DATETIME(fsp=6) if dialect.name in _MYSQL else DateTime(timezone=True))
+
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To what the driver takes: SQLite's text has no offset, so it must be UTC already."""
+        """To what the driver takes: where the stored value has no offset, it must be UTC already."""
         if value is None:
             return None
         value = value.astimezone(UTC)
-        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+        return value if dialect.name == "postgresql" else value.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """To UTC, whatever the session's time zone is."""
@@ -54,7 +60,7 @@ state_table: Final = Table(
     Column("prepared_generation", Integer, nullable=False, server_default="0"),
     Column("settled_generation", Integer, nullable=False, server_default="-1"),
     Column("transaction_number", BigInteger, nullable=False, server_default="0"),
-    Column("lost", Text, nullable=False),
+    Column("lost", Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL), nullable=False),  # MySQL's TEXT ends at 64 KiB
     Column("owner", String(MAX_OWNER_LENGTH), nullable=False, server_default=""),
     Column("claim_token", String(32), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),

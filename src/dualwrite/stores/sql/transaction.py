@@ -28,9 +28,10 @@ from dualwrite.errors import (
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.rows import fenced
+from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
-from dualwrite.stores.sql.guard import Guard, GuardedConnection, GuardedSession
+from dualwrite.stores.sql.guard import GuardedConnection, GuardedSession
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.table import state_table as t
 
@@ -46,11 +47,13 @@ class TransactionRoom:
         engine: Where connections come from.
         dialect: The database's ways.
         errors: Translates its errors.
+        access: Gives transactions their connections.
     """
 
     engine: Engine
     dialect: StoreDialect
     errors: ErrorMap
+    access: Access
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
     driver_errors: tuple[type[BaseException], ...] = field(init=False)
@@ -86,9 +89,10 @@ class SqlStoreTransaction(StoreTransaction):
     def __init__(self, room: TransactionRoom, claim: Claim) -> None:
         self._room = room
         self._claim = claim
-        self._guard = Guard(claim.transactional_id)
+        self._guard = room.access.guard(claim.transactional_id)
         self._token = f"{os.getpid()}.{next(_tokens)}"
         self._connection: GuardedConnection | None = None
+        self._handle: Any = None
         self._session: GuardedSession | None = None
 
     def begin(self) -> None:
@@ -107,10 +111,10 @@ class SqlStoreTransaction(StoreTransaction):
                 raise self._translated(again, "beginning a transaction") from again
 
     def _begin_once(self) -> None:
-        guard = self._guard = Guard(self._claim.transactional_id)
+        guard = self._guard = self._room.access.guard(self._claim.transactional_id)
         try:
             with InterruptsFirst():
-                connection = self._connection = GuardedConnection(self._room.engine, guard)
+                connection = self._connection = self._room.access.connect(guard)
                 self._room.dialect.begin(connection)
                 self._check_fence(connection)
         except Exception:
@@ -133,9 +137,12 @@ class SqlStoreTransaction(StoreTransaction):
     # --- the user's side --------------------------------------------------------------------------------------------------
 
     @property
-    def handle(self) -> Connection:
-        """A SQLAlchemy Connection that can't end the transaction."""
-        return self._open_connection()
+    def handle(self) -> Any:
+        """A SQLAlchemy Connection, or a psycopg one where the store was made of such, that can't end the transaction."""
+        connection = self._open_connection()
+        if self._handle is None:
+            self._handle = self._room.access.handle(connection)
+        return self._handle
 
     @property
     def session(self) -> Session:
@@ -195,6 +202,7 @@ class SqlStoreTransaction(StoreTransaction):
     def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
         marked = self._room.dialect.is_marked()
         query = CURRENT if marked is None else CURRENT.add_columns(marked.label("marked"))
+        query = query.with_for_update(read=True)  # the newest row: MariaDB's snapshot would still show our own claim
         current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
         if current is not None and marked is not None and not current.marked:
             return self._ended_behind_our_back()
@@ -216,8 +224,9 @@ class SqlStoreTransaction(StoreTransaction):
             "The block ended the database's transaction behind the writer's back: what it wrote before that may have been "
             "committed WITHOUT its messages, which are aborted now.",
             transactional_id=self._claim.transactional_id,
-            cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that rolls back by "
-            "itself (SQLite: ON CONFLICT ROLLBACK)",
+            cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that ends the "
+            "transaction by itself (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like, or a deadlock "
+            "whose error the block swallowed)",
             next_step="check what the block wrote; take the commit or rollback out of it (savepoints are allowed)",
         )
 
@@ -274,7 +283,7 @@ class SqlStoreTransaction(StoreTransaction):
     def _release(self, *, discard: bool) -> None:
         """Close session and connection; a connection that can't roll back, or with `discard`, is not used again."""
         connection, session = self._connection, self._session
-        self._connection = self._session = None
+        self._connection = self._session = self._handle = None
         if connection is None:
             return
         guard = self._guard

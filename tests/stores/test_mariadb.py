@@ -1,0 +1,611 @@
+"""What MariaDB (and MySQL) do differently: they commit by themselves, roll back by themselves, and compare texts kindly."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import insert
+from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows, user_metadata
+
+from dualwrite import migration
+from dualwrite.errors import (
+    ClaimTimeoutError,
+    ConfigurationError,
+    FencedError,
+    StoreCommitFailedError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionControlError,
+)
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, StoreTransaction
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.mariadb import MariaDBServer
+
+
+@pytest.fixture
+def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
+    user_metadata.create_all(mariadb_store.engine)
+    return mariadb_store.claim(ID, "tests", timeout=5)
+
+
+@contextmanager
+def users_own(url: str, **options: Any) -> Iterator[SqlStateStore]:
+    """A store on an engine that the user made."""
+    engine = sa.create_engine(url, **options)
+    try:
+        user_metadata.create_all(engine)
+        yield SqlStateStore(engine)
+    finally:
+        engine.dispose()
+
+
+def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    return transaction
+
+
+def connection_id(transaction: StoreTransaction) -> int:
+    number: int = transaction.handle.scalar(sa.text("SELECT connection_id()"))
+    return number
+
+
+# --- what ends a transaction by itself ------------------------------------------------------------------------------------
+
+IMPLICIT_COMMITS = [
+    "CREATE TABLE another (id int)",
+    "ALTER TABLE orders ADD COLUMN note int",
+    "TRUNCATE TABLE orm_orders",
+    "LOCK TABLES orders WRITE, kafka_transaction_state WRITE",
+    "SET autocommit = 1",
+    "ANALYZE TABLE orders",
+]
+
+
+@pytest.mark.parametrize("statement", IMPLICIT_COMMITS)
+def test_a_statement_that_commits_by_itself_is_found(
+    mariadb_store: SqlStateStore, mariadb_claim: Claim, statement: str
+) -> None:
+    transaction = mariadb_store.begin(mariadb_claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.handle.exec_driver_sql(statement)
+    with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    assert mariadb_store.read_claimed(mariadb_claim).prepared_state is None
+    assert_nothing_is_checked_out(mariadb_store)
+
+
+def test_what_follows_a_statement_that_commits_is_rolled_back_also_on_an_engine_with_autocommit(mariadb_url: str) -> None:
+    with users_own(mariadb_url, isolation_level="AUTOCOMMIT") as store:
+        transaction = store.begin(store.claim(ID, "tests", timeout=5))
+        transaction.handle.exec_driver_sql("CREATE TABLE another (id int)")
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        with pytest.raises(TransactionControlError):
+            transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.rollback()
+        assert rows(store.engine) == 0
+
+
+def _swallow_a_deadlock(store: SqlStateStore, transaction: StoreTransaction) -> None:
+    """The block is chosen as the victim, since it has changed less, and takes no notice."""
+    db = transaction.handle
+    db.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 1"))
+    with store.engine.connect() as other, ThreadPoolExecutor(1) as thread:
+        for number in range(2, 20):
+            other.execute(sa.text("UPDATE orders SET item = 'theirs' WHERE id = :id"), {"id": number})
+        waiting = thread.submit(other.execute, sa.text("UPDATE orders SET item = 'theirs' WHERE id = 1"))
+        time.sleep(0.2)
+        with pytest.raises(sa.exc.OperationalError, match="1213") as caught:
+            db.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 2"))
+        assert store.is_conflict(caught.value)
+        waiting.result(5)
+        other.rollback()
+
+
+def test_a_deadlock_that_the_block_swallowed_is_found(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    with mariadb_store.engine.begin() as connection:
+        connection.execute(insert(orders), [{"id": number, "item": "chair"} for number in range(1, 20)])
+    transaction = mariadb_store.begin(mariadb_claim)
+    transaction.handle.execute(insert(orders).values(id=100, item="before the deadlock"))
+    _swallow_a_deadlock(mariadb_store, transaction)
+    transaction.handle.execute(insert(orders).values(id=101, item="after the deadlock"))
+    with pytest.raises(TransactionControlError):
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()
+    assert rows(mariadb_store.engine) == 19
+    assert mariadb_store.read_claimed(mariadb_claim).prepared_state is None
+
+
+def test_a_lock_wait_that_timed_out_takes_back_its_statement_only(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    with mariadb_store.engine.begin() as connection:
+        connection.execute(insert(orders).values(id=1, item="chair"))
+    transaction = mariadb_store.begin(mariadb_claim)
+    transaction.handle.execute(insert(orders).values(id=2, item="table"))
+    transaction.handle.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+    with mariadb_store.engine.begin() as other:
+        other.execute(sa.text("UPDATE orders SET item = 'theirs' WHERE id = 1"))
+        with pytest.raises(sa.exc.OperationalError, match="1205") as caught:
+            transaction.handle.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 1"))
+    assert not mariadb_store.is_conflict(caught.value)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
+    assert rows(mariadb_store.engine) == 2
+
+
+def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
+    with MariaDBServer(settings={"innodb-rollback-on-timeout": "ON"}) as server:
+        migration.upgrade(server.url)
+        with SqlStateStore.from_url(server.url) as store:
+            user_metadata.create_all(store.engine)
+            with store.engine.begin() as connection:
+                connection.execute(insert(orders).values(id=1, item="chair"))
+            transaction = store.begin(store.claim(ID, "tests", timeout=5))
+            transaction.handle.execute(insert(orders).values(id=2, item="table"))
+            transaction.handle.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+            with store.engine.begin() as other:
+                other.execute(sa.text("UPDATE orders SET item = 'theirs' WHERE id = 1"))
+                with pytest.raises(sa.exc.OperationalError, match="1205"):
+                    transaction.handle.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 1"))
+            with pytest.raises(TransactionControlError):
+                transaction.record(STATE, generation=0, transaction_number=1)
+            transaction.rollback()
+            assert rows(store.engine) == 1
+
+
+# --- the fence ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_newer_claim_is_found_behind_the_snapshot(mariadb_url: str, mariadb_store: SqlStateStore, isolation: str) -> None:
+    """The UPDATE looks at the newest committed row, not at the one that the transaction sees."""
+    with users_own(mariadb_url, isolation_level=isolation) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = store.begin(claim)
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        theirs = mariadb_store.claim(ID, "theirs", timeout=5)
+        with pytest.raises(FencedError) as caught:
+            transaction.record(STATE, generation=0, transaction_number=1)
+        assert (caught.value.current_fence, caught.value.current_owner) == (theirs.fence, "theirs")
+        transaction.rollback()
+        assert mariadb_store.read_claimed(theirs).prepared_state is None
+        assert rows(store.engine) == 0
+        assert_nothing_is_checked_out(store)
+
+
+def test_a_claim_waits_for_a_serializable_transaction_from_its_beginning(
+    mariadb_url: str, mariadb_store: SqlStateStore
+) -> None:
+    """There the check of the fence locks the row, shared: a claim comes before the transaction or after it."""
+    with users_own(mariadb_url, isolation_level="SERIALIZABLE") as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = store.begin(claim)
+        with pytest.raises(ClaimTimeoutError, match="connection id"):
+            mariadb_store.claim(ID, "theirs", timeout=1)
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        theirs = mariadb_store.claim(ID, "theirs", timeout=5)
+        assert mariadb_store.read_claimed(theirs).prepared_state == STATE
+        with pytest.raises(FencedError):
+            store.begin(claim)
+
+
+def test_a_newer_claim_is_found_under_snapshot_isolation(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
+    """innodb_snapshot_isolation, on by default since MariaDB 11.6: error 1020 instead of 0 changed rows."""
+    with users_own(mariadb_url, connect_args={"init_command": "SET SESSION innodb_snapshot_isolation = ON"}) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = store.begin(claim)
+        mariadb_store.claim(ID, "theirs", timeout=5)
+        with pytest.raises(FencedError) as caught:
+            transaction.record(STATE, generation=0, transaction_number=1)
+        assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
+        transaction.rollback()
+        assert_nothing_is_checked_out(store)
+
+
+def test_a_change_that_is_no_claim_may_be_tried_again_under_snapshot_isolation(mariadb_url: str) -> None:
+    with users_own(mariadb_url, connect_args={"init_command": "SET SESSION innodb_snapshot_isolation = ON"}) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = store.begin(claim)
+        store.settle(claim, Settlement(settled_generation=0))
+        with pytest.raises(StoreCommitFailedError) as caught:
+            transaction.record(STATE, generation=0, transaction_number=1)
+        assert caught.value.retriable
+        transaction.rollback()
+        recorded(store, claim).commit()
+
+
+# --- ids and values -------------------------------------------------------------------------------------------------------
+
+ALIKE = ["a", "A", "ä", "a ", "a\u0301", "\U0001f600", "\U0001f601", "ss", "ß"]
+
+
+def test_ids_are_compared_byte_by_byte(mariadb_store: SqlStateStore) -> None:
+    for expected, text in enumerate(ALIKE, 1):
+        for _ in range(expected):
+            mariadb_store.claim(text, f"owner {text}", timeout=5)
+    for expected, text in enumerate(ALIKE, 1):
+        row = mariadb_store.read(text)
+        assert row is not None
+        assert (row.transactional_id, row.fence, row.owner) == (text, expected, f"owner {text}")
+    assert mariadb_store.list() == sorted(ALIKE)
+    assert mariadb_store.list("a") == sorted(["a", "a ", "a\u0301"])
+    assert mariadb_store.list("a ") == ["a "]
+    assert mariadb_store.list("\U0001f600") == ["\U0001f600"]
+
+
+def test_times_are_utc_whatever_the_sessions_time_zone_is(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
+    with users_own(mariadb_url, connect_args={"init_command": "SET SESSION time_zone = '+09:00'"}) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        here, there = store.read_claimed(claim), mariadb_store.read_claimed(claim)
+    assert here == there
+    assert here.updated_at.utcoffset() is not None
+    with mariadb_store.engine.connect() as connection:
+        moment = connection.scalar(
+            sa.text("SELECT TIMESTAMPDIFF(SECOND, updated_at, UTC_TIMESTAMP) FROM kafka_transaction_state")
+        )
+    assert 0 <= moment < 60
+
+
+def test_a_long_list_of_lost_transactions(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    """MySQL's TEXT would end at 64 KiB."""
+    now = mariadb_store.read_claimed(mariadb_claim).updated_at
+    with mariadb_store.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE kafka_transaction_state SET lost = CONCAT('[', REPEAT(' ', 70000), ']')"))
+    mariadb_store.settle(mariadb_claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, 0, now)))
+    with mariadb_store.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE kafka_transaction_state SET lost = CONCAT(lost, REPEAT(' ', 70000))"))
+    assert len(mariadb_store.read_claimed(mariadb_claim).lost) == 1
+
+
+# --- engines of the user's ------------------------------------------------------------------------------------------------
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "autocommit": {"isolation_level": "AUTOCOMMIT"},
+    "the driver's autocommit": {"connect_args": {"autocommit": True}},
+    "read committed": {"isolation_level": "READ COMMITTED"},
+    "serializable": {"isolation_level": "SERIALIZABLE"},
+    "no sql_mode": {"connect_args": {"sql_mode": ""}},
+    "ansi": {"connect_args": {"sql_mode": "ANSI,TRADITIONAL"}},
+    "chained": {"connect_args": {"init_command": "SET SESSION completion_type = 'CHAIN'"}},
+    "one connection": {"pool_size": 1, "max_overflow": 0},
+    "latin1": {"connect_args": {"charset": "latin1"}},
+    # rowcount is then what was changed, not what matched: our writes change the row always
+    "without CLIENT.FOUND_ROWS": {"connect_args": {"client_flag": 0}},
+}
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+def test_an_engine_of_the_users(mariadb_url: str, options: dict[str, Any]) -> None:
+    with users_own(mariadb_url, **options) as store:
+        claim = store.claim(ID, "ours", timeout=5)
+        transaction = recorded(store, claim)
+        transaction.session.add(Order(id=1, item="chair"))
+        transaction.session.flush()
+        transaction.commit()
+        undone = store.begin(claim)
+        undone.handle.execute(insert(orders).values(id=2, item="table"))
+        undone.rollback()
+        assert (rows(store.engine), rows(store.engine, Order)) == (1, 1)
+        store.settle(claim, Settlement(clear_state=True))
+        assert store.read_claimed(claim).transaction_number == 1
+        assert_nothing_is_checked_out(store)
+
+
+SESSION = "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@wait_timeout, @@autocommit, @@tx_isolation"
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool) -> None:
+    init = "SET SESSION innodb_lock_wait_timeout = 17, SESSION lock_wait_timeout = 18, SESSION wait_timeout = 1900"
+    options = {"init_command": init, "autocommit": autocommit}
+    with users_own(mariadb_url, pool_size=1, max_overflow=0, connect_args=options) as store:
+
+        def session() -> tuple[Any, ...]:
+            with store.engine.connect() as connection:
+                number = connection.scalar(sa.text("SELECT connection_id()"))
+                return (number, *connection.exec_driver_sql(SESSION).one())
+
+        before = session()
+        assert before[1:5] == (17, 18, 1900, int(autocommit))
+        claim = store.claim(ID, "ours", timeout=5)
+        assert session() == before
+        store.settle(claim, Settlement(clear_state=True))
+        assert session() == before
+        with pytest.raises(FencedError):
+            store.claim(ID, "ours", timeout=5, expected_fence=7)
+        assert session() == before
+        with pytest.raises(FencedError):
+            store.settle(Claim(ID, 7, "nobody"), Settlement(clear_state=True))
+        assert session() == before
+        recorded(store, claim).commit()
+        assert session() == before
+        store.begin(claim).rollback()
+        assert session() == before
+        failing = store.begin(claim)
+        failing.handle.exec_driver_sql("CREATE TABLE another (id int)")
+        with pytest.raises(TransactionControlError):
+            failing.record(STATE, generation=0, transaction_number=1)
+        failing.rollback()
+        assert session() == before
+        with pytest.raises(FencedError):
+            store.begin(Claim(ID, 7, "nobody"))
+        assert session() == before
+
+
+def test_the_sessions_variables_are_put_back_after_a_wait_in_vain(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
+    with users_own(mariadb_url, pool_size=1, max_overflow=0) as store:
+        claim = mariadb_store.claim(ID, "theirs", timeout=5)
+        transaction = recorded(mariadb_store, claim)
+        with store.engine.connect() as connection:
+            before = connection.exec_driver_sql(SESSION).one()
+        with pytest.raises(ClaimTimeoutError):
+            store.claim(ID, "ours", timeout=1)
+        with store.engine.connect() as connection:
+            assert connection.exec_driver_sql(SESSION).one() == before
+        transaction.rollback()
+
+
+def test_dead_connections_in_the_pool(own_mariadb_server: MariaDBServer) -> None:
+    server = own_mariadb_server
+    migration.upgrade(server.url)
+    with SqlStateStore.from_url(server.url) as store:
+        connections = [store.engine.connect() for _ in range(3)]
+        for connection in connections:
+            connection.close()
+        server.restart()
+        claim = store.claim(ID, "ours", timeout=10)
+        server.restart()
+        transaction = store.begin(claim)
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        server.restart()
+        assert store.read_claimed(claim).prepared_state == STATE
+
+
+def test_the_older_name_of_the_dialect(mariadb_url: str) -> None:
+    with store_from_url(mariadb_url.replace("mariadb+pymysql", "mysql")) as store:
+        assert store.description.startswith("mysql+pymysql://dualwrite@127.0.0.1")
+        assert store.claim(ID, "ours", timeout=5).fence == 1
+
+
+def test_an_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> None:
+    with pytest.raises(ConfigurationError, match="no database"):
+        store_from_url(mariadb_server.url_at(mariadb_server.port, ""))
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_names_a_lock_on_the_table(mariadb_store: SqlStateStore) -> None:
+    mariadb_store.check()
+    with mariadb_store.engine.connect() as connection:
+        connection.exec_driver_sql("LOCK TABLES kafka_transaction_state WRITE")
+        with pytest.raises(ClaimTimeoutError, match="locked the whole table"):
+            mariadb_store.claim(ID, "ours", timeout=0.3)
+        connection.exec_driver_sql("UNLOCK TABLES")
+    assert mariadb_store.claim(ID, "ours", timeout=5).fence == 1
+
+
+def test_a_user_who_may_not_see_the_holder_is_told_what_is_missing(
+    mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
+) -> None:
+    with weak_user(mariadb_server, mariadb_store) as url, SqlStateStore.from_url(url) as store:
+        transaction = recorded(mariadb_store, mariadb_claim)
+        with pytest.raises(ClaimTimeoutError) as caught:
+            store.claim(ID, "weak", timeout=0.3)
+        transaction.rollback()
+        assert caught.value.blocker is None
+        assert "PROCESS" in str(caught.value)
+        assert "GRANT PROCESS" in str(caught.value.next_step)
+        assert store.claim(ID, "weak", timeout=5).fence == 2
+
+
+@contextmanager
+def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str = "ALL ON test.*") -> Iterator[str]:
+    with store.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE OR REPLACE USER weak@'127.0.0.1'")
+        connection.exec_driver_sql(f"GRANT {rights} TO weak@'127.0.0.1'")
+    try:
+        yield server.url_at(server.port, "test", user="weak")
+    finally:
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("DROP USER weak@'127.0.0.1'")
+
+
+def test_a_claimer_that_is_paused_does_not_hold_up_the_others_for_ever(
+    mariadb_store: SqlStateStore, mariadb_claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dualwrite.stores.sql import mysql  # noqa: PLC0415  (shortens a constant)
+
+    monkeypatch.setattr(mysql, "_PAUSED", 1)
+    paused, go_on = threading.Event(), threading.Event()
+
+    def pause(_connection: sa.Connection) -> None:
+        if not paused.is_set():
+            paused.set()
+            go_on.wait(20)
+
+    with ThreadPoolExecutor(1) as thread, SqlStateStore.from_url(mariadb_store.engine.url) as sleeper:
+        sa.event.listen(sleeper.engine, "commit", pause)
+        claiming = thread.submit(sleeper.claim, ID, "sleeper", timeout=10)
+        assert paused.wait(10)
+        assert mariadb_store.claim(ID, "awake", timeout=10).fence == mariadb_claim.fence + 1
+        go_on.set()
+        assert claiming.result(20).fence == mariadb_claim.fence + 2  # its first COMMIT failed, and it claimed again
+
+
+def test_a_server_that_hangs_while_we_connect(own_mariadb_server: MariaDBServer) -> None:
+    """It takes the connection and says nothing: PyMySQL's own limit is for the TCP connection alone."""
+    own_mariadb_server.pause()
+    with SqlStateStore.from_url(own_mariadb_server.url, connect_timeout=1) as store:
+        with pytest.raises(StoreUnavailableError):
+            store.read(ID)
+        own_mariadb_server.resume()
+        migration.upgrade(own_mariadb_server.url)
+        assert store.read(ID) is None
+
+
+def test_the_limit_of_connecting_ends_with_it(mariadb_url: str) -> None:
+    with SqlStateStore.from_url(mariadb_url, connect_timeout=1) as store, store.engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT SLEEP(1.5)")) == 0
+        assert connection.exec_driver_sql("SELECT @@lock_wait_timeout").scalar() == 30
+
+
+def test_a_read_timeout_of_the_users_stays(mariadb_url: str) -> None:
+    with (
+        SqlStateStore.from_url(f"{mariadb_url}?read_timeout=1") as store,
+        store.engine.connect() as connection,
+        pytest.raises(sa.exc.OperationalError, match="timed out"),
+    ):
+        connection.scalar(sa.text("SELECT SLEEP(3)"))
+
+
+def test_an_interrupt_while_a_claim_waits_is_heard_at_once(
+    mariadb_url: str, mariadb_store: SqlStateStore, mariadb_claim: Claim
+) -> None:
+    transaction = recorded(mariadb_store, mariadb_claim)
+    with SqlStateStore.from_url(mariadb_url) as store:
+        store.check()
+        timer = threading.Timer(0.3, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            store.claim(ID, "ours", timeout=30)
+        timer.join()
+        with mariadb_store.engine.connect() as connection:
+            waiting = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'UPDATE kafka_transaction_state%%'"
+            assert connection.exec_driver_sql(waiting).scalar() == 1
+        assert_nothing_is_checked_out(store)
+        transaction.commit()
+        # what was waiting at the server is rolled back there, whenever it gets the lock
+        assert store.claim(ID, "ours", timeout=10).fence == mariadb_claim.fence + 1
+
+
+def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
+    """Each UPDATE of a row that is not there locks the gap, so that the INSERTs meet in deadlocks."""
+    barrier = threading.Barrier(8)
+
+    def one(number: int) -> int:
+        barrier.wait()
+        return mariadb_store.claim(f"{ID}-{number}", "ours", timeout=20).fence
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(one, range(8))) == [1] * 8
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_privilege_on_mariadb(mariadb_server: MariaDBServer, mariadb_store: SqlStateStore) -> None:
+    rights = "SELECT ON test.kafka_transaction_state"
+    with weak_user(mariadb_server, mariadb_store, rights) as url, SqlStateStore.from_url(url) as store:
+        store.check()
+        with pytest.raises(StoreError, match="does not permit claiming") as caught:
+            store.claim(ID, "tests", timeout=5)
+        assert "grant" in str(caught.value.next_step)
+
+
+REFUSED: dict[str, Callable[[MariaDBServer], str]] = {
+    "database": lambda server: server.url_at(server.port, "nowhere"),
+    "user": lambda server: server.url_at(server.port, user="nobody"),
+    "password": lambda server: server.url.replace("dualwrite@", "dualwrite:s3cret@"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refusal_is_not_tried_again(mariadb_server: MariaDBServer, what: str) -> None:
+    with (
+        SqlStateStore.from_url(REFUSED[what](mariadb_server)) as store,
+        pytest.raises(StoreUnavailableError, match="refused") as caught,
+    ):
+        store.claim(ID, "tests", timeout=30)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_too_many_connections_are_waited_for() -> None:
+    with MariaDBServer(settings={"max-connections": "10", "extra-max-connections": "1"}) as server:
+        migration.upgrade(server.url)
+        with SqlStateStore.from_url(server.url, pool_size=20) as hog, SqlStateStore.from_url(server.url) as store:
+            held: list[sa.Connection] = []
+            with pytest.raises(sa.exc.OperationalError, match="1040"):
+                held.extend(hog.engine.connect() for _ in range(20))
+            with pytest.raises(StoreUnavailableError) as caught:
+                store.claim(ID, "tests", timeout=0.3)
+            assert caught.value.retriable
+            with ThreadPoolExecutor(1) as thread:
+                claiming = thread.submit(store.claim, ID, "tests", timeout=20)
+                time.sleep(0.2)
+                for connection in held:
+                    connection.invalidate()
+                    connection.close()
+                assert claiming.result(20).fence == 1
+
+
+def test_what_mariadb_says_of_its_durability(mariadb_store: SqlStateStore) -> None:
+    found = mariadb_store.durability()
+    assert found["innodb_flush_log_at_trx_commit"] == "1"
+    assert (found["innodb_doublewrite"], found["log_bin"], found["sync_binlog"]) == ("ON", "OFF", "0")
+    assert (found["read_only"], found["tx_read_only"], found["engine"]) == ("OFF", "OFF", "InnoDB")
+
+
+# --- migrations -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_made_for_transactions_and_exact_ids(mariadb_store: SqlStateStore) -> None:
+    with mariadb_store.engine.connect() as connection:
+        _, text = connection.exec_driver_sql("SHOW CREATE TABLE kafka_transaction_state").one()
+    assert "ENGINE=InnoDB" in text
+    assert "COLLATE=utf8mb4_nopad_bin" in text
+    assert "`updated_at` datetime(6)" in text
+
+
+@pytest.mark.parametrize("scheme", ["mariadb+pymysql", "mysql+pymysql"])
+def test_an_upgrade_that_was_killed_can_be_finished(mariadb_server: MariaDBServer, scheme: str) -> None:
+    """DDL commits at once: the table or the column may be there before the version says so."""
+    url = mariadb_server.create_database(f"half_{scheme[:5]}").replace("mariadb+pymysql", scheme)
+    migration.upgrade(url)
+    engine = sa.create_engine(url)
+    for version in (None, "0001"):
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM kafka_transaction_state_version")
+            if version is not None:
+                connection.exec_driver_sql("INSERT INTO kafka_transaction_state_version VALUES (%s)", (version,))
+        migration.upgrade(url)
+        assert migration.current(url) == migration.newest()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE kafka_transaction_state DROP COLUMN generation_kind")
+    migration.downgrade(url, "0001")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE kafka_transaction_state")
+    migration.downgrade(url, "base")
+    migration.upgrade(url)
+    with SqlStateStore.from_url(url) as store:
+        assert store.claim(ID, "tests", timeout=5).fence == 1
+    engine.dispose()
+
+
+def test_the_script_for_mariadb_runs_as_it_is(mariadb_server: MariaDBServer) -> None:
+    url = mariadb_server.create_database("by_hand_mariadb")
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in migration.sql("mariadb://nobody:s3cret@nowhere/x").split(";"):
+            if statement.strip():
+                connection.exec_driver_sql(statement)
+    engine.dispose()
+    assert migration.current(url) == migration.newest()
+
+
+def test_the_script_for_mysql_names_mysqls_own_collation() -> None:
+    assert "COLLATE utf8mb4_0900_bin" in migration.sql("mysql://nowhere/x")

@@ -1,0 +1,265 @@
+"""COMMIT on MariaDB: what surely failed, what is unknown, and how the truth is found (rule F8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import insert
+from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+
+from dualwrite import migration
+from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError, StoreUnavailableError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, Settlement, StoreTransaction
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.mariadb import MariaDBServer
+from dualwrite.testing.proxy import Link, TcpProxy
+
+COMMIT = b"\x03COMMIT"
+UPDATE = b"UPDATE kafka_transaction_state"
+
+
+def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    return transaction
+
+
+def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
+    """What the writer does after an unknown COMMIT."""
+    again = store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
+    row = store.read_claimed(again)
+    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
+    assert rows(store.engine) == (1 if committed else 0)
+    assert_nothing_is_checked_out(store)
+
+
+@pytest.fixture
+def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
+    user_metadata.create_all(mariadb_store.engine)
+    return mariadb_store.claim(ID, "tests", timeout=5)
+
+
+@pytest.fixture
+def proxied_claim(proxied_mariadb_store: SqlStateStore) -> Claim:
+    user_metadata.create_all(proxied_mariadb_store.engine)
+    return proxied_mariadb_store.claim(ID, "tests", timeout=5)
+
+
+@contextmanager
+def commits_held_back(store: SqlStateStore) -> Iterator[sa.Connection]:
+    """Each COMMIT waits, as for a backup, until the block ends."""
+    with store.engine.connect() as connection:
+        connection.exec_driver_sql("FLUSH TABLES WITH READ LOCK")
+        yield connection
+        connection.exec_driver_sql("UNLOCK TABLES")
+
+
+# --- surely failed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_waited_too_long_for_a_backup_lock(
+    mariadb_url: str, mariadb_store: SqlStateStore, mariadb_claim: Claim
+) -> None:
+    with SqlStateStore.from_url(mariadb_url, lock_timeout=1) as store:
+        transaction = recorded(store, mariadb_claim)
+        with commits_held_back(mariadb_store), pytest.raises(StoreCommitFailedError, match="1205"):
+            transaction.commit()
+        assert_the_truth_is_told(store, mariadb_claim, committed=False)
+
+
+def test_a_server_that_has_become_read_only(
+    mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
+) -> None:
+    """As at a switch-over to another primary."""
+    with mariadb_store.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE OR REPLACE USER weak@'127.0.0.1'")
+        connection.exec_driver_sql("GRANT ALL ON test.* TO weak@'127.0.0.1'")
+    with SqlStateStore.from_url(mariadb_server.url_at(mariadb_server.port, "test", user="weak")) as store:
+        transaction = recorded(store, mariadb_claim)
+        with mariadb_store.engine.connect() as connection:
+            connection.exec_driver_sql("SET GLOBAL read_only = ON")
+            try:
+                with pytest.raises(StoreCommitFailedError, match="read-only"):
+                    transaction.commit()
+            finally:
+                connection.exec_driver_sql("SET GLOBAL read_only = OFF")
+        assert_the_truth_is_told(store, mariadb_claim, committed=False)
+
+
+def test_a_transaction_that_was_lost_after_record_is_not_committed(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    """Nobody should write after `record`; whoever does it with DDL has committed there, without our COMMIT."""
+    transaction = mariadb_store.begin(mariadb_claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.handle.connection.rollback()
+    with pytest.raises(StoreCommitFailedError, match="no transaction any more"):
+        transaction.commit()
+    assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
+
+
+# --- unknown --------------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, tuple[Callable[[TcpProxy], None], bool]] = {
+    "cut before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut), False),
+    "reset before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset), False),
+    "cut after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut, when="answered"), True),
+    "reset after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered"), True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_connection_to_mariadb_lost_in_commit(
+    proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy, proxied_claim: Claim, fault: str
+) -> None:
+    break_it, committed = FAULTS[fault]
+    transaction = recorded(proxied_mariadb_store, proxied_claim)
+    break_it(mariadb_proxy)
+    with pytest.raises(StoreCommitUnknownError) as caught:
+        transaction.commit()
+    assert not caught.value.retriable
+    transaction.rollback()
+    assert_the_truth_is_told(proxied_mariadb_store, proxied_claim, committed=committed)
+
+
+@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset])
+def test_a_connection_lost_while_mariadb_commits(
+    proxied_mariadb_store: SqlStateStore,
+    mariadb_proxy: TcpProxy,
+    mariadb_store: SqlStateStore,
+    proxied_claim: Claim,
+    cut: Callable[[Link], None],
+) -> None:
+    """The COMMIT goes on without us; a read would say "not committed", and the claim that follows waits for it."""
+    transaction = recorded(proxied_mariadb_store, proxied_claim)
+    with ThreadPoolExecutor(1) as thread:
+        with commits_held_back(mariadb_store):
+            mariadb_proxy.on_client_bytes(COMMIT, cut, when="after")
+            with pytest.raises(StoreCommitUnknownError):
+                transaction.commit()
+            assert mariadb_store.read_claimed(proxied_claim).transaction_number == 0
+            claiming = thread.submit(mariadb_store.claim, ID, "tests", timeout=20, expected_fence=proxied_claim.fence)
+        again = claiming.result(20)
+    assert mariadb_store.read_claimed(again).prepared_state == STATE
+    assert rows(mariadb_store.engine) == 1
+
+
+@pytest.mark.parametrize("how", ["KILL", "KILL QUERY"])
+def test_an_administrator_kills_the_connection_in_commit(mariadb_store: SqlStateStore, mariadb_claim: Claim, how: str) -> None:
+    transaction = recorded(mariadb_store, mariadb_claim)
+    number = transaction.handle.scalar(sa.text("SELECT connection_id()"))
+    state = sa.text("SELECT state FROM information_schema.PROCESSLIST WHERE id = :id AND info = 'COMMIT'")
+    with ThreadPoolExecutor(1) as thread:
+        with commits_held_back(mariadb_store) as admin:
+            committing = thread.submit(transaction.commit)
+            while admin.scalar(state, {"id": number}) is None:
+                assert not committing.done()
+            admin.exec_driver_sql(f"{how} {number}")
+            with pytest.raises(StoreCommitUnknownError):
+                committing.result(20)
+        assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
+
+
+def test_an_administrator_kills_the_connection_before_commit(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    transaction = recorded(mariadb_store, mariadb_claim)
+    number = transaction.handle.scalar(sa.text("SELECT connection_id()"))
+    with mariadb_store.engine.connect() as connection:
+        connection.exec_driver_sql(f"KILL {number}")
+    with pytest.raises(StoreCommitUnknownError):
+        transaction.commit()
+    assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_a_mariadb_server_killed_in_commit(own_mariadb_server: MariaDBServer, when: Any) -> None:
+    server = own_mariadb_server
+    migration.upgrade(server.url)
+    with TcpProxy("127.0.0.1", server.port) as proxy, SqlStateStore.from_url(server.url_at(proxy.port)) as store:
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+
+        def crash(link: Link) -> None:
+            server.kill()
+            link.cut()
+
+        proxy.on_client_bytes(COMMIT, crash, when=when)
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
+        transaction.rollback()
+        with pytest.raises(StoreUnavailableError):
+            store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
+        server.start()
+        assert_the_truth_is_told(store, claim, committed=when == "answered")
+
+
+def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServer) -> None:
+    migration.upgrade(own_mariadb_server.url)
+    with SqlStateStore.from_url(own_mariadb_server.url) as store:
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+        own_mariadb_server.restart()
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
+        assert_the_truth_is_told(store, claim, committed=False)
+
+
+def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> None:
+    """With a read timeout of the user's, COMMIT becomes unknown; the server finds it in its socket when it goes on."""
+    migration.upgrade(own_mariadb_server.url)
+    with SqlStateStore.from_url(f"{own_mariadb_server.url}?read_timeout=1") as store:
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+        own_mariadb_server.pause()
+        with pytest.raises(StoreCommitUnknownError, match="timed out"):
+            transaction.commit()
+        own_mariadb_server.resume()
+        assert_the_truth_is_told(store, claim, committed=True)
+
+
+# --- claims and the like, unanswered --------------------------------------------------------------------------------------
+
+
+def test_a_claim_on_mariadb_survives_a_connection_that_breaks(
+    proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy
+) -> None:
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=5).fence == 1
+    mariadb_proxy.on_client_bytes(UPDATE, Link.cut, times=2)
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=5).fence == 2
+    mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=5).fence == 4
+    mariadb_proxy.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered")
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=5, expected_fence=4).fence == 5  # it knows its own
+    assert_nothing_is_checked_out(proxied_mariadb_store)
+
+
+def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
+    proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy, mariadb_store: SqlStateStore
+) -> None:
+    first = proxied_mariadb_store.claim(ID, "ours", timeout=5)
+
+    def claim_meanwhile(link: Link) -> None:
+        mariadb_store.claim(ID, "theirs", timeout=5)
+        link.cut()
+
+    mariadb_proxy.on_client_bytes(UPDATE, claim_meanwhile)
+    with pytest.raises(FencedError) as caught:
+        proxied_mariadb_store.claim(ID, "ours", timeout=5, expected_fence=first.fence)
+    assert (caught.value.current_fence, caught.value.current_owner) == (2, "theirs")
+
+
+def test_what_was_not_answered_is_sent_again(proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy) -> None:
+    claim = proxied_mariadb_store.claim(ID, "ours", timeout=5)
+    mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
+    proxied_mariadb_store.settle(claim, Settlement(settled_generation=0))
+    assert list(proxied_mariadb_store.read_claimed(claim).unsettled_generations) == []
+    mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
+    assert proxied_mariadb_store.take_generation(claim, ProducerKind.NATIVE) == 2
+    assert_nothing_is_checked_out(proxied_mariadb_store)

@@ -1,0 +1,354 @@
+"""The store through PgBouncer: transaction mode works, statement mode is refused, an unknown COMMIT stays an unknown COMMIT."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+
+from dualwrite import migration
+from dualwrite.errors import (
+    ClaimTimeoutError,
+    MissingDependencyError,
+    StoreCommitUnknownError,
+    StoreUnavailableError,
+)
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.pgbouncer import PgBouncer, Program, find_program
+from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.proxy import Link, TcpProxy
+
+COMMIT = b"COMMIT\0"
+
+
+@pytest.fixture(scope="session")
+def program() -> Program:
+    try:
+        return find_program()
+    except MissingDependencyError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def bouncer(program: Program, postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    """In transaction mode, with two connections to the server."""
+    with PgBouncer(postgres_server, pool_size=2, program=program) as started:
+        yield started
+
+
+@pytest.fixture
+def bounced_url(bouncer: PgBouncer, postgres_url: str) -> str:
+    engine = sa.create_engine(postgres_url)
+    user_metadata.create_all(engine)
+    engine.dispose()
+    return bouncer.url_of(postgres_url.rpartition("/")[2])
+
+
+@pytest.fixture
+def bounced(bounced_url: str) -> Iterator[SqlStateStore]:
+    with SqlStateStore.from_url(bounced_url, lock_timeout=5) as made:
+        yield made
+
+
+def recorded(store: SqlStateStore, claim: Claim, number: int = 1) -> StoreTransaction:
+    transaction = store.begin(claim)
+    transaction.session.execute(sa.insert(orders).values(id=number, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=number)
+    return transaction
+
+
+def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
+    again = store.claim(ID, "tests", timeout=20, expected_fence=claim.fence)
+    row = store.read_claimed(again)
+    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
+    assert rows(store.engine) == (1 if committed else 0)
+    assert_nothing_is_checked_out(store)
+
+
+# --- transaction mode ---------------------------------------------------------------------------------------------------------
+
+
+def on_every_server_connection(url: str, others: int) -> ExitStack:
+    """Transactions of others, which hold the first connections to the server, so that the next client gets another."""
+    stack = ExitStack()
+    for _ in range(others):
+        held = stack.enter_context(psycopg.connect(url.replace("+psycopg", ""), prepare_threshold=None))
+        held.execute("SELECT 1")
+    return stack
+
+
+def test_transactions_go_well_whatever_server_connection_they_run_on(bounced: SqlStateStore, bounced_url: str) -> None:
+    claim = bounced.claim(ID, "tests", timeout=5)
+    backends = set()
+    for number in range(1, 31):
+        with on_every_server_connection(bounced_url, number % 2):
+            transaction = recorded(bounced, claim, number)
+            backends.add(transaction.handle.scalar(sa.text("SELECT pg_backend_pid()")))
+            transaction.commit()
+    assert len(backends) == 2
+    row = bounced.read_claimed(claim)
+    assert (row.transaction_number, rows(bounced.engine)) == (30, 30)
+    bounced.check()
+    assert bounced.durability()["fsync"] == "on"
+    assert bounced.list() == [ID]
+    with bounced.engine.connect() as connection:
+        assert connection.connection.dbapi_connection.prepare_threshold is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["connection", "function"])
+def test_on_psycopg_connections_our_statements_are_not_prepared(bounced_url: str, kind: str) -> None:
+    """The threshold is the user's, and 0 prepares everything at once."""
+    dsn = bounced_url.replace("+psycopg", "")
+    with psycopg.connect(dsn, prepare_threshold=0) as one:
+        source: Any = one if kind == "connection" else lambda: psycopg.connect(dsn, prepare_threshold=0)
+        with SqlStateStore.from_psycopg(source, lock_timeout=5) as store:
+            claim = store.claim(ID, "tests", timeout=5)
+            for number in range(1, 11):
+                with on_every_server_connection(bounced_url, number % 2):
+                    transaction = store.begin(claim)
+                    transaction.handle.execute("INSERT INTO orders VALUES (%s, 'chair')", (number,), prepare=False)
+                    transaction.record(STATE, generation=0, transaction_number=number)
+                    transaction.commit()
+            assert rows(store.engine) == 10
+            assert one.prepare_threshold == 0
+
+
+def test_without_a_pooler_statements_are_prepared(postgres_store: SqlStateStore, caplog: pytest.LogCaptureFixture) -> None:
+    postgres_store.claim(ID, "tests", timeout=5)
+    with postgres_store.engine.connect() as connection:
+        assert connection.connection.dbapi_connection.prepare_threshold == 5  # type: ignore[union-attr]
+    assert "pooler" not in caplog.text
+
+
+def test_an_engine_of_the_users_keeps_its_threshold_and_is_warned_of(
+    bounced_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = sa.create_engine(bounced_url)
+    SqlStateStore(engine).claim(ID, "tests", timeout=5)
+    assert "prepare_threshold" in caplog.text
+    engine.dispose()
+    caplog.clear()
+    with SqlStateStore.from_url(bounced_url, connect_args={"prepare_threshold": 7}) as told:
+        told.claim(ID, "tests", timeout=5)
+        assert "prepare_threshold" in caplog.text
+        with told.engine.connect() as connection:
+            assert connection.connection.dbapi_connection.prepare_threshold == 7  # type: ignore[union-attr]
+    caplog.clear()
+    engine = sa.create_engine(bounced_url, connect_args={"prepare_threshold": None})
+    SqlStateStore(engine).claim(ID, "tests", timeout=5)
+    assert caplog.text == ""
+    engine.dispose()
+
+
+def test_a_claim_that_waits_names_the_real_backend(bounced: SqlStateStore) -> None:
+    claim = bounced.claim(ID, "tests", timeout=5)
+    transaction = recorded(bounced, claim)
+    pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
+    with pytest.raises(ClaimTimeoutError) as caught:
+        bounced.claim(ID, "rival", timeout=0.3)
+    assert caught.value.blocker_pid == pid
+    transaction.commit()
+
+
+def test_migrations_go_through_it(bouncer: PgBouncer, postgres_server: PostgresServer) -> None:
+    database = postgres_server.create_database("migrated_through_pgbouncer").rpartition("/")[2]
+    migration.upgrade(bouncer.url_of(database))
+    assert migration.current(bouncer.url_of(database)) == migration.newest()
+
+
+# --- other modes, and what it refuses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["session", "statement"])
+def test_other_modes(program: Program, postgres_server: PostgresServer, postgres_url: str, mode: Any) -> None:
+    database = postgres_url.rpartition("/")[2]
+    with (
+        PgBouncer(postgres_server, pool_mode=mode, program=program) as bouncer,
+        SqlStateStore.from_url(bouncer.url_of(database)) as store,
+    ):
+        if mode == "session":
+            user_metadata.create_all(store.engine)
+            recorded(store, store.claim(ID, "tests", timeout=5)).commit()
+            return
+        with pytest.raises(StoreUnavailableError, match=r"refused.*statement pooling mode"):
+            store.claim(ID, "tests", timeout=60)
+
+
+def test_a_startup_parameter_that_it_does_not_take(bounced_url: str) -> None:
+    with (
+        SqlStateStore.from_url(bounced_url, connect_args={"options": "-c search_path=public"}) as store,
+        pytest.raises(StoreUnavailableError, match=r"refused.*unsupported startup parameter"),
+    ):
+        store.claim(ID, "tests", timeout=60)
+
+
+# --- unknown outcomes ---------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, Callable[[PgBouncer], None]] = {
+    "PgBouncer is killed": PgBouncer.kill,
+    "PgBouncer is stopped": PgBouncer.stop,
+    "its connection to the server is cut": lambda _bouncer: None,
+}
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_between_pgbouncer_and_the_server_in_commit(
+    program: Program, postgres_server: PostgresServer, postgres_url: str, fault: str, when: Any
+) -> None:
+    database = postgres_url.rpartition("/")[2]
+    with (
+        TcpProxy("127.0.0.1", postgres_server.port) as proxy,
+        PgBouncer(postgres_server, server_port=proxy.port, program=program) as bouncer,
+        SqlStateStore.from_url(bouncer.url_of(database), lock_timeout=5) as store,
+    ):
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+
+        def break_it(link: Link) -> None:
+            FAULTS[fault](bouncer)
+            link.cut()
+
+        proxy.on_client_bytes(COMMIT, break_it, when=when)
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
+        transaction.rollback()
+        if "PgBouncer" in fault:
+            bouncer.start()
+        assert_the_truth_is_told(store, claim, committed=when == "answered")
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_a_fault_between_the_client_and_pgbouncer_in_commit(bouncer: PgBouncer, bounced_url: str, when: Any) -> None:
+    """PgBouncer closes the connection to the server of a client that went away in a transaction."""
+    with TcpProxy("127.0.0.1", bouncer.port) as proxy:
+        url = sa.make_url(bounced_url).set(port=proxy.port)
+        with SqlStateStore.from_url(url, lock_timeout=5) as store:
+            claim = store.claim(ID, "tests", timeout=5)
+            transaction = recorded(store, claim)
+            proxy.on_client_bytes(COMMIT, Link.cut, when=when)
+            with pytest.raises(StoreCommitUnknownError):
+                transaction.commit()
+            transaction.rollback()
+            assert_the_truth_is_told(store, claim, committed=when == "answered")
+
+
+@pytest.mark.parametrize("who", ["PgBouncer", "the client"])
+def test_a_commit_that_goes_on_without_us_is_waited_for(
+    bouncer: PgBouncer, bounced_url: str, postgres_url: str, who: str
+) -> None:
+    """Whoever is gone, the server's transaction holds the row until it has ended (a deferred trigger makes it slow)."""
+    direct = postgres_url.replace("+psycopg", "")
+    with psycopg.connect(direct) as connection:
+        connection.execute(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$"
+        )
+        connection.execute(
+            "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+            "EXECUTE FUNCTION slowly()"
+        )
+    with (
+        TcpProxy("127.0.0.1", bouncer.port) as proxy,
+        SqlStateStore.from_url(sa.make_url(bounced_url).set(port=proxy.port), lock_timeout=5) as store,
+    ):
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+        with psycopg.connect(direct) as holder:
+            holder.execute("SELECT pg_advisory_xact_lock(42)")
+            proxy.on_client_bytes(COMMIT, lambda link: _when_it_waits(direct, link, bouncer, who), when="after")
+            with pytest.raises(StoreCommitUnknownError):
+                transaction.commit()
+            if who == "PgBouncer":
+                bouncer.start()
+            with pytest.raises(ClaimTimeoutError):
+                store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
+        assert_the_truth_is_told(store, claim, committed=True)
+
+
+def _when_it_waits(direct: str, link: Link, bouncer: PgBouncer, who: str) -> None:
+    """Break once the server's COMMIT stands at the advisory lock."""
+    with psycopg.connect(direct, autocommit=True) as watcher:
+        while watcher.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone() is None:
+            pass
+    if who == "PgBouncer":
+        bouncer.kill()
+    link.cut()
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgres_server: PostgresServer, when: Any) -> None:
+    server = own_postgres_server
+    migration.upgrade(server.url)
+    with (
+        TcpProxy("127.0.0.1", server.port) as proxy,
+        PgBouncer(server, server_port=proxy.port, program=program) as bouncer,
+        SqlStateStore.from_url(bouncer.url, lock_timeout=5) as store,
+    ):
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        transaction = recorded(store, claim)
+
+        def crash(link: Link) -> None:
+            server.pause()  # so that none is forked for PgBouncer's next attempt while all are being killed
+            server.kill()
+            link.cut()
+
+        proxy.on_client_bytes(COMMIT, crash, when=when)
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
+        transaction.rollback()
+        server.start()
+        assert_the_truth_is_told(store, claim, committed=when == "answered")
+
+
+def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlStateStore) -> None:
+    claim = bounced.claim(ID, "tests", timeout=5)
+    transaction = recorded(bounced, claim)
+    pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
+    with bounced.engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    with pytest.raises(StoreCommitUnknownError):
+        transaction.commit()
+    transaction.rollback()
+    assert_the_truth_is_told(bounced, claim, committed=False)
+
+
+def test_a_server_restarted_between_transactions(program: Program, own_postgres_server: PostgresServer) -> None:
+    server = own_postgres_server
+    migration.upgrade(server.url)
+    with PgBouncer(server, program=program) as bouncer, SqlStateStore.from_url(bouncer.url, lock_timeout=5) as store:
+        user_metadata.create_all(store.engine)
+        claim = store.claim(ID, "tests", timeout=5)
+        recorded(store, claim, 1).commit()
+        server.restart()
+        recorded(store, claim, 2).commit()
+        bouncer.restart()
+        recorded(store, claim, 3).commit()
+        assert rows(store.engine) == 3
+
+
+# --- the server of these tests ------------------------------------------------------------------------------------------------
+
+
+def test_it_can_be_paused_and_leaves_nothing_behind(program: Program, postgres_server: PostgresServer) -> None:
+    with PgBouncer(postgres_server, program=program) as bouncer:
+        folder = bouncer._folder
+        assert folder is not None
+        bouncer.pause()
+        with pytest.raises(psycopg.OperationalError, match="timeout"):
+            psycopg.connect(bouncer.url.replace("+psycopg", ""), connect_timeout=2)
+        bouncer.resume()
+        psycopg.connect(bouncer.url.replace("+psycopg", "")).close()
+        bouncer.pause()
+    assert not folder.exists()

@@ -1,0 +1,216 @@
+"""Our table as a part of a user's own alembic project: real projects, real `alembic` commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from store_scene import ID
+from typer.testing import CliRunner
+
+from dualwrite import migration
+from dualwrite.cli import db, main
+from dualwrite.errors import ConfigurationError, StateTableMissingError
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.mariadb import MariaDBServer
+from dualwrite.testing.postgres import PostgresServer
+
+OURS = {"kafka_transaction_state", "kafka_transaction_state_version"}
+
+REVISION = """
+from alembic import op
+import sqlalchemy as sa
+from dualwrite.migration import downgrade_state_table, upgrade_state_table
+
+revision = {revision!r}
+down_revision = {down!r}
+
+def upgrade():
+    {upgrade}
+
+def downgrade():
+    {downgrade}
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A user's alembic project, made by `alembic init`."""
+
+    folder: Path
+    url: str
+
+    def alembic(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "alembic", *arguments]
+        ran = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert not check or ran.returncode == 0, ran.stdout + ran.stderr
+        return ran
+
+    def revision(self, revision: str, down: str | None, upgrade: str, downgrade: str) -> None:
+        text = REVISION.format(revision=revision, down=down, upgrade=upgrade, downgrade=downgrade)
+        (self.folder / "migrations" / "versions" / f"{revision}.py").write_text(text)
+
+    def tables(self) -> set[str]:
+        engine = sa.create_engine(self.url)
+        try:
+            return set(sa.inspect(engine).get_table_names())
+        finally:
+            engine.dispose()
+
+
+def make_project(folder: Path, url: str) -> Project:
+    """Three revisions: a table of the user's, and ours in two steps."""
+    folder.mkdir()
+    project = Project(folder, url)
+    project.alembic("init", "migrations")
+    settings = folder / "alembic.ini"
+    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))
+    create = 'op.create_table("orders", sa.Column("id", sa.Integer, primary_key=True))'
+    project.revision("a", None, create, 'op.drop_table("orders")')
+    project.revision(
+        "b",
+        "a",
+        'upgrade_state_table(op, "0001"); op.add_column("orders", sa.Column("item", sa.String(9)))',
+        'op.drop_column("orders", "item"); downgrade_state_table(op, "base", from_revision="0001")',
+    )
+    project.revision(
+        "c",
+        "b",
+        'upgrade_state_table(op, "0002", from_revision="0001")',
+        'downgrade_state_table(op, "0001", from_revision="0002")',
+    )
+    return project
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
+    if request.param == "sqlite":
+        return make_project(tmp_path / "project", f"sqlite:///{tmp_path / 'user.db'}")
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
+    return make_project(tmp_path / "project", server.create_database(f"chain_{abs(hash(tmp_path))}"))
+
+
+def assert_it_works(url: str) -> None:
+    with SqlStateStore.from_url(url) as store:
+        store.check()
+        store.claim(ID, "tests", timeout=5)
+
+
+def test_up_and_down_in_the_users_chain(project: Project) -> None:
+    project.alembic("upgrade", "head")
+    assert project.tables() == OURS | {"orders", "alembic_version"}
+    assert migration.current(project.url) == "0002"
+    assert_it_works(project.url)
+    project.alembic("downgrade", "b")
+    assert migration.current(project.url) == "0001"
+    with SqlStateStore.from_url(project.url) as store, pytest.raises(StateTableMissingError, match="older"):
+        store.check()
+    project.alembic("upgrade", "head")
+    project.alembic("downgrade", "base")
+    assert migration.current(project.url) is None
+    assert project.tables() == {"alembic_version", "kafka_transaction_state_version"}
+    project.alembic("upgrade", "head")
+    assert_it_works(project.url)
+
+
+def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project) -> None:
+    project.alembic("upgrade", "b")
+    invoke = CliRunner().invoke
+    assert invoke(db.app, ["current", "--url", project.url]).output == "0001 (newest: 0002)\n"
+    assert invoke(db.app, ["upgrade", "--url", project.url]).output == "Upgraded from 0001 to 0002.\n"
+    assert invoke(db.app, ["upgrade", "--url", project.url]).output == "Already at revision 0002.\n"
+    project.alembic("upgrade", "head")  # whose third revision finds it done
+    assert "c (head)" in project.alembic("current").stdout
+    assert_it_works(project.url)
+
+
+def test_a_chain_that_comes_after_dualwrites_own_upgrade(project: Project) -> None:
+    migration.upgrade(project.url)
+    project.alembic("upgrade", "b")
+    assert migration.current(project.url) == "0002"  # never back by an upgrade
+    project.alembic("upgrade", "head")
+    assert_it_works(project.url)
+    migration.downgrade(project.url, "base")
+    project.alembic("downgrade", "a")  # what is gone need not be dropped
+    assert migration.current(project.url) is None
+
+
+def test_a_migration_that_fails_leaves_nothing_of_ours(project: Project) -> None:
+    project.revision("d", "a", 'upgrade_state_table(op, "0002"); op.execute("SELECT * FROM nowhere")', "pass")
+    failed = project.alembic("upgrade", "d", check=False)
+    assert failed.returncode != 0
+    assert "nowhere" in failed.stderr
+    if project.url.startswith("postgresql"):  # the others commit at DDL, in any project of alembic's
+        assert project.tables() <= {"orders", "alembic_version"}
+
+
+def test_as_sql_from_the_start(project: Project) -> None:
+    script = project.alembic("upgrade", "head", "--sql").stdout
+    made = re.findall(r"^CREATE TABLE (?:IF NOT EXISTS )?(kafka\w+) \(", script, re.MULTILINE)
+    assert sorted(made) == sorted(OURS)
+    run_script(project.url, script)
+    assert migration.current(project.url) == "0002"
+    assert "c (head)" in project.alembic("current").stdout
+    assert_it_works(project.url)
+    script = project.alembic("downgrade", "head:a", "--sql").stdout
+    run_script(project.url, script)
+    assert migration.current(project.url) is None
+    assert "kafka_transaction_state" not in project.tables()
+
+
+def test_as_sql_in_parts(project: Project) -> None:
+    project.alembic("upgrade", "b")
+    script = project.alembic("upgrade", "b:head", "--sql").stdout
+    assert "CREATE TABLE" not in script
+    assert "ADD COLUMN generation_kind" in script
+    run_script(project.url, script)
+    assert migration.current(project.url) == "0002"
+    assert_it_works(project.url)
+
+
+def run_script(url: str, script: str) -> None:
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        raw = connection.connection.dbapi_connection
+        assert raw is not None
+        if url.startswith("sqlite"):
+            raw.executescript(script)  # type: ignore[attr-defined]  # sqlite3's
+        elif url.startswith("postgresql"):
+            raw.execute(script)  # type: ignore[attr-defined]  # psycopg's
+        else:
+            for statement in filter(str.strip, script.split(";\n")):
+                connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("revision", ["head", "+1", "9999"])
+def test_a_revision_that_is_none_of_ours(project: Project, revision: str) -> None:
+    project.revision("d", "a", f"upgrade_state_table(op, {revision!r})", "pass")
+    failed = project.alembic("upgrade", "d", check=False)
+    assert failed.returncode != 0
+    assert "ConfigurationError" in failed.stderr
+    assert "0002" in failed.stderr
+
+
+# --- stores without a table ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["rocksdb:////data/db", "zookeeper://one:2181,two:2181/chroot"])
+def test_nothing_to_migrate(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("upgrade", "current"):
+        assert main(["db", command, "--url", url]) == 0
+        assert "Nothing to migrate" in capsys.readouterr().out
+    for command in (["sql"], ["downgrade", "--revision", "base"]):
+        assert main(["db", *command, "--url", url]) == 1
+        assert "Nothing to migrate" in capsys.readouterr().err
+
+
+def test_a_url_of_no_store_is_an_error() -> None:
+    for command in (["upgrade"], ["current"], ["sql"]):
+        result = CliRunner().invoke(db.app, [*command, "--url", "postgres://me@here/db"])
+        assert isinstance(result.exception, ConfigurationError), result.output

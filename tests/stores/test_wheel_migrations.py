@@ -1,0 +1,146 @@
+"""The migrations inside the wheel: built, installed apart from the checkout, and run by the installed command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from dualwrite import migration
+from dualwrite.testing.postgres import PostgresServer
+
+ROOT = Path(__file__).parents[2]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The wheel in a virtual environment of its own, beside this one's packages."""
+
+    wheel: Path
+    environment: Path
+
+    @property
+    def packages(self) -> Path:
+        (found,) = self.environment.glob("lib/python*/site-packages")
+        return found
+
+    def run(self, program: str, *arguments: str, code: int = 0) -> str:
+        """A program of the environment, started outside of the checkout."""
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DUALWRITE"))}
+        ran = subprocess.run(
+            [self.environment / "bin" / program, *arguments],
+            cwd=self.environment,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == code, ran.stdout + ran.stderr
+        return ran.stdout + ran.stderr
+
+    def db(self, command: str, url: str, *arguments: str) -> str:
+        return self.run("dualwrite", "db", command, "--url", url, *arguments)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src", "migrations"):  # a copy: others may be building as well
+        path = ROOT / name
+        copy = source / name
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("__pycache__")) if path.is_dir() else shutil.copy(path, copy)
+    subprocess.run([*PIP, "wheel", str(source), "--no-deps", "-w", str(folder)], check=True, cwd=folder)
+    shutil.rmtree(source)
+    (wheel,) = folder.glob("dualwrite-*.whl")
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    made = Installation(wheel, environment)
+    (made.packages / "beside.pth").write_text(str(Path(sqlalchemy.__file__).parents[1]))
+    python = str(environment / "bin" / "python")
+    subprocess.run([*PIP, "--python", python, "install", "--no-deps", "--force-reinstall", str(wheel)], check=True, cwd=folder)
+    return made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'wheel.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.create_database(f"wheel_{abs(hash(tmp_path))}")
+
+
+def test_what_is_in_it(installed: Installation) -> None:
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
+    scripts = {f"dualwrite/_migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.py")}
+    assert scripts | {"dualwrite/_migrations/env.py", "dualwrite/py.typed", "dualwrite_alembic/__init__.py"} <= names
+    assert not {name for name in names if name.startswith(("tests", "migrations", "benchmarks", "examples"))}
+
+
+def test_it_runs_from_there(installed: Installation) -> None:
+    program = "import dualwrite, dualwrite_alembic; from dualwrite import migration; print(migration.scripts_folder())"
+    assert installed.run("python", "-c", program).strip() == str(installed.packages / "dualwrite" / "_migrations")
+
+
+def test_the_commands(installed: Installation, url: str) -> None:
+    newest = migration.newest()
+    assert installed.db("current", url) == f"none (newest: {newest})\n"
+    assert installed.db("upgrade", url, "--revision", "0001") == "Upgraded from nothing to 0001.\n"
+    assert installed.db("upgrade", url) == f"Upgraded from 0001 to {newest}.\n"
+    assert installed.db("upgrade", url) == f"Already at revision {newest}.\n"
+    assert installed.db("current", url) == f"{newest} (newest: {newest})\n"
+    assert "CREATE TABLE kafka_transaction_state (" in installed.db("sql", url)
+    assert installed.db("downgrade", url, "--revision", "0001") == f"Downgraded from {newest} to 0001.\n"
+    assert "dropped" in installed.db("downgrade", url, "--revision", "base", "--yes")
+    assert installed.db("upgrade", url) == f"Upgraded from nothing to {newest}.\n"
+    assert migration.current(url) == newest
+
+
+def test_a_store_without_a_table(installed: Installation) -> None:
+    assert "Nothing to migrate" in installed.db("upgrade", "zookeeper://nowhere:2181/app")
+    assert "Nothing to migrate" in installed.run("dualwrite", "db", "sql", "--url", "zookeeper://nowhere:2181/app", code=1)
+
+
+def test_inside_a_chain_of_the_users(installed: Installation, url: str) -> None:
+    """One migration of the user's, run as alembic runs it."""
+    program = f"""
+import sqlalchemy as sa
+from alembic import op
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from dualwrite.migration import current, downgrade_state_table, upgrade_state_table
+
+engine = sa.create_engine({url!r})
+with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+    upgrade_state_table(op, "0002")
+print(current({url!r}))
+with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+    downgrade_state_table(op, "base", from_revision="0002")
+print(current({url!r}))
+"""
+    assert installed.run("python", "-c", program).split() == ["0002", "None"]
+
+
+def test_alembics_autogenerate_finds_nothing_to_drop(installed: Installation, url: str) -> None:
+    """By the entry point in the wheel."""
+    program = f"""
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+with sa.create_engine({url!r}).connect() as connection:
+    print(compare_metadata(MigrationContext.configure(connection), sa.MetaData()))
+"""
+    installed.db("upgrade", url)
+    assert installed.run("python", "-c", program) == "[]\n"

@@ -1,0 +1,133 @@
+"""A writer on psycopg connections of the user's: the promise is the same, and `tx.db` is theirs."""
+
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import psycopg_pool
+import pytest
+from psycopg.rows import dict_row
+
+from dualwrite import SqlStateStore, Transaction
+from dualwrite.errors import StoreError, TransactionControlError, UsageError
+from dualwrite.testing.proxy import Link, TcpProxy
+from writer.scene import Event, Scene
+
+COMMIT = b"COMMIT\0"
+Stores = Callable[..., SqlStateStore]
+
+
+def both(scene: Scene, tx: Transaction, number: int) -> None:
+    """A row by psycopg, and a message."""
+    tx.db.execute("INSERT INTO events (writer, number) VALUES (%s, %s)", (scene.transactional_id, number))
+    scene.send(tx, number)
+
+
+@pytest.fixture(params=["connection", "pool", "function"])
+def make_store(request: pytest.FixtureRequest, postgres_scene: Scene) -> Iterator[Stores]:
+    """A store on each kind of source."""
+    with ExitStack() as stack:
+
+        def make(port: int | None = None) -> SqlStateStore:
+            url = postgres_scene.engine.url.set(drivername="postgresql", **({} if port is None else {"port": port}))
+            dsn = url.render_as_string(hide_password=False)
+            if request.param == "function":
+                return SqlStateStore.from_psycopg(lambda: psycopg.connect(dsn, row_factory=dict_row))
+            if request.param == "pool":
+                options: dict[str, Any] = {"row_factory": dict_row}
+                pool = psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=2, kwargs=options, open=False)
+                return SqlStateStore.from_psycopg(stack.enter_context(pool))
+            return SqlStateStore.from_psycopg(stack.enter_context(psycopg.connect(dsn, row_factory=dict_row)))
+
+        yield make
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_blocks_become_visible_on_both_sides_or_not_at_all(postgres_scene: Scene, make_store: Stores, lanes: int) -> None:
+    """All lanes take turns on one connection."""
+    scene = postgres_scene
+    with scene.connect(make_store(), lanes=lanes) as writer:
+        for number in range(1, 7):
+            with writer.transaction() as tx:
+                both(scene, tx, number)
+                found = tx.db.execute("SELECT count(*) AS n FROM events WHERE writer = %s", (scene.transactional_id,))
+                assert found.fetchone() == {"n": number}
+        with pytest.raises(psycopg.errors.UniqueViolation), writer.transaction() as tx:
+            both(scene, tx, 7)
+            both(scene, tx, 7)
+        with pytest.raises(TransactionControlError), writer.transaction() as tx:
+            both(scene, tx, 8)
+            tx.db.commit()
+        with writer.transaction() as tx:
+            tx.session.add(Event(writer=scene.transactional_id, number=9))
+            scene.send(tx, 9)
+    assert scene.agree() == [1, 2, 3, 4, 5, 6, 9]
+    scene.assert_settled()
+
+
+def test_a_conflict_is_repeated(postgres_scene: Scene) -> None:
+    scene, runs = postgres_scene, []
+    dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn) as connection, psycopg.connect(dsn, autocommit=True) as other:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with scene.connect(SqlStateStore.from_psycopg(connection)) as writer:
+            with writer.transaction() as tx:
+                both(scene, tx, 1)
+
+            @writer.transactional(attempts=3)
+            def save(tx: Transaction) -> None:
+                runs.append(tx)
+                both(scene, tx, 2)
+                if len(runs) == 1:
+                    other.execute("UPDATE events SET number = number WHERE writer = %s", (scene.transactional_id,))
+                tx.db.execute("UPDATE events SET number = number WHERE writer = %s", (scene.transactional_id,))
+
+            save()
+    assert len(runs) == 2
+    assert scene.agree() == [1, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "answered"])
+def test_an_unknown_commit_is_resolved(
+    postgres_scene: Scene, make_store: Stores, postgres_proxy: TcpProxy, request: pytest.FixtureRequest, when: Any
+) -> None:
+    scene = postgres_scene
+    with scene.connect(make_store(postgres_proxy.port)) as writer:
+        with writer.transaction() as tx:
+            both(scene, tx, 1)
+        postgres_proxy.on_client_bytes(COMMIT, Link.cut, when=when)
+        if when == "before":
+            with pytest.raises(StoreError), writer.transaction() as tx:
+                both(scene, tx, 2)
+        else:
+            with writer.transaction() as tx:
+                both(scene, tx, 2)
+        if "connection" in request.node.callspec.params.values():
+            with pytest.raises(StoreError, match="connect again"), writer.transaction() as tx:
+                both(scene, tx, 3)
+        else:
+            with writer.transaction() as tx:
+                both(scene, tx, 3)
+    last = [] if "connection" in request.node.callspec.params.values() else [3]
+    assert scene.agree() == [1, *([2] if when == "answered" else []), *last]
+    scene.assert_settled()
+
+
+def test_a_connection_in_a_transaction_of_the_users(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn) as connection, scene.connect(SqlStateStore.from_psycopg(connection)) as writer:
+        connection.execute("SELECT 1")
+        with pytest.raises(UsageError, match="in a transaction already"), writer.transaction() as tx:
+            both(scene, tx, 1)
+        connection.rollback()
+        with writer.transaction() as tx:
+            both(scene, tx, 2)
+        connection.execute("SELECT 1")
+    assert scene.agree() == [2]
+    scene.assert_settled()
