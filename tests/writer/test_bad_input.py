@@ -124,7 +124,8 @@ def test_the_folder_of_a_sqlite_file_is_missing(sqlite_scene: Scene) -> None:
 
 
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"database": "mysql+oracle://x"}, "postgresql+psycopg://"),
+    ({"database": "oracle://x"}, "postgresql+psycopg://"),
+    ({"database": "mysql+oracle://x"}, "mysql+pymysql://"),
     ({"database": "not a url"}, "sqlite:////"),
     ({"database": "sqlite://"}, "sqlite:////"),
     ({"kafka": {"bootstrap.servers": ""}}, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
