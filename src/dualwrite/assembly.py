@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.config import KafkaConfig
@@ -22,7 +22,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.timeouts import Timeouts
 from dualwrite.writer import DualWriter
 
-Database = str | Engine | TxnStateStore
+Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
 
 
@@ -146,4 +146,12 @@ def _store(database: Database | None, settings: Settings) -> TxnStateStore:
             "No database is given.",
             next_step="a URL, a SQLAlchemy Engine or a store as the first argument (environment: DUALWRITE_DATABASE_URL)",
         )
-    return store_from_url(str(url) if not hasattr(url, "render_as_string") else url.render_as_string(hide_password=False))
+    if isinstance(url, URL):
+        url = url.render_as_string(hide_password=False)
+    if not isinstance(url, str):
+        raise ConfigurationError(
+            f"A {type(url).__module__}.{type(url).__name__} is no database that dualwrite knows by itself.",
+            next_step="a URL, a SQLAlchemy Engine, or a store around it: SqlStateStore.from_psycopg(connection or pool), "
+            "RocksDBStore(rdict), ZooKeeperStore(client)",
+        )
+    return store_from_url(url)

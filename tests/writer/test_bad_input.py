@@ -127,6 +127,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"database": "oracle://x"}, "postgresql+psycopg://"),
     ({"database": "mysql+oracle://x"}, "mysql+pymysql://"),
     ({"database": "not a url"}, "sqlite:////"),
+    ({"database": object()}, "RocksDBStore(rdict)"),
     ({"database": "sqlite://"}, "sqlite:////"),
     ({"kafka": {"bootstrap.servers": ""}}, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
     ({"kafka": {"bootstrap.servers": "host:port"}}, "host:port"),
