@@ -377,3 +377,13 @@ def test_a_spawned_child_may_use_it_when_the_parent_does_not(path: Path) -> None
     process.join(30)
     process.close()
     results.close()
+
+
+def test_looking_makes_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "mistyped"
+    with RocksDBStore(path) as store:
+        assert store.list() == []
+        assert store.read("orders") is None
+        assert not path.exists()
+        store.claim("orders", "tests", timeout=5)
+        assert store.list() == ["orders"]

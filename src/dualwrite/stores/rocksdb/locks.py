@@ -2,13 +2,15 @@
 
 Built so that neither Ctrl-C nor the garbage collector can leave one locked, or deadlock on one. `Hold.release` takes no mutex,
 may be called by any thread, any number of times, and from `__del__`. A hold is free from the moment it is marked released,
-whatever the table of holders still says.
+whatever the table of holders still says; and, since that refers to it weakly, when nothing else does: an interrupt that falls
+into its release leaves it to die with the frame.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from contextlib import suppress
 from typing import Final
 
@@ -25,7 +27,7 @@ class Hold:
         doing: What is done under it, fit for "while <doing>".
     """
 
-    __slots__ = ("_gate", "_over", "_since", "_thread", "doing", "owner", "transactional_id")
+    __slots__ = ("__weakref__", "_over", "_since", "_thread", "doing", "gate", "owner", "transactional_id")
 
     def __init__(self, transactional_id: str, owner: str, doing: str) -> None:
         self.transactional_id = transactional_id
@@ -34,8 +36,8 @@ class Hold:
         self._thread = threading.current_thread().name
         self._since = 0.0
         self._over = False
-        self._gate = threading.Lock()  # locked until the hold is released; waiters pass through it one after the other
-        self._gate.acquire()
+        self.gate = threading.Lock()  # locked until the hold is released; waiters pass through it one after the other
+        self.gate.acquire()
 
     @property
     def over(self) -> bool:
@@ -51,13 +53,7 @@ class Hold:
         """Release it, held or not."""
         self._over = True
         with suppress(RuntimeError):  # released before
-            self._gate.release()
-
-    def wait(self, timeout: float) -> None:
-        """Wait until it is released, or the time is over."""
-        if self._gate.acquire(timeout=timeout):
-            with suppress(RuntimeError):
-                self._gate.release()
+            self.gate.release()
 
     def __str__(self) -> str:
         owner = f" for {self.owner!r}" if self.owner else ""
@@ -68,7 +64,7 @@ class IdLocks:
     """The locks of all ids of one database."""
 
     def __init__(self) -> None:
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[str, weakref.ref[Hold]] = {}
         self._changing = threading.Lock()
 
     def acquire(self, hold: Hold, deadline: float) -> Hold | None:
@@ -80,12 +76,21 @@ class IdLocks:
         """
         while True:
             with self._changing:
-                current = self._holds.get(hold.transactional_id)
+                held = self._holds.get(hold.transactional_id)
+                current = None if held is None else held()
                 if current is None or current.over or current is hold:
                     hold.taken()
-                    self._holds[hold.transactional_id] = hold
+                    self._holds[hold.transactional_id] = weakref.ref(hold)
                     return None
             left = deadline - time.monotonic()
             if left <= 0:
                 return current
-            current.wait(min(left, _SLICE))
+            gate = current.gate
+            del current  # a waiter must not keep it alive
+            _pass_through(gate, min(left, _SLICE))
+
+
+def _pass_through(gate: threading.Lock, timeout: float) -> None:
+    if gate.acquire(timeout=timeout):
+        with suppress(RuntimeError):
+            gate.release()

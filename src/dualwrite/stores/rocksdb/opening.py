@@ -54,6 +54,11 @@ class Opener:
         options = self.options or Options(raw_mode=True)
         return self._opened(options, {DEFAULT_FAMILY: options})
 
+    def makes_it(self) -> bool:
+        """Whether `open` would make the database, in a folder of its own."""
+        path = Path(self.path)
+        return self.create_if_missing and path.parent.is_dir() and not path.exists()
+
     def _is_there(self) -> bool:
         try:
             return (Path(self.path) / "CURRENT").exists()

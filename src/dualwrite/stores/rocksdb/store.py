@@ -135,16 +135,16 @@ class RocksDBStore(TxnStateStore):
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
-        """See TxnStateStore."""
-        return self._joined().row(transactional_id)
+        """See TxnStateStore; makes no database."""
+        return None if self._is_to_be_made() else self._joined().row(transactional_id)
 
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
         return held(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
-        """See TxnStateStore."""
-        return self._joined().ids(prefix)
+        """See TxnStateStore; makes no database."""
+        return [] if self._is_to_be_made() else self._joined().ids(prefix)
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
@@ -225,6 +225,10 @@ class RocksDBStore(TxnStateStore):
                 databases.leave(self, database)
                 raise
         return rows
+
+    def _is_to_be_made(self) -> bool:
+        """Whether nothing is at our path yet: a look at one that was mistyped must not leave a database there."""
+        return self._rows is None and self._rdict is None and self._opener.makes_it()
 
     def _made(self) -> OpenDatabase:
         if self._rdict is None:
