@@ -127,7 +127,8 @@ class Settlement:
 class StoreTransaction(ABC):
     """One database transaction, begun under a claim whose fence was current when it began.
 
-    While the user's block runs, `handle` (and `session`) refuse to end the transaction: TransactionControlError.
+    While the user's block runs, `handle` (and `session`) refuse to end the transaction: TransactionControlError. Once it has
+    ended, by whichever end, they and every method but `rollback` raise WriterClosedError.
     """
 
     @property

@@ -95,7 +95,7 @@ def _made_by(entry: EntryPoint) -> Callable[[str], TxnStateStore]:
     def make(url: str) -> TxnStateStore:
         try:
             factory = entry.load()
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:  # the latter: a name that the module does not have
             raise MissingDependencyError(
                 f"The store for {entry.name}:// can't be loaded from {_told(entry)}.",
                 cause=f"{type(error).__name__}: {error}",

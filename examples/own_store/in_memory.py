@@ -1,0 +1,227 @@
+"""A store of your own, by example: rows and a user's data in memory, gone with the process, but by every rule of the contract.
+
+`rows` has what each change does to a row. What is left to a store: to write it on the condition that the fence is still the
+claim's, and the user's data with it or not at all. Here one lock and one assignment do both.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from dualwrite.errors import ClaimTimeoutError, UsageError, WriterClosedError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores import rows
+from dualwrite.stores.base import (
+    MAX_OWNER_LENGTH,
+    Claim,
+    LostTransaction,
+    Settlement,
+    StateRow,
+    StoreTransaction,
+    TxnStateStore,
+)
+from dualwrite.stores.documents import document, parse_document
+
+T = TypeVar("T")
+
+_GONE: Final = object()
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a database holds: what stands in it is replaced as a whole, never changed.
+
+    Args:
+        rows: Our rows, as text.
+        data: The user's data.
+    """
+
+    rows: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[Any, Any] = field(default_factory=dict)
+
+
+class Database:
+    """What would be a server: it outlives the stores. Change `content` under `lock` only."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.content = Content()
+
+    def row(self, transactional_id: str) -> StateRow | None:
+        """The row of an id as it stands."""
+        text = self.content.rows.get(transactional_id)
+        return None if text is None else parse_document(transactional_id, text)
+
+    def write(self, row: StateRow, changes: Mapping[Any, Any] | None = None) -> None:
+        """Put a row, and a user's changes with it: in one assignment, so that an interrupt comes before all of it or after."""
+        data = {**self.content.data, **(changes or {})}
+        self.content = Content(
+            {**self.content.rows, row.transactional_id: document(row)},
+            {key: value for key, value in data.items() if value is not _GONE},
+        )
+
+
+class Batch:
+    """What the user writes with: changes that become visible at the commit, and to this batch at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.changes: dict[Any, Any] = {}
+        self.ended = False
+
+    def get(self, key: Any) -> Any:
+        """The value of a key, or None."""
+        self.check_open()
+        value = self.changes.get(key, self._database.content.data.get(key))
+        return None if value is _GONE else value
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of a key."""
+        self.check_open()
+        self.changes[key] = value
+
+    def delete(self, key: Any) -> None:
+        """Remove a key."""
+        self.put(key, _GONE)
+
+    def check_open(self) -> None:
+        """Refuse what would be lost: the transaction has ended."""
+        if self.ended:
+            raise WriterClosedError("The transaction that this batch belonged to has ended.")
+
+
+class InMemoryTransaction(StoreTransaction):
+    """See StoreTransaction; nothing is in the database before `commit`."""
+
+    def __init__(self, database: Database, claim: Claim) -> None:
+        self._database = database
+        self._claim = claim
+        self._batch = Batch(database)
+        self._record: Callable[[StateRow], StateRow] | None = None
+
+    @property
+    def handle(self) -> Batch:
+        """See StoreTransaction."""
+        self._batch.check_open()
+        return self._batch
+
+    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+        """See StoreTransaction; the fence is looked at here as well, so that a fenced writer learns it early."""
+        self._batch.check_open()
+        rows.held(self._database.row(self._claim.transactional_id), self._claim)
+        self._record = lambda row: rows.recorded(row, state, generation=generation, transaction_number=transaction_number)
+
+    def commit(self) -> None:
+        """See StoreTransaction; the row may have changed since `record` (`acknowledge` needs no claim), so it is read again."""
+        self._batch.check_open()
+        if self._record is None:
+            raise UsageError("commit() comes after record().", transactional_id=self._claim.transactional_id)
+        self._batch.ended = True
+        with self._database.lock:
+            row = rows.held(self._database.row(self._claim.transactional_id), self._claim)
+            self._database.write(self._record(row), self._batch.changes)
+
+    def rollback(self) -> None:
+        """See StoreTransaction."""
+        self._batch.ended = True
+
+
+class InMemoryStore(TxnStateStore):
+    """Keeps the rows in a `Database`; for each contract see TxnStateStore.
+
+    Args:
+        database: Where they are.
+        name: The database's name, for people.
+    """
+
+    def __init__(self, database: Database, name: str = "") -> None:
+        self._database = database
+        self._name = name
+
+    @property
+    def description(self) -> str:
+        """See TxnStateStore."""
+        return f"memory://{self._name}"
+
+    def check(self) -> None:
+        """Nothing to connect to."""
+
+    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+        """See TxnStateStore; the lock is never held for longer than it takes to copy a dict."""
+        if not self._database.lock.acquire(timeout=timeout):
+            raise ClaimTimeoutError("The database stayed locked.", transactional_id=transactional_id, timeout=timeout)
+        try:
+            before = self._database.row(transactional_id)
+            token = uuid.uuid4().hex
+            row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)
+            self._database.write(row)
+        finally:
+            self._database.lock.release()
+        return Claim(transactional_id, row.fence, owner[:MAX_OWNER_LENGTH])
+
+    def read(self, transactional_id: str) -> StateRow | None:
+        """See TxnStateStore."""
+        return self._database.row(transactional_id)
+
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """See TxnStateStore."""
+        return rows.held(self.read(claim.transactional_id), claim)
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        """See TxnStateStore."""
+        self._change(claim.transactional_id, lambda row: rows.settled(rows.held(row, claim), settlement))
+
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+        """See TxnStateStore."""
+        row = self._change(claim.transactional_id, lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse))[
+            1
+        ]
+        assert row is not None  # `held` has seen it
+        return row.generation
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        self.read_claimed(claim)
+        return InMemoryTransaction(self._database, claim)
+
+    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+        """See TxnStateStore."""
+        before, _ = self._change(transactional_id, lambda row: row and rows.acknowledged(row))
+        return () if before is None else before.lost
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See TxnStateStore."""
+        found = ((name, self.read(name)) for name in self._database.content.rows if name.startswith(prefix))
+        return sorted(name for name, row in found if row is not None and not row.forgotten)
+
+    def forget(self, transactional_id: str) -> None:
+        """See TxnStateStore."""
+        self._change(transactional_id, lambda row: row and rows.forgotten(row))
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def _change(
+        self, transactional_id: str, change: Callable[[StateRow | None], StateRow | None]
+    ) -> tuple[StateRow | None, StateRow | None]:
+        """Write the row that `change` makes of the row as it stands, or nothing; both rows."""
+        with self._database.lock:
+            before = self._database.row(transactional_id)
+            after = change(before)
+            if after is not None:
+                self._database.write(after)
+        return before, after
+
+
+_databases: Final[dict[str, Database]] = {}
+
+
+def store_from_url(url: str) -> InMemoryStore:
+    """What the entry point names: the store for `memory://name`; the same name gives the same database."""
+    name = url.partition("://")[2]
+    return InMemoryStore(_databases.setdefault(name, Database()), name)

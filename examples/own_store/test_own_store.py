@@ -1,0 +1,34 @@
+"""The conformance suite on the store of this example."""
+# ruff: noqa: ANN001, ANN201, D101, D102, D103  (ten lines, as a test of yours may be)
+
+import pytest
+from in_memory import Database, InMemoryStore
+
+from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreConformance, StoreScene
+from dualwrite.testing.stores.machine import run_random_steps
+
+
+class Scene(StoreScene):
+    capabilities = StoreCapabilities(claims_wait=ClaimsWait.NEVER)
+    database = Database()
+
+    def open(self):
+        return InMemoryStore(self.database)
+
+    def put(self, handle, number):
+        handle.put(number, number)
+
+    def numbers(self):
+        return list(self.database.content.data)
+
+
+class TestInMemoryStore(StoreConformance):
+    @pytest.fixture
+    def scene(self):
+        with Scene() as scene:
+            yield scene
+
+
+def test_random_steps():
+    with Scene() as scene:
+        run_random_steps(scene)

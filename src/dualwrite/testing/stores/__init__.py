@@ -1,0 +1,102 @@
+"""The conformance suite of stores: what `dualwrite.stores.base` promises, on a real database.
+
+Give it your store by a scene, and pytest runs it::
+
+    class MyScene(StoreScene):
+        def open(self):
+            return MyStore("mydb://localhost/test")
+
+        def put(self, handle, number):
+            handle.insert("numbers", number)
+
+        def numbers(self):
+            return MyClient("mydb://localhost/test").all("numbers")
+
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        def scene(self):
+            with MyScene() as scene:
+                yield scene
+
+Every test says in its docstring which sentence of the contract, or which rule (F1 to FA, in `dualwrite.settling` and
+`dualwrite.lane`), it shows; a failure says what the contract demands and what the store did. Where the contract leaves a
+choice, `StoreScene.capabilities` tells which one the store made; it is tested as well. What a scene can't do (it has no
+`corrupt`, no `opener`, …) is skipped with the reason: read those lines, since what is skipped is not shown.
+
+The suite needs no empty database and leaves rows behind. It knows nothing of what only your database can do: its
+deadlocks, its isolation levels, its servers that are killed. `dualwrite.testing.proxy` breaks connections for that.
+
+`dualwrite.testing.stores.machine` holds a Hypothesis state machine for the same scene, which takes random steps of several
+writers, crashes and recoveries, and compares the database with a model of the promise. It is not imported here, so that
+the suite works without Hypothesis.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_PARTS = (
+    *("claims", "concurrency", "demands", "fencing", "forgetting", "in_flight"),
+    *("lasting", "scene", "settling", "simulation", "transactions"),
+)
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
+
+from dualwrite.testing.stores.claims import ClaimConformance, RowConformance  # noqa: E402  (after the line above)
+from dualwrite.testing.stores.concurrency import ProcessConformance, ThreadConformance  # noqa: E402
+from dualwrite.testing.stores.fencing import FencingConformance  # noqa: E402
+from dualwrite.testing.stores.forgetting import ForgettingConformance, ListingConformance  # noqa: E402
+from dualwrite.testing.stores.in_flight import InFlightConformance, TimeLimitConformance  # noqa: E402
+from dualwrite.testing.stores.lasting import (  # noqa: E402
+    DurabilityConformance,
+    StoredErrorConformance,
+    UnansweredConformance,
+)
+from dualwrite.testing.stores.scene import ClaimsWait, StoreCapabilities, StoreScene  # noqa: E402
+from dualwrite.testing.stores.settling import GenerationConformance, SettlingConformance  # noqa: E402
+from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance  # noqa: E402
+
+
+class StoreConformance(
+    RowConformance,
+    ClaimConformance,
+    TransactionConformance,
+    OutcomeConformance,
+    SettlingConformance,
+    GenerationConformance,
+    ListingConformance,
+    ForgettingConformance,
+    FencingConformance,
+    InFlightConformance,
+    TimeLimitConformance,
+    ThreadConformance,
+    ProcessConformance,
+    DurabilityConformance,
+    StoredErrorConformance,
+    UnansweredConformance,
+):
+    """All of it; each of its parts may be used by itself, too."""
+
+
+__all__ = [
+    "ClaimConformance",
+    "ClaimsWait",
+    "DurabilityConformance",
+    "FencingConformance",
+    "ForgettingConformance",
+    "GenerationConformance",
+    "InFlightConformance",
+    "ListingConformance",
+    "OutcomeConformance",
+    "ProcessConformance",
+    "RowConformance",
+    "SettlingConformance",
+    "StoreCapabilities",
+    "StoreConformance",
+    "StoreScene",
+    "StoredErrorConformance",
+    "ThreadConformance",
+    "TimeLimitConformance",
+    "TransactionConformance",
+    "UnansweredConformance",
+]

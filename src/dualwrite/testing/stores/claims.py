@@ -1,0 +1,191 @@
+"""Conformance of claims, and of the row that they make."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from dualwrite.errors import FencedError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Settlement
+from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded
+from dualwrite.testing.stores.scene import STATE, TIMEOUT, StoreScene
+
+_LOST: Final = LostTransaction(
+    LostKind.LOST, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
+)
+_CLOCKS_DIFFER: Final = timedelta(minutes=5)
+_OWNERS: Final = ("", "host:4711 'program' \"x\" %s \\", "größe 😀", "😀" * MAX_OWNER_LENGTH, "o" * (MAX_OWNER_LENGTH + 50))
+
+
+class RowConformance:
+    """The row as `read` gives it."""
+
+    def test_an_id_that_nobody_claimed_has_no_row(self, scene: StoreScene) -> None:
+        """`read`: the row, or None. A claim of it that nobody made is void."""
+        store, name = scene.new_store(), scene.new_id()
+        assert store.read(name) is None, "read() of an unknown id: the contract demands None"
+        nobodys = Claim(name, 1, "nobody")
+        demand_fenced(store.read_claimed, nobodys, "read_claimed() of an id without a row", missing=True)
+        demand_fenced(store.begin, nobodys, "begin() on an id without a row", missing=True)
+        assert store.read(name) is None, "looking at an id has made a row of it"
+
+    def test_the_first_claim_makes_the_row(self, scene: StoreScene) -> None:
+        """`claim` makes the row if it is missing: fence 1, generation 0 unsettled, nothing prepared, nothing lost."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = store.claim(name, "host:1", timeout=TIMEOUT)
+        assert claim == Claim(name, 1, "host:1"), "claim() of an unknown id"
+        demand_row(
+            store,
+            name,
+            "the row of a first claim",
+            transactional_id=name,
+            fence=1,
+            generation=0,
+            generation_kind=ProducerKind.LIBRDKAFKA,
+            prepared_state=None,
+            settled_generation=-1,
+            transaction_number=0,
+            lost=(),
+            owner="host:1",
+            forgotten=False,
+        )
+        assert list(store.read_claimed(claim).unsettled_generations) == [0]
+
+    def test_every_change_sets_the_time(self, scene: StoreScene) -> None:
+        """`updated_at`: when the row last changed (UTC, aware)."""
+        store = scene.new_store()
+        claim = scene.claim(store, scene.new_id())
+        before = store.read_claimed(claim).updated_at
+        for change in (
+            lambda: store.settle(claim, Settlement(settled_generation=0)),
+            lambda: store.take_generation(claim, ProducerKind.NATIVE),
+            lambda: scene.transact(store, claim),
+        ):
+            change()
+            after = store.read_claimed(claim).updated_at
+            assert after.utcoffset() == timedelta(0), f"updated_at is {after!r}, the contract demands an aware time in UTC"
+            assert abs(after - datetime.now(UTC)) < _CLOCKS_DIFFER, f"updated_at is {after}, not the time of the change"
+            assert after >= before, f"updated_at went back from {before} to {after}"
+            before = after
+
+    def test_an_owner_is_kept_and_cut_where_it_is_too_long(self, scene: StoreScene) -> None:
+        """`MAX_OWNER_LENGTH`: characters of an owner; a longer one is cut, in the row and in the Claim."""
+        store, name = scene.new_store(), scene.new_id()
+        for owner in _OWNERS:
+            claim = store.claim(name, owner, timeout=TIMEOUT)
+            assert claim.owner == owner[:MAX_OWNER_LENGTH], "the Claim's owner"
+            demand_row(store, name, "the row after a claim", owner=owner[:MAX_OWNER_LENGTH])
+
+
+class ClaimConformance:
+    """Claims: the fence, and who holds it."""
+
+    def test_each_claim_fences_the_one_before(self, scene: StoreScene) -> None:
+        """`claim` raises the fence by one; every use of the earlier claim is a FencedError then, which names the new one."""
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        theirs = rival.claim(name, "theirs", timeout=TIMEOUT)
+        assert theirs.fence == ours.fence + 1, "the fence of a second claim"
+        before = rival.read_claimed(theirs)
+        for what, call in {
+            "read_claimed()": store.read_claimed,
+            "begin()": store.begin,
+            "take_generation()": lambda claim: store.take_generation(claim, ProducerKind.NATIVE),
+            "take_generation(reuse=True)": lambda claim: store.take_generation(claim, ProducerKind.NATIVE, reuse=True),
+            "settle()": lambda claim: store.settle(claim, Settlement(clear_state=True, settled_generation=0)),
+            "claim(expected_fence=…)": lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
+        }.items():
+            demand_fenced(call, ours, f"{what} under a claim that was replaced", by=theirs)
+            assert rival.read_claimed(theirs) == before, f"{what} under a claim that was replaced has changed the row"
+
+    def test_a_fence_that_nobody_was_given_is_no_claim(self, scene: StoreScene) -> None:
+        """Every write happens on the condition that the fence *is* the claimant's own; a higher one is not."""
+        store = scene.new_store()
+        claim = scene.claim(store, scene.new_id())
+        invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
+        demand_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
+        demand_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
+
+    def test_a_claim_changes_nothing_but_who_holds_the_id(self, scene: StoreScene) -> None:
+        """`claim`: the fence, the owner, and `transaction_number`, which becomes 0. What is prepared or lost stays."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        generation = store.take_generation(claim, ProducerKind.NATIVE_TWO_PHASE)
+        store.settle(claim, Settlement(lost=_LOST, settled_generation=0))
+        scene.transact(store, claim, generation=generation, transaction_number=7)
+        scene.claim(scene.new_store(), name, "theirs")
+        demand_row(
+            store,
+            name,
+            "the row after one more claim",
+            fence=2,
+            generation=generation,
+            generation_kind=ProducerKind.NATIVE_TWO_PHASE,
+            prepared_state=STATE,
+            prepared_generation=generation,
+            settled_generation=0,
+            transaction_number=0,
+            lost=(_LOST,),
+            owner="theirs",
+        )
+
+    def test_an_expected_claim_keeps_the_transaction_number(self, scene: StoreScene) -> None:
+        """`claim` sets `transaction_number` to 0 unless `expected_fence` is given: after an unknown COMMIT it tells (F8)."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim, transaction_number=7)
+        again = store.claim(name, "ours again", timeout=TIMEOUT, expected_fence=claim.fence)
+        assert again == Claim(name, claim.fence + 1, "ours again"), "claim() with the row's fence as expected_fence"
+        demand_row(store, name, "the row after it", transaction_number=7, prepared_state=STATE, owner="ours again")
+        demand_fenced(store.begin, claim, "begin() under the claim before it", by=again)
+
+    def test_an_expected_claim_of_a_fence_that_moved_on_changes_nothing(self, scene: StoreScene) -> None:
+        """`expected_fence`: claim only if the fence still is this number."""
+        store, name = scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        theirs = scene.claim(scene.new_store(), name, "theirs")
+        before = store.read_claimed(theirs)
+        for expected in (ours.fence, ours.fence - 1, theirs.fence + 1):
+            wrong = Claim(name, expected, "ours")
+            demand_fenced(
+                lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
+                wrong,
+                f"claim(expected_fence={expected}) where the fence is {theirs.fence}",
+                by=theirs,
+            )
+        assert store.read_claimed(theirs) == before, "a claim whose expected fence was wrong has changed the row"
+
+    def test_an_expected_claim_makes_no_row(self, scene: StoreScene) -> None:
+        """FencedError: `expected_fence` was given and the row is gone."""
+        store, name = scene.new_store(), scene.new_id()
+        for expected in (0, 1):
+            with demanded(FencedError, f"claim(expected_fence={expected}) of an id without a row"):
+                store.claim(name, "ours", timeout=TIMEOUT, expected_fence=expected)
+        assert store.read(name) is None, "a claim with an expected fence has made a row"
+
+    def test_each_claim_has_a_token_of_its_own(self, scene: StoreScene) -> None:
+        """`claim_token`: of the very call that made the claim, so that a store knows its own whose commit was not answered."""
+        store, name = scene.new_store(), scene.new_id()
+        claim, tokens = scene.claim(store, name), set()
+        for _ in range(2):
+            tokens.add(store.read_claimed(claim).claim_token)
+            claim = scene.claim(store, name)
+            tokens.add(store.read_claimed(claim).claim_token)
+            claim = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
+        tokens.add(store.read_claimed(claim).claim_token)
+        assert len(tokens) == 1 + 2 * 2, f"five claims have left {len(tokens)} different tokens"
+        assert "" not in tokens, "a claim has left no token"
+
+    def test_ids_are_claimed_independently(self, scene: StoreScene) -> None:
+        """One row per logical transactional id: a claim of one changes no other."""
+        store = scene.new_store()
+        ids = [scene.new_id() for _ in range(3)]
+        claims = [scene.claim(store, name) for name in ids]
+        scene.transact(store, claims[0])
+        before = store.read(ids[0])
+        scene.claim(store, ids[1])
+        assert store.read(ids[0]) == before, "a claim of another id has changed the row"
+        demand_row(store, ids[2], "the row of an id beside the claimed one", fence=1, prepared_state=None)
+        store.begin(claims[2]).rollback()

@@ -1,0 +1,183 @@
+"""Conformance of a store in several threads and processes at once: every change counts, once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, TypeVar
+
+from dualwrite.errors import FencedError, StoreCommitFailedError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, TxnStateStore
+from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.scene import TIMEOUT, StoreScene
+
+T = TypeVar("T")
+
+_THREADS: Final = 6
+_TIMES: Final = 4
+_PROCESSES: Final = 3
+
+
+class ThreadConformance:
+    """TxnStateStore is safe to use from several threads, each with its own claims and transactions."""
+
+    def test_claimants_at_once_get_a_fence_each(self, scene: StoreScene) -> None:
+        """`claim` raises the fence by one, also where several make the row at once."""
+        store, name = scene.new_store(), scene.new_id()
+        claims = _at_once(lambda number: [scene.claim(store, name, f"thread {number}") for _ in range(_TIMES)])
+        fences = sorted(claim.fence for made in claims for claim in made)
+        assert fences == list(range(1, _THREADS * _TIMES + 1)), f"{_THREADS * _TIMES} claims at once got the fences {fences}"
+
+    def test_of_claimants_that_expect_the_same_fence_one_wins(self, scene: StoreScene) -> None:
+        """`expected_fence` is a compare-and-set."""
+        stores, name = [scene.new_store() for _ in range(3)], scene.new_id()
+        for fence in range(1, 1 + _TIMES):
+            claim = scene.claim(stores[0], name) if fence == 1 else Claim(name, fence, "")
+            made = _at_once(partial(_expecting, stores, claim))
+            assert sorted(made, key=str) == [fence + 1, *[None] * (_THREADS - 1)], f"claims that expect the fence {fence}"
+
+    def test_generations_taken_at_once_are_different(self, scene: StoreScene) -> None:
+        """No generation is given twice."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        made = _at_once(lambda _: [store.take_generation(claim, ProducerKind.LIBRDKAFKA) for _ in range(_TIMES)])
+        taken = sorted(generation for some in made for generation in some)
+        assert len(set(taken)) == _THREADS * _TIMES, f"generations taken at once: {taken}"
+        demand_row(store, name, "after it", generation=taken[-1])
+
+    def test_no_settlement_is_lost(self, scene: StoreScene) -> None:
+        """Each of several at once adds its entry; each entry is acknowledged by somebody, and gone then."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        entries = [
+            LostTransaction(LostKind.LOST, PreparedTxnState(number, 0), 0, datetime(2026, 11, 21, tzinfo=UTC))
+            for number in range(_THREADS * _TIMES)
+        ]
+
+        def settle_and_acknowledge(number: int) -> list[LostTransaction]:
+            for entry in entries[number::_THREADS]:
+                store.settle(claim, Settlement(lost=entry))
+            return list(store.acknowledge(name)) if number % 2 else []
+
+        acknowledged = [entry for some in _at_once(settle_and_acknowledge) for entry in some]
+        left = store.read_claimed(claim).lost
+        found = {*acknowledged, *left}
+        missing = [entry.state for entry in entries if entry not in found]
+        assert not missing, f"the entries {missing} were settled, and are neither in the row nor were they acknowledged"
+
+    def test_writers_of_different_ids_write_at_once(self, scene: StoreScene) -> None:
+        """Every transaction is there, and each row says its own last one."""
+        store = scene.new_store()
+        claims = [scene.claim(store, scene.new_id()) for _ in range(_THREADS)]
+
+        def write(thread: int) -> list[int]:
+            return [_until_committed(scene, store, claims[thread], number) for number in range(1, _TIMES + 1)]
+
+        numbers = [number for written in _at_once(write) for number in written]
+        assert scene.committed() == sorted(numbers)
+        for thread, claim in enumerate(claims):
+            demand_row(
+                store,
+                claim.transactional_id,
+                f"the row of thread {thread}",
+                prepared_state=PreparedTxnState(claim.fence, _TIMES),
+                transaction_number=_TIMES,
+            )
+
+    def test_writers_that_take_an_id_from_each_other_lose_nothing(self, scene: StoreScene) -> None:
+        """What a commit has said to be there is there, and nothing else, whoever had the id when."""
+        stores, name = [scene.new_store() for _ in range(3)], scene.new_id()
+
+        def fight(thread: int) -> list[int]:
+            store = stores[thread % len(stores)]
+            said: list[int] = []
+            for _ in range(_TIMES):
+                claim = scene.claim(store, name, f"thread {thread}")
+                try:
+                    said.append(_until_committed(scene, store, claim, 1))
+                    said.append(_until_committed(scene, store, claim, 2))
+                except FencedError:
+                    continue
+            return said
+
+        said = sorted(number for some in _at_once(fight) for number in some)
+        found = scene.committed()
+        assert set(said) <= set(found), f"committed, and not there: {set(said) - set(found)}"
+        assert set(found) - set(said) == set(), f"there, and not committed: {set(found) - set(said)}"
+        demand_row(stores[0], name, "after it", fence=_THREADS * _TIMES)
+
+
+class ProcessConformance:
+    """The same for several processes, where the database lets more than one in."""
+
+    def test_processes_that_claim_at_once_get_a_fence_each(self, scene: StoreScene) -> None:
+        """`claim` raises the fence by one, also where several processes make the row at once."""
+        opener, name = scene.opener(), scene.new_id()
+        context = multiprocessing.get_context("spawn")
+        results: multiprocessing.Queue[int | str] = context.Queue()
+        processes = [context.Process(target=_claim_in_a_process, args=(opener, name, results)) for _ in range(_PROCESSES)]
+        for process in processes:
+            process.start()
+        try:
+            fences = [results.get(timeout=2 * TIMEOUT) for _ in range(_PROCESSES * _TIMES)]
+        finally:
+            for process in processes:
+                process.join(TIMEOUT)
+                process.close()
+            results.close()
+        assert sorted(fences, key=str) == sorted(range(1, _PROCESSES * _TIMES + 1), key=str)
+        demand_row(scene.new_store(), name, "after the processes have ended", fence=_PROCESSES * _TIMES)
+
+
+def _at_once(work: Callable[[int], T]) -> list[T]:
+    """Run `work` in several threads that begin together; each gets its number."""
+    barrier = threading.Barrier(_THREADS)
+
+    def one(number: int) -> T:
+        barrier.wait(TIMEOUT)
+        return work(number)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(one, range(_THREADS)))
+
+
+def _expecting(stores: list[TxnStateStore], claim: Claim, number: int) -> int | None:
+    store = stores[number % len(stores)]
+    try:
+        return store.claim(claim.transactional_id, f"thread {number}", timeout=TIMEOUT, expected_fence=claim.fence).fence
+    except FencedError:
+        return None
+
+
+def _until_committed(scene: StoreScene, store: TxnStateStore, claim: Claim, number: int) -> int:
+    """A transaction, again where the database gave it up for another's sake."""
+    while True:
+        transaction = None
+        try:
+            transaction, written = scene.recorded(
+                store, claim, state=PreparedTxnState(claim.fence, number), transaction_number=number
+            )
+            transaction.commit()
+        except StoreCommitFailedError:
+            continue
+        else:
+            return written
+        finally:
+            if transaction is not None:
+                transaction.rollback()
+
+
+def _claim_in_a_process(opener: Callable[[], TxnStateStore], name: str, results: multiprocessing.Queue[int | str]) -> None:
+    try:
+        with opener() as store:
+            for _ in range(_TIMES):
+                results.put(store.claim(name, "process", timeout=TIMEOUT).fence)
+    except Exception as error:  # noqa: BLE001  (told by the test)
+        for _ in range(_TIMES):
+            results.put(f"{type(error).__name__}: {error}")

@@ -1,0 +1,98 @@
+"""How the suite asks: a failure says what the contract demands, and what the store did instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import pytest
+
+from dualwrite.errors import DualWriteError, FencedError
+from dualwrite.stores.base import Claim, TxnStateStore
+from dualwrite.testing.stores.scene import BRIEFLY
+
+E = TypeVar("E", bound=BaseException)
+T = TypeVar("T")
+
+_TEXT_LIMIT: Final = 300
+
+
+class Caught(Generic[E]):
+    """The error that a block raised, once it has ended."""
+
+    value: E
+
+
+@contextmanager
+def demanded(kind: type[E] | tuple[type[E], ...], what: str) -> Iterator[Caught[E]]:
+    """The block must raise this error; `what` names the call and the moment, for the failure's text."""
+    __tracebackhide__ = True
+    caught: Caught[E] = Caught()
+    wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    try:
+        yield caught
+    except kind as error:
+        caught.value = error
+        return
+    except Exception as error:  # noqa: BLE001  (told as what it is: another error than the contract's)
+        pytest.fail(f"{what}: the contract demands {wanted}; the store raised {_told(error)}")
+    pytest.fail(f"{what}: the contract demands {wanted}; the store raised nothing")
+
+
+def demand_fenced(
+    call: Callable[[Claim], Any], claim: Claim, what: str, *, by: Claim | None = None, missing: bool = False
+) -> None:
+    """`call` must raise FencedError under a claim that was replaced, and the error must know its facts.
+
+    Args:
+        call: What is tried.
+        claim: The claim that was replaced.
+        what: Names the call and the moment.
+        by: The claim that replaced it, which the error must name.
+        missing: There is no row.
+    """
+    __tracebackhide__ = True
+    with demanded(FencedError, what) as caught:
+        call(claim)
+    error = caught.value
+    found = {"transactional_id": error.transactional_id, "fence": error.facts.get("fence")}
+    wanted: dict[str, Any] = {"transactional_id": claim.transactional_id, "fence": claim.fence}
+    if by is not None or missing:
+        found |= {name: error.facts.get(name) for name in ("current_fence", "current_owner")}
+        wanted |= {"current_fence": by.fence if by else None, "current_owner": by.owner if by else None}
+    assert found == wanted, f"{what}: FencedError's attributes are {found}, the contract demands {wanted}"
+
+
+def demand_row(store: TxnStateStore, name: str, why: str, /, **wanted: Any) -> None:
+    """The row must be there and have these fields; the others are not looked at."""
+    __tracebackhide__ = True
+    row = store.read(name)
+    if row is None:
+        pytest.fail(f"{why}: read() gave None, there is no row")
+    wrong = {name: getattr(row, name) for name, value in wanted.items() if getattr(row, name) != value}
+    told = "; ".join(f"{name} is {value!r}, the contract demands {wanted[name]!r}" for name, value in wrong.items())
+    assert not wrong, f"{why}: {told}"
+
+
+@contextmanager
+def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run `call` in a thread; the block begins when it has ended or has had time enough to begin waiting."""
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(call)
+        wait([future], timeout=BRIEFLY)
+        yield future
+
+
+def outcome_of(call: Callable[[], T]) -> T | DualWriteError:
+    """What a call gives, or the error of ours that it raises."""
+    try:
+        return call()
+    except DualWriteError as error:
+        return error
+
+
+def _told(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]}…"

@@ -1,0 +1,195 @@
+"""Conformance of the fence: a writer that was replaced, at whatever moment, can do no harm and learns that it was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pytest
+
+from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, Settlement, StoreTransaction, TxnStateStore
+from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile
+from dualwrite.testing.stores.scene import BRIEFLY, STATE, TIMEOUT, ClaimsWait, StoreScene
+
+_MOMENTS: Final = ("begun", "written", "recorded")
+_RACES: Final = 12
+_THEIRS: Final = PreparedTxnState(4712, 0)
+
+
+class FencingConformance:
+    """Claims at every step of somebody else's transaction."""
+
+    def test_a_transaction_does_not_begin_under_a_lost_fence(self, scene: StoreScene) -> None:
+        """`begin` checks the fence before anything else happens (F2); nothing is open afterwards."""
+        store, name = scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        theirs = scene.claim(scene.new_store(), name, "theirs")
+        for _ in range(3):
+            demand_fenced(store.begin, ours, "begin() under a claim that was replaced", by=theirs)
+        again = scene.claim(store, name)
+        number = scene.transact(store, again)
+        assert scene.committed() == [number]
+
+    @pytest.mark.parametrize("expected", [False, True], ids=["claim", "expected claim"])
+    @pytest.mark.parametrize("moment", _MOMENTS)
+    def test_a_claim_in_the_middle_of_a_transaction(self, scene: StoreScene, moment: str, expected: bool) -> None:
+        """A claim waits for the transaction, or goes ahead and makes it fail: what is read under it afterwards is decided.
+
+        `record`: from there on a claim waits, where the database locks rows; elsewhere the condition holds at `commit`.
+        """
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        expected_fence = ours.fence if expected else None
+        transaction, number = _at(scene, store, ours, moment)
+        try:
+            if _waits(scene, moment):
+                with demanded(ClaimTimeoutError, f"claim() while a transaction is {moment} and holds its lock"):
+                    rival.claim(name, "theirs", timeout=BRIEFLY, expected_fence=expected_fence)
+                demand_row(rival, name, "after a claim that gave up", fence=ours.fence, owner="ours")
+                _finish(scene, transaction, number, moment)
+                assert scene.committed() == [number], "the transaction that a claim waited for"
+                theirs = rival.claim(name, "theirs", timeout=TIMEOUT, expected_fence=expected_fence)
+                demand_row(rival, name, "under the claim after the transaction", fence=theirs.fence, prepared_state=STATE)
+                return
+            theirs = rival.claim(name, "theirs", timeout=TIMEOUT, expected_fence=expected_fence)
+            with demanded(
+                FencedError, f"record() and commit() of a transaction that was {moment} when its id was claimed"
+            ) as e:
+                _finish(scene, transaction, number, moment)
+            assert (e.value.transactional_id, e.value.facts.get("fence")) == (name, ours.fence), "FencedError's attributes"
+        finally:
+            transaction.rollback()
+        assert scene.committed() == [], "a fenced transaction has left the user's data"
+        demand_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
+        demand_fenced(store.begin, ours, "begin() after it", by=theirs)
+
+    @pytest.mark.parametrize("moment", _MOMENTS)
+    def test_a_claim_that_waits_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
+        """`claim` waits for a transaction that is about to commit. A claimant that reads too early would abort its messages."""
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        transaction, number = _at(scene, store, ours, moment)
+        with meanwhile(lambda: scene.claim(rival, name, "theirs")) as claiming:
+            try:
+                _finish(scene, transaction, number, moment)
+                committed = True
+            except FencedError:
+                committed = False
+            finally:
+                transaction.rollback()
+            theirs = claiming.result(TIMEOUT)
+        assert committed == _waits(scene, moment), (
+            f"claim() waits: {committed}, the scene says {scene.capabilities.claims_wait}"
+        )
+        row = rival.read_claimed(theirs)
+        assert row.prepared_state == (STATE if committed else None), "what is read under the claim"
+        assert row.transaction_number == 0, "claim() sets transaction_number to 0"
+        assert scene.committed() == ([number] if committed else [])
+
+    def test_a_zombie_can_not_harm_its_successor(self, scene: StoreScene) -> None:
+        """A process that was paused and replaced: whatever it had open or tries now, its successor's row and data stay."""
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        transaction, number = None, 0
+        if not _waits(scene, "written"):
+            transaction, number = _at(scene, store, ours, "written")
+        theirs = scene.claim(rival, name, "theirs")
+        kept = scene.transact(rival, theirs, state=_THEIRS, transaction_number=1)
+        before = rival.read_claimed(theirs)
+        if transaction is not None:
+            with demanded(FencedError, "record() and commit() of a zombie after its successor's commit"):
+                _finish(scene, transaction, number, "written")
+            transaction.rollback()
+        for what, call in {
+            "begin()": store.begin,
+            "settle()": lambda claim: store.settle(claim, Settlement(clear_state=True)),
+            "take_generation()": lambda claim: store.take_generation(claim, ProducerKind.LIBRDKAFKA),
+            "claim(expected_fence=…)": lambda claim: store.claim(name, "z", timeout=TIMEOUT, expected_fence=claim.fence),
+        }.items():
+            demand_fenced(call, ours, f"{what} of a zombie", by=theirs)
+        assert rival.read_claimed(theirs) == before, "a zombie has changed its successor's row"
+        assert scene.committed() == [kept], "a zombie has changed its successor's data"
+
+    def test_an_old_claim_does_not_become_valid_again(self, scene: StoreScene) -> None:
+        """The fence only grows: an id that goes back and forth gives each holder a number of its own."""
+        stores, name = [scene.new_store(), scene.new_store()], scene.new_id()
+        claims: list[Claim] = []
+        for turn in range(10):
+            claims.append(scene.claim(stores[turn % 2], name, f"store {turn % 2}"))
+            for old in claims[:-1]:
+                demand_fenced(stores[0].read_claimed, old, "read_claimed() under an old claim of the same store")
+        assert [claim.fence for claim in claims] == list(range(1, 11))
+
+    def test_nothing_of_an_old_claim_is_committed_after_a_new_one(self, scene: StoreScene) -> None:
+        """Once claim() has returned, what is there is all that the old claim will ever commit; tried at many moments."""
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        for race in range(_RACES):
+            ours, under_way = scene.claim(store, name), threading.Event()
+            with ThreadPoolExecutor(1) as thread:
+                writing = thread.submit(_write_until_fenced, scene, store, ours, under_way)
+                under_way.wait(TIMEOUT)
+                time.sleep(0.002 * race)
+                theirs = scene.claim(rival, name, "theirs")
+                then, state = scene.committed(), rival.read_claimed(theirs).prepared_state
+                said = writing.result(TIMEOUT)
+            assert scene.committed() == then, "a transaction of an old claim was committed after the new claim"
+            assert set(said) <= set(then), "a commit that returned is not there"
+            assert rival.read_claimed(theirs).prepared_state == state, "an old claim's transaction has changed the row"
+            assert state == PreparedTxnState(4711, len(said)), f"the row says {state}, {len(said)} transactions were committed"
+
+
+def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event) -> list[int]:
+    """Transactions one after another; the numbers whose commit returned."""
+    said: list[int] = []
+    while True:
+        transaction = None
+        try:
+            transaction, number = scene.recorded(
+                store, claim, state=PreparedTxnState(4711, len(said) + 1), transaction_number=len(said) + 1
+            )
+            transaction.commit()
+            said.append(number)
+            under_way.set()
+            time.sleep(0.001)  # a database with one write lock may hand it to its last holder for ever
+        except FencedError:
+            return said
+        except StoreCommitFailedError:
+            continue
+        finally:
+            if transaction is not None:
+                transaction.rollback()
+
+
+def _at(scene: StoreScene, store: TxnStateStore, claim: Claim, moment: str) -> tuple[StoreTransaction, int]:
+    """A transaction that has got as far as `moment`."""
+    if moment == "recorded":
+        return scene.recorded(store, claim)
+    transaction, number = store.begin(claim), scene.new_number()
+    if moment == "written":
+        scene.put(transaction.handle, number)
+    return transaction, number
+
+
+def _finish(scene: StoreScene, transaction: StoreTransaction, number: int, moment: str) -> None:
+    """The rest of it."""
+    if moment == "begun":
+        scene.put(transaction.handle, number)
+    if moment != "recorded":
+        transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+
+
+def _waits(scene: StoreScene, moment: str) -> bool:
+    """Whether a claim waits for a transaction that has got as far as `moment`."""
+    match scene.capabilities.claims_wait:
+        case ClaimsWait.FROM_BEGIN:
+            return True
+        case ClaimsWait.FROM_RECORD:
+            return moment == "recorded"
+        case ClaimsWait.NEVER:
+            return False

@@ -1,0 +1,178 @@
+"""Conformance of ids as a whole: listing and forgetting them, whatever they are called."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+from dualwrite.errors import FencedError, NotSettledError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import MAX_TRANSACTIONAL_ID_LENGTH
+from dualwrite.stores.base import Claim, Settlement, TxnStateStore
+from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile, outcome_of
+from dualwrite.testing.stores.scene import STATE, TIMEOUT, StoreScene
+from dualwrite.testing.stores.settling import LOST
+
+ODD_ENDINGS: Final = (
+    *("", "a", "A", "aa", "b", "B"),
+    *("a%", "a%b", "a_b", "axb", "a*", "a?", "[a]", "^a$"),
+    *("a/b", "a//b", "/", "a.b", ".", "..", "../a", "a\\b", "\\", "a:b", "a@b"),
+    *("a ", " a", "  ", "a'b", "''", 'a"b', "a`b", "a;b", "--", "%s", "%(a)s", "{a}", "$a", ":a"),
+    *("ä", "äö", "Ä", "ß", "ss", "\u0131", "i", "I", unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")),
+    *("😀", "😀a", "名前", "\ufffd"),
+    *("a~1", "a~2", "a~10", "%2F", "%61", "0", "00", "1e0", "NULL", "None", "true"),
+)
+"""What ids may end in: each one a row of its own, and each a prefix."""
+
+WHOLE: Final = (".", "..", "/", "//", "\\", " ", "%", "_", "'", "0", "~1")
+
+
+class ListingConformance:
+    """`list`, and ids that a database could take for something else."""
+
+    def test_every_id_has_a_row_of_its_own(self, scene: StoreScene) -> None:
+        """An id is any text of 1 to 255 characters that can be printed: compared as it is, case, spaces and forms included."""
+        store, start = scene.new_store(), scene.new_id("odd")
+        ids = [start + ending for ending in ODD_ENDINGS]
+        for name in ids:
+            claim = scene.claim(store, name, owner=name)
+            assert claim.fence == 1, f"{name!r} was taken for another id: its first claim has the fence {claim.fence}"
+        for name in ids:
+            demand_row(store, name, f"the row of {name!r}", transactional_id=name, fence=1, owner=name)
+
+    def test_ids_are_listed_by_prefix_and_sorted(self, scene: StoreScene) -> None:
+        """`list`: the logical ids that begin with `prefix`, sorted (by code point, as Python does, whatever the collation)."""
+        store, start = scene.new_store(), scene.new_id("odd")
+        ids = sorted(start + ending for ending in ODD_ENDINGS)
+        for name in reversed(ids):
+            scene.claim(store, name)
+        for prefix in (*ids, start[:-1], start + "nothing"):
+            wanted = [name for name in ids if name.startswith(prefix)]
+            assert store.list(prefix) == wanted, f"list({prefix!r})"
+        everything = store.list()
+        assert everything == sorted(everything), "list() is not sorted"
+        assert set(ids) <= set(everything), "list() leaves ids out"
+        assert len(everything) == len(set(everything)), "list() gives an id twice"
+
+    def test_an_id_may_be_anything_as_a_whole(self, scene: StoreScene) -> None:
+        """Names that mean something to a file system or a path are ids like others."""
+        store = scene.new_store()
+        claims = [scene.claim(store, name) for name in WHOLE]
+        for claim in claims:
+            demand_row(store, claim.transactional_id, f"the row of {claim.transactional_id!r}", fence=claim.fence)
+            assert claim.transactional_id in store.list(claim.transactional_id)
+            number = scene.transact(store, claim)
+            assert number in scene.committed(), f"a transaction of {claim.transactional_id!r}"
+
+    def test_an_id_may_be_255_characters_long(self, scene: StoreScene) -> None:
+        """Characters, not bytes; two that differ in the last one only are two."""
+        store, start = scene.new_store(), scene.new_id()
+        for character in ("x", "/", "ä", "😀"):
+            long = start + character * (MAX_TRANSACTIONAL_ID_LENGTH - 1 - len(start))
+            for last in ("1", "2"):
+                claim = scene.claim(store, long + last)
+                assert claim.fence == 1, f"the last of 255 characters like {character!r} was cut off"
+                scene.transact(store, claim)
+                demand_row(store, long + last, "the row of a long id", transactional_id=long + last, prepared_state=STATE)
+            assert store.list(long) == [long + "1", long + "2"]
+
+    def test_an_odd_id_goes_through_everything(self, scene: StoreScene) -> None:
+        """Every method takes every id."""
+        store, start = scene.new_store(), scene.new_id("odd")
+        for ending in ("/a.b %_'\"\\~1", "😀é ", "%2F.."):
+            claim = scene.claim(store, start + ending)
+            store.take_generation(claim, ProducerKind.NATIVE)
+            scene.transact(store, claim)
+            store.settle(claim, Settlement(clear_state=True, lost=LOST, settled_generation=1))
+            assert store.acknowledge(claim.transactional_id) == (LOST,)
+            again = store.claim(claim.transactional_id, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
+            demand_fenced(store.begin, claim, f"begin() on {claim.transactional_id!r}", by=again)
+            store.forget(claim.transactional_id)
+            assert store.list(claim.transactional_id) == []
+
+
+def _settled(scene: StoreScene, store: TxnStateStore, name: str) -> Claim:
+    """A claim under which all is settled."""
+    claim = scene.claim(store, name)
+    store.settle(claim, Settlement(settled_generation=store.take_generation(claim, ProducerKind.LIBRDKAFKA)))
+    return claim
+
+
+class ForgettingConformance:
+    """`forget`: the row is dropped, its fence is not."""
+
+    def test_a_forgotten_id_is_a_tombstone_with_a_raised_fence(self, scene: StoreScene) -> None:
+        """Its fence is raised and stays, so that no zombie can come back; it is not listed; once more changes nothing."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = _settled(scene, store, name)
+        for _ in range(2):
+            store.forget(name)
+            demand_row(store, name, "after forget()", forgotten=True, fence=claim.fence + 1)
+        assert store.list(name) == [], "list() gives a tombstone"
+        for what, call in {
+            "begin()": store.begin,
+            "read_claimed()": store.read_claimed,
+            "settle()": lambda held: store.settle(held, Settlement(clear_state=True)),
+            "take_generation()": lambda held: store.take_generation(held, ProducerKind.NATIVE),
+            "claim(expected_fence=…)": lambda held: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=held.fence),
+        }.items():
+            demand_fenced(call, claim, f"{what} of a holder whose id was forgotten")
+        demand_row(store, name, "after a zombie's attempts", forgotten=True, fence=claim.fence + 1)
+
+    def test_a_claim_brings_a_forgotten_id_back(self, scene: StoreScene) -> None:
+        """`claim` makes the row if it is forgotten: above the tombstone's fence, and its generations go on."""
+        store, name = scene.new_store(), scene.new_id()
+        old = _settled(scene, store, name)
+        generation = store.read_claimed(old).generation
+        store.forget(name)
+        new = scene.claim(store, name)
+        assert new.fence == old.fence + 2, "the fence of a claim after forget()"
+        demand_row(store, name, "after the claim", forgotten=False, generation=generation, settled_generation=generation)
+        assert store.list(name) == [name]
+        assert store.take_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
+        demand_fenced(store.begin, old, "begin() of the holder before forget()", by=new)
+
+    def test_forgetting_an_unknown_id_makes_no_row(self, scene: StoreScene) -> None:
+        """There is nothing to drop."""
+        store, name = scene.new_store(), scene.new_id()
+        store.forget(name)
+        assert store.read(name) is None, "forget() has made a row"
+
+    def test_what_is_open_is_not_forgotten(self, scene: StoreScene) -> None:
+        """NotSettledError: something of it is still to be recovered or acknowledged; nothing was changed."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        store.settle(claim, Settlement(lost=LOST))
+        for why, settlement in {
+            "with a prepared state": Settlement(clear_state=True),
+            "with an unsettled generation": Settlement(settled_generation=0),
+            "with a lost transaction": None,
+        }.items():
+            before = store.read_claimed(claim)
+            with demanded(NotSettledError, f"forget() {why}") as caught:
+                store.forget(name)
+            assert caught.value.transactional_id == name
+            assert store.read_claimed(claim) == before, f"forget() {why} was refused and has changed the row"
+            if settlement is not None:
+                store.settle(claim, settlement)
+        store.acknowledge(name)
+        store.forget(name)
+        demand_row(store, name, "after forget()", forgotten=True)
+
+    def test_an_id_is_not_forgotten_under_a_transaction(self, scene: StoreScene) -> None:
+        """Whichever comes first: forget() finds the transaction's state, or the transaction finds the raised fence."""
+        store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
+        transaction, number = scene.recorded(store, _settled(scene, store, name))
+        with meanwhile(lambda: outcome_of(lambda: other.forget(name))) as forgetting:
+            committing = outcome_of(transaction.commit)
+            forgot = forgetting.result(TIMEOUT)
+        transaction.rollback()
+        if committing is None:
+            assert isinstance(forgot, NotSettledError), f"the transaction committed, and forget() gave {forgot!r}"
+            assert scene.committed() == [number]
+            demand_row(store, name, "after the transaction", prepared_state=STATE, forgotten=False)
+        else:
+            assert isinstance(committing, FencedError), f"the id was forgotten, and commit() gave {committing!r}"
+            assert scene.committed() == [], "a transaction of a forgotten id was committed"
+            demand_row(store, name, "after forget()", prepared_state=None, forgotten=True)

@@ -1,0 +1,136 @@
+"""Conformance of changes to the row while a transaction is under way: neither may undo the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Claim, Settlement, StateRow, TxnStateStore
+from dualwrite.testing.stores.demands import demand_row, demanded, meanwhile, outcome_of
+from dualwrite.testing.stores.scene import STATE, TIMEOUT, ClaimsWait, StoreScene
+from dualwrite.testing.stores.settling import LOST, UNVERIFIED
+
+_Change = tuple[Callable[[TxnStateStore, Claim], Any], Callable[[StateRow], bool]]
+
+_CHANGES: Final[dict[str, _Change]] = {
+    "acknowledge": (lambda store, claim: store.acknowledge(claim.transactional_id), lambda row: row.lost == ()),
+    "settle a generation": (
+        lambda store, claim: store.settle(claim, Settlement(settled_generation=9)),
+        lambda row: row.settled_generation == 9,  # noqa: PLR2004  (what the line above has set)
+    ),
+    "add to the lost ones": (
+        lambda store, claim: store.settle(claim, Settlement(lost=UNVERIFIED)),
+        lambda row: UNVERIFIED in row.lost,
+    ),
+    "take a generation": (
+        lambda store, claim: store.take_generation(claim, ProducerKind.NATIVE),
+        lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
+    ),
+}
+"""What is called while a transaction is under way, and how the row shows it."""
+
+
+class InFlightConformance:
+    """Beside an open transaction."""
+
+    @pytest.mark.parametrize("change", _CHANGES)
+    @pytest.mark.parametrize("moment", ["begun", "recorded"])
+    def test_a_change_beside_a_transaction_is_kept_and_so_is_the_transaction(
+        self, scene: StoreScene, moment: str, change: str
+    ) -> None:
+        """`acknowledge` needs no claim and may come at any time. It may wait; the transaction may fail as a conflict.
+
+        But its writer is not fenced by it, since nobody has claimed the id; and what the call has changed is not put back
+        by a transaction that read the row before.
+        """
+        store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        store.settle(claim, Settlement(lost=LOST))
+        call, is_kept = _CHANGES[change]
+        if moment == "recorded":
+            transaction, number = scene.recorded(store, claim)
+        else:
+            transaction, number = store.begin(claim), scene.new_number()
+
+        def finish() -> None:
+            if moment == "begun":
+                scene.put(transaction.handle, number)
+                transaction.record(STATE, generation=0, transaction_number=1)
+            transaction.commit()
+
+        with meanwhile(lambda: call(other, claim)) as changing:
+            failed = outcome_of(finish)
+            transaction.rollback()
+            changing.result(TIMEOUT)
+        row = store.read_claimed(claim)
+        assert is_kept(row), f"{change}: it returned, and the row does not show it: {row}"
+        if failed is None:
+            assert scene.committed() == [number], f"{change}: commit() returned, and the user's data is not there"
+            demand_row(store, name, f"{change}: commit() returned", prepared_state=STATE, transaction_number=1)
+        else:
+            assert not isinstance(failed, FencedError), (
+                f"{change}: nobody has claimed the id, and the writer was fenced: {failed}"
+            )
+            assert isinstance(failed, StoreCommitFailedError), (
+                f"{change}: the contract demands StoreCommitFailedError, not {failed!r}"
+            )
+            assert scene.committed() == [], f"{change}: the transaction failed and has left the user's data"
+            demand_row(store, name, f"{change}: the transaction failed", prepared_state=None, transaction_number=0)
+
+    @pytest.mark.parametrize("moment", ["begun", "recorded"])
+    def test_reading_sees_what_is_committed_and_waits_for_nobody(self, scene: StoreScene, moment: str) -> None:
+        """`read`, `read_claimed`, `list` and `check` beside a transaction: `dualwrite status` must work then, too."""
+        store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        transaction = scene.recorded(store, claim)[0] if moment == "recorded" else store.begin(claim)
+        try:
+            other.check()
+            demand_row(other, name, "beside a transaction", prepared_state=None, fence=claim.fence)
+            assert other.read_claimed(claim).transaction_number == 0
+            assert other.list(name) == [name]
+        finally:
+            transaction.rollback()
+
+
+class TimeLimitConformance:
+    """No method waits for a lock without end."""
+
+    def test_a_claim_gives_up_when_its_time_is_over(self, scene: StoreScene) -> None:
+        """ClaimTimeoutError: the row stayed locked. Nothing was changed, and the same claim works once the lock is gone."""
+        if scene.capabilities.claims_wait is ClaimsWait.NEVER:
+            pytest.skip("a claim waits for no transaction")
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        transaction, number = scene.recorded(store, ours)
+        try:
+            for timeout in (0.01, 0.3):
+                with demanded(ClaimTimeoutError, f"claim(timeout={timeout}) while the row is locked") as caught:
+                    rival.claim(name, "theirs", timeout=timeout)
+                found = (caught.value.transactional_id, caught.value.facts.get("timeout"), caught.value.retriable)
+                assert found == (name, timeout, True), "ClaimTimeoutError's transactional_id, timeout and retriable"
+            demand_row(rival, name, "after claims that gave up", fence=ours.fence, owner="ours")
+            transaction.commit()
+        finally:
+            transaction.rollback()
+        assert scene.committed() == [number], "a claim that gave up has harmed the transaction that it waited for"
+        assert scene.claim(rival, name, "theirs").fence == ours.fence + 1
+
+    @pytest.mark.parametrize("change", _CHANGES)
+    def test_other_calls_give_up_after_the_stores_own_limit(self, scene: StoreScene, change: str) -> None:
+        """The others wait for a limit of the store, and raise ClaimTimeoutError then; nothing was changed."""
+        store, name = scene.new_store(), scene.new_id()
+        impatient = scene.adopt(scene.open_impatient())
+        claim = scene.claim(store, name)
+        before = store.read_claimed(claim)
+        transaction, _ = scene.recorded(store, claim)
+        try:
+            with demanded(ClaimTimeoutError, f"{change}, while the row is locked") as caught:
+                _CHANGES[change][0](impatient, claim)
+            assert caught.value.transactional_id == name
+        finally:
+            transaction.rollback()
+        assert store.read_claimed(claim) == before, f"{change} gave up and has changed the row"

@@ -1,0 +1,171 @@
+"""Conformance of what lasts: what was committed, and what errors say after a journey to another process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from dualwrite.errors import (
+    ClaimTimeoutError,
+    DualWriteError,
+    FencedError,
+    NotSettledError,
+    StoreCommitUnknownError,
+    StoredStateError,
+)
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Settlement
+from dualwrite.testing.stores.demands import demand_row, demanded
+from dualwrite.testing.stores.scene import BRIEFLY, STATE, TIMEOUT, ClaimsWait, StoreScene
+from dualwrite.testing.stores.settling import LOST
+
+
+class DurabilityConformance:
+    """Stores that are closed and opened."""
+
+    def test_a_new_store_sees_everything(self, scene: StoreScene) -> None:
+        """The row is in the database, not in the store."""
+        name = scene.new_id()
+        store = scene.new_store()
+        claim = scene.claim(store, name)
+        generation = store.take_generation(claim, ProducerKind.NATIVE)
+        store.settle(claim, Settlement(lost=LOST, settled_generation=0))
+        number = scene.transact(store, claim, generation=generation, transaction_number=7)
+        row = store.read_claimed(claim)
+        scene.close_stores()
+        store = scene.new_store()
+        assert store.read(name) == row, "the row in a new store"
+        assert scene.committed() == [number]
+        assert store.read_claimed(claim) == row, "a claim outlives the store object that made it"
+        again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
+        demand_row(store, name, "after an expected claim of a new store", transaction_number=7, fence=again.fence)
+
+    def test_what_was_not_committed_is_gone_with_its_store(self, scene: StoreScene) -> None:
+        """A transaction that was rolled back before its store was closed leaves nothing for the next one."""
+        name = scene.new_id()
+        store = scene.new_store()
+        transaction, _ = scene.recorded(store, scene.claim(store, name))
+        transaction.rollback()
+        scene.close_stores()
+        store = scene.new_store()
+        demand_row(store, name, "in a new store", prepared_state=None, transaction_number=0)
+        assert scene.committed() == []
+        assert scene.claim(store, name).fence == 2, "the claim of a new store"  # noqa: PLR2004  (the second)
+
+    def test_a_store_can_be_closed_twice(self, scene: StoreScene) -> None:
+        """`close` releases what the store opened itself; as a context manager it does so at the end."""
+        store = scene.new_store()
+        store.check()
+        with store as entered:
+            assert entered is store
+        store.close()
+
+    def test_a_store_tells_where_it_is_and_how_safe_that_is(self, scene: StoreScene) -> None:
+        """`description`: the address for people. `durability`: settings by their names, texts for texts."""
+        store = scene.new_store()
+        assert store.description, "description is empty"
+        found = store.durability()
+        assert all(isinstance(text, str) for pair in found.items() for text in pair), f"durability() gave {found!r}"
+
+
+class StoredErrorConformance:
+    """Errors."""
+
+    def test_a_row_that_can_not_be_read_is_said_to_be_so(self, scene: StoreScene) -> None:
+        """StoredStateError when a row can't be read: nothing is guessed, and nothing is written over it."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        store.settle(claim, Settlement(settled_generation=0))
+        scene.corrupt(name)
+        calls: dict[str, Callable[[], Any]] = {
+            "read()": lambda: store.read(name),
+            "read_claimed()": lambda: store.read_claimed(claim),
+            "settle()": lambda: store.settle(claim, Settlement(clear_state=True)),
+            "take_generation()": lambda: store.take_generation(claim, ProducerKind.NATIVE),
+            "acknowledge()": lambda: store.acknowledge(name),
+            "forget()": lambda: store.forget(name),
+            "read(), once more": lambda: store.read(name),
+        }
+        for what, call in calls.items():
+            with demanded(StoredStateError, f"{what} of a row that is unreadable") as caught:
+                call()
+            assert caught.value.transactional_id == name, f"StoredStateError's transactional_id, from {what}"
+
+    def test_errors_survive_pickling(self, scene: StoreScene) -> None:
+        """Errors cross process borders (Spark, multiprocessing): their text, their id and their facts with them."""
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        theirs = scene.claim(rival, name, "theirs")
+        found: list[DualWriteError] = []
+        with demanded(FencedError, "begin() under a claim that was replaced") as fenced:
+            store.begin(ours)
+        found.append(fenced.value)
+        with demanded(NotSettledError, "forget() with an unsettled generation") as open_:
+            store.forget(name)
+        found.append(open_.value)
+        if scene.capabilities.claims_wait is not ClaimsWait.NEVER:
+            with ExitStack() as ending:
+                transaction, _ = scene.recorded(rival, theirs)
+                ending.callback(transaction.rollback)
+                with demanded(ClaimTimeoutError, "claim() while the row is locked") as late:
+                    store.claim(name, "ours", timeout=BRIEFLY)
+                found.append(late.value)
+        for error in found:
+            again = pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
+            assert type(again) is type(error)
+            assert str(again) == str(error)
+            assert (again.transactional_id, again.facts) == (name, error.facts)
+
+
+class UnansweredConformance:
+    """Connections that break in a commit: it is not known whether it worked, and the next claim tells."""
+
+    @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
+    def test_a_commit_without_an_answer_is_unknown_and_the_row_tells(self, scene: StoreScene, arrives: bool) -> None:
+        """StoreCommitUnknownError; then the writer claims the id under its own fence and reads its number there (F8)."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        transaction, number = scene.recorded(store, claim, transaction_number=5)
+        scene.cut_next_commit(arrives=arrives)
+        with demanded(StoreCommitUnknownError, "commit() whose connection broke") as caught:
+            transaction.commit()
+        transaction.rollback()
+        assert not caught.value.retriable, "an unknown outcome must not be tried again blindly"
+        again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
+        row = store.read_claimed(again)
+        assert (row.transaction_number, row.prepared_state) == ((5, STATE) if arrives else (0, None)), "the row after it"
+        assert scene.committed() == ([number] if arrives else []), "the user's data after it"
+
+    @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
+    def test_a_claim_without_an_answer_is_made_again(self, scene: StoreScene, arrives: bool) -> None:
+        """Connections that break meanwhile are made anew; a claim of this very call does not count as somebody else's."""
+        store, name = scene.new_store(), scene.new_id()
+        first = scene.claim(store, name)
+        scene.cut_next_commit(arrives=arrives)
+        second = scene.claim(store, name)
+        assert second.fence > first.fence, "the fence of a claim that had to be sent twice"
+        demand_row(store, name, "the row after it", fence=second.fence)
+        scene.cut_next_commit(arrives=arrives)
+        third = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=second.fence)
+        assert third.fence == second.fence + 1, "an expected claim is made once, and known again"
+        demand_row(store, name, "the row after it", fence=third.fence)
+        store.begin(third).rollback()
+
+    @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
+    def test_changes_without_an_answer_are_sent_again(self, scene: StoreScene, arrives: bool) -> None:
+        """`settle` twice is `settle` once; a generation may be skipped; an acknowledgement still returns what it removed."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.cut_next_commit(arrives=arrives)
+        store.settle(claim, Settlement(lost=LOST, settled_generation=0))
+        demand_row(store, name, "after settle()", lost=(LOST,), settled_generation=0)
+        scene.cut_next_commit(arrives=arrives)
+        generation = store.take_generation(claim, ProducerKind.LIBRDKAFKA)
+        demand_row(store, name, "after take_generation()", generation=generation)
+        scene.cut_next_commit(arrives=arrives)
+        assert store.acknowledge(name) == (LOST,), "acknowledge()"
+        demand_row(store, name, "after acknowledge()", lost=())

@@ -1,0 +1,97 @@
+"""The promise as a model: what a row and a database must hold after each step, and a Kafka that is only simulated. No I/O.
+
+Written without `dualwrite.stores.rows`, which stores are built of: a mistake there must not hide itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostTransaction, StateRow
+
+
+@dataclass(frozen=True)
+class RowModel:
+    """What the row of the id must say; a fence of 0 means that there is no row."""
+
+    fence: int = 0
+    generation: int = 0
+    kind: ProducerKind = ProducerKind.LIBRDKAFKA
+    state: PreparedTxnState | None = None
+    prepared_generation: int = 0
+    settled: int = -1
+    number: int = 0
+    lost: tuple[LostTransaction, ...] = ()
+    forgotten: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still to be recovered or acknowledged."""
+        return self.state is not None or self.settled < self.generation or bool(self.lost)
+
+    def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
+        """After taking a generation."""
+        if reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
+            return replace(self, settled=self.generation - 1 if self.settled >= self.generation else self.settled)
+        return replace(self, generation=self.generation + 1, kind=kind)
+
+    def told(self) -> dict[str, Any]:
+        """By the names of StateRow."""
+        return {
+            "fence": self.fence,
+            "generation": self.generation,
+            "generation_kind": self.kind,
+            "prepared_state": self.state,
+            "prepared_generation": None if self.state is None else self.prepared_generation,
+            "settled_generation": self.settled,
+            "transaction_number": self.number,
+            "lost": self.lost,
+            "forgotten": self.forgotten,
+        }
+
+
+def told(row: StateRow) -> dict[str, Any]:
+    """A row as `RowModel.told` gives one."""
+    found = {name: getattr(row, name) for name in RowModel().told()}
+    return {**found, "prepared_generation": None if row.prepared_state is None else row.prepared_generation}
+
+
+@dataclass
+class SimulatedTransaction:
+    """One Kafka transaction.
+
+    Args:
+        state: Its name.
+        messages: What was sent in it.
+        committed: How it ended; None while it is open.
+    """
+
+    state: PreparedTxnState
+    messages: list[int] = field(default_factory=list)
+    committed: bool | None = None
+
+    def end(self, *, commit: bool) -> bool:
+        """End it, if it is open; whether it has ended in this way (EndTxn v5 answers so)."""
+        if self.committed is None:
+            self.committed = commit
+        return self.committed is commit
+
+
+@dataclass
+class SimulatedKafka:
+    """Every Kafka transaction of one id, each with a name of its own, as EndTxn v5 gives them (KIP-890)."""
+
+    transactions: list[SimulatedTransaction] = field(default_factory=list)
+
+    def begin(self) -> SimulatedTransaction:
+        """A new one."""
+        begun = SimulatedTransaction(PreparedTxnState(len(self.transactions), 0))
+        self.transactions.append(begun)
+        return begun
+
+    def ongoing(self) -> list[SimulatedTransaction]:
+        """Those that are open: what DescribeTransactions tells."""
+        return [transaction for transaction in self.transactions if transaction.committed is None]

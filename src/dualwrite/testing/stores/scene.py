@@ -1,0 +1,189 @@
+"""Where the conformance suite of stores takes place: what it needs of a database, and of the store under test."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+from uuid import uuid4
+
+import pytest
+
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
+
+TIMEOUT: Final = 30.0
+"""Seconds for whatever must happen: far more than it takes."""
+
+BRIEFLY: Final = 0.3
+"""Seconds after which a claim that has to wait may give up."""
+
+STATE: Final = PreparedTxnState(4711, 3)
+
+
+class ClaimsWait(Enum):
+    """From when on a transaction keeps a claim of its id waiting, until it ends."""
+
+    FROM_BEGIN = "from begin"
+    """It holds a lock from its beginning, as in SQLite."""
+
+    FROM_RECORD = "from record"
+    """`record` locks the row, as in PostgreSQL."""
+
+    NEVER = "never"
+    """A claim goes ahead, and makes the transaction's `record` or `commit` fail with FencedError (a version is compared)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapabilities:
+    """How a store keeps the contract, where the contract leaves it the choice.
+
+    Args:
+        claims_wait: From when on a claim waits for a transaction.
+        transactions_at_once: Transactions of different ids may be under way at the same time.
+        crashes: `StoreScene.crash` is there, for the state machine.
+        cuts_commits: `StoreScene.cut_next_commit` is there, for the state machine.
+    """
+
+    claims_wait: ClaimsWait = ClaimsWait.FROM_RECORD
+    transactions_at_once: bool = True
+    crashes: bool = False
+    cuts_commits: bool = False
+
+
+class StoreScene(ABC):
+    """A database and stores on it; as a context manager it closes them.
+
+    `open`, `put` and `numbers` are to be given. The rest is for tests that are skipped without it.
+
+    Every test may get the same database: the suite takes ids and numbers that nothing else has.
+    """
+
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities()
+
+    def __init__(self) -> None:
+        self._stores: list[TxnStateStore] = []
+        self._numbers = count(uuid4().int % 2**30)
+        self._given: set[int] = set()
+
+    # --- to be given ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self) -> TxnStateStore:
+        """A store with connections of its own, on the same database each time; one of which a process has one may be shared."""
+
+    @abstractmethod
+    def put(self, handle: Any, number: int) -> None:
+        """Write a number (0 to 2^31 - 1) by the handle of a transaction, as a user would."""
+
+    @abstractmethod
+    def numbers(self) -> list[int]:
+        """The numbers that are committed, in any order, each as often as it is there; waits for no open transaction."""
+
+    # --- may be given -----------------------------------------------------------------------------------------------------
+
+    def corrupt(self, transactional_id: str) -> None:
+        """Make the stored row unreadable, by other means than the store's."""
+        del transactional_id
+        pytest.skip("this scene has no `corrupt`")
+
+    def ways_to_end(self, handle: Any) -> Mapping[str, Callable[[], Any]]:
+        """Every way in which a user could try to end the transaction by its handle, by the name of the call."""
+        del handle
+        pytest.skip("this scene has no `ways_to_end`: the handle can't end its transaction")
+
+    def opener(self) -> Callable[[], TxnStateStore]:
+        """What opens a store on this database in another process: a function that can be pickled."""
+        pytest.skip("this scene has no `opener`: another process can't open the database at the same time")
+
+    def open_impatient(self) -> TxnStateStore:
+        """As `open`, with the store's own limit for waiting set to about BRIEFLY."""
+        pytest.skip("this scene has no `open_impatient`: the store has no time limit of its own")
+
+    def cut_next_commit(self, *, arrives: bool) -> None:
+        """Cut the connection when a store sends its next commit: before it reaches the database, or before its answer is back.
+
+        A claim, a settlement and the like count as well. `dualwrite.testing.proxy` has what it takes.
+        """
+        del arrives
+        pytest.skip("this scene has no `cut_next_commit`: there is no connection that could break")
+
+    def crash(self, store: TxnStateStore) -> None:
+        """End what a store has under way as if its process were killed, and release its locks; for the state machine."""
+        raise NotImplementedError(f"{type(self).__name__} has the capability `crashes` without `crash` ({store.description})")
+
+    def close(self) -> None:  # noqa: B027  (most scenes have nothing to close)
+        """Release what the scene itself has opened; its stores are closed by then."""
+
+    # --- what tests use ---------------------------------------------------------------------------------------------------
+
+    def new_id(self, kind: str = "id") -> str:
+        """An id that nothing else has."""
+        return f"{kind}-{uuid4().hex[:12]}"
+
+    def new_number(self) -> int:
+        """A number that nothing else has."""
+        number = next(self._numbers)
+        self._given.add(number)
+        return number
+
+    def new_store(self) -> TxnStateStore:
+        """One more store, closed with the scene."""
+        return self.adopt(self.open())
+
+    def adopt(self, store: TxnStateStore) -> TxnStateStore:
+        """Close a store with the scene."""
+        if not any(store is known for known in self._stores):
+            self._stores.append(store)
+        return store
+
+    def close_stores(self) -> None:
+        """Close every store; the next `open` begins anew."""
+        while self._stores:
+            self._stores.pop().close()
+
+    def committed(self) -> list[int]:
+        """Those of this scene's numbers that are committed, sorted."""
+        return sorted(number for number in self.numbers() if number in self._given)
+
+    def claim(self, store: TxnStateStore, transactional_id: str, owner: str = "ours") -> Claim:
+        """A claim with plenty of time."""
+        return store.claim(transactional_id, owner, timeout=TIMEOUT)
+
+    def recorded(
+        self,
+        store: TxnStateStore,
+        claim: Claim,
+        *,
+        state: PreparedTxnState | None = STATE,
+        generation: int = 0,
+        transaction_number: int = 1,
+    ) -> tuple[StoreTransaction, int]:
+        """A transaction that is ready to commit, and the number that is put in it; where that fails it is rolled back."""
+        transaction, number = store.begin(claim), self.new_number()
+        try:
+            self.put(transaction.handle, number)
+            transaction.record(state, generation=generation, transaction_number=transaction_number)
+        except BaseException:
+            transaction.rollback()
+            raise
+        return transaction, number
+
+    def transact(self, store: TxnStateStore, claim: Claim, **what: Any) -> int:
+        """A whole transaction, as `recorded`; its number."""
+        transaction, number = self.recorded(store, claim, **what)
+        transaction.commit()
+        return number
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close_stores()
+        finally:
+            self.close()

@@ -1,0 +1,156 @@
+"""Conformance of what recovery writes: settlements, generations, and the list of what is lost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
+
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.scene import STATE, StoreScene
+
+_AT: Final = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
+LOST: Final = LostTransaction(LostKind.LOST, STATE, 0, _AT)
+UNVERIFIED: Final = LostTransaction(
+    LostKind.UNVERIFIED, PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID), 70_000, _AT + timedelta(hours=1)
+)
+_NATIVE: Final = ProducerKind.NATIVE
+_TWO_PHASE: Final = ProducerKind.NATIVE_TWO_PHASE
+_LIBRDKAFKA: Final = ProducerKind.LIBRDKAFKA
+
+
+class SettlingConformance:
+    """`settle` and `acknowledge`."""
+
+    def test_a_settlement_changes_only_what_it_names(self, scene: StoreScene) -> None:
+        """Settlement: what is left at its default stays as it is."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim, generation=2, transaction_number=5)
+        store.settle(claim, Settlement())
+        store.settle(claim, Settlement(settled_generation=4))
+        demand_row(store, name, "after settling generation 4", prepared_state=STATE, settled_generation=4, lost=())
+        store.settle(claim, Settlement(lost=LOST))
+        demand_row(store, name, "after an entry for `lost`", prepared_state=STATE, settled_generation=4, lost=(LOST,))
+        store.settle(claim, Settlement(clear_state=True))
+        demand_row(
+            store,
+            name,
+            "after clearing the state",
+            prepared_state=None,
+            settled_generation=4,
+            lost=(LOST,),
+            fence=claim.fence,
+            transaction_number=5,
+            generation=0,
+        )
+
+    def test_a_state_moves_to_the_lost_ones_in_one_write(self, scene: StoreScene) -> None:
+        """Settlement `lost`: added in the same write that clears S (F7)."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        store.settle(claim, Settlement(clear_state=True, lost=LOST, settled_generation=0))
+        demand_row(store, name, "after the settlement", prepared_state=None, lost=(LOST,), settled_generation=0)
+
+    def test_settling_twice_is_settling_once(self, scene: StoreScene) -> None:
+        """`settle` twice is `settle` once, also its entry for `lost`, even where it was found at another time."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        found_again = LostTransaction(LOST.kind, LOST.state, LOST.generation, _AT + timedelta(days=1))
+        for entry in (LOST, LOST, UNVERIFIED, found_again):
+            store.settle(claim, Settlement(clear_state=True, lost=entry))
+        demand_row(store, name, "after settling again", prepared_state=None, lost=(LOST, UNVERIFIED))
+
+    def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
+        """A row keeps what is lost until somebody acknowledges it, however much that is."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        entries = tuple(LostTransaction(LostKind.LOST, PreparedTxnState(MAX_PRODUCER_ID, n), n, _AT) for n in range(60))
+        for entry in entries:
+            store.settle(claim, Settlement(lost=entry))
+        demand_row(store, name, "after 60 settlements", lost=entries)
+        assert store.acknowledge(name) == entries
+
+    def test_times_are_kept_in_utc(self, scene: StoreScene) -> None:
+        """`recorded_at`: UTC, aware; to the microsecond, whatever the zone that it was given in."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        east = LostTransaction(LostKind.LOST, STATE, 0, _AT.astimezone(timezone(timedelta(hours=9))))
+        store.settle(claim, Settlement(lost=east))
+        (entry,) = store.read_claimed(claim).lost
+        assert (entry.recorded_at, entry.recorded_at.utcoffset()) == (_AT, timedelta(0))
+
+    def test_acknowledging_removes_and_returns_what_was_lost(self, scene: StoreScene) -> None:
+        """`acknowledge`: remove the entries of `lost` and return them. It needs no claim and touches nothing else."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        for entry in (LOST, UNVERIFIED):
+            store.settle(claim, Settlement(lost=entry))
+        assert scene.new_store().acknowledge(name) == (LOST, UNVERIFIED)
+        demand_row(store, name, "after acknowledge()", lost=(), prepared_state=STATE, fence=claim.fence)
+        assert store.acknowledge(name) == (), "a second acknowledge() has something to give"
+        store.read_claimed(claim)
+
+    def test_acknowledging_an_unknown_id_does_nothing(self, scene: StoreScene) -> None:
+        """It gives nothing, and makes no row."""
+        store, name = scene.new_store(), scene.new_id()
+        assert store.acknowledge(name) == ()
+        assert store.read(name) is None, "acknowledge() has made a row"
+
+
+class GenerationConformance:
+    """`take_generation`: the Kafka transactional ids of a logical one."""
+
+    def test_each_generation_is_the_next(self, scene: StoreScene) -> None:
+        """`generation` is raised by one; it is unsettled from then on."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        assert [store.take_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
+        demand_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, settled_generation=-1)
+        assert list(store.read_claimed(claim).unsettled_generations) == [0, 1, 2, 3]
+
+    def test_librdkafka_never_goes_on_with_a_generation(self, scene: StoreScene) -> None:
+        """Rule O2: `reuse` is for a kind that takes over; librdkafka's is raised each time."""
+        store = scene.new_store()
+        claim = scene.claim(store, scene.new_id())
+        assert [store.take_generation(claim, _LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
+
+    def test_a_generation_is_used_again_by_its_kind_only(self, scene: StoreScene) -> None:
+        """`reuse`: go on with the newest generation if `generation_kind` is `kind` (F5); plain and two-phase are two kinds."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        kinds = (_NATIVE, _NATIVE, _TWO_PHASE, _TWO_PHASE, _NATIVE, _LIBRDKAFKA, _NATIVE)
+        taken = [store.take_generation(claim, kind, reuse=True) for kind in kinds]
+        assert taken == [1, 1, 2, 2, 3, 4, 5], f"generations for {[kind.value for kind in kinds]}, each with reuse=True"
+        taken.append(store.take_generation(claim, _NATIVE))
+        assert taken[-1] == taken[-2] + 1, "take_generation() without `reuse`"
+        demand_row(store, name, "after it", generation=taken[-1], generation_kind=_NATIVE)
+
+    def test_a_generation_that_is_used_again_is_unsettled_again(self, scene: StoreScene) -> None:
+        """`reuse`: `settled_generation` is lowered below it, since something may be open on it; an open one stays as it is."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        for _ in range(3):
+            newest = store.take_generation(claim, _NATIVE)
+        store.settle(claim, Settlement(settled_generation=newest))
+        assert not store.read_claimed(claim).unsettled_generations
+        assert store.take_generation(claim, _NATIVE, reuse=True) == newest
+        assert list(store.read_claimed(claim).unsettled_generations) == [newest]
+        store.settle(claim, Settlement(settled_generation=1))
+        assert store.take_generation(claim, _NATIVE, reuse=True) == newest
+        demand_row(store, name, "after using it again", generation=newest, settled_generation=1)
+
+    def test_generations_go_on_over_claims(self, scene: StoreScene) -> None:
+        """A successor finds the newest generation, and its kind, and never takes a number twice."""
+        name, taken = scene.new_id(), []
+        for _ in range(3):
+            store = scene.new_store()
+            claim = scene.claim(store, name)
+            taken.append(store.take_generation(claim, _TWO_PHASE, reuse=True))
+            taken.append(store.take_generation(claim, _LIBRDKAFKA))
+        assert taken == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,372 @@
+"""Several writers on one id, step by step, on a real database, each step held against the model. No Hypothesis here.
+
+A writer follows the recipe: claim, describe, read again, act and settle, take a generation, begin, write, record, commit,
+commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store, with the contract's error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from dualwrite.errors import ClaimTimeoutError, FencedError, NotSettledError, StoreCommitFailedError, StoreCommitUnknownError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.testing.stores.demands import demanded
+from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, told
+from dualwrite.testing.stores.scene import TIMEOUT, ClaimsWait, StoreScene
+
+WRITERS: Final = 3
+_A_MOMENT: Final = 0.03
+
+
+@dataclass(eq=False)
+class Writer:
+    """One of the writers: what a process would hold.
+
+    Attributes:
+        claim: Its claim, current or not.
+        generation: Its generation.
+        transactions: How many it has begun under the claim.
+        ready: It has settled the id under its claim, and may begin a transaction.
+        open: Its database transaction.
+        numbers: What that has written.
+        recorded: What it has recorded, and how many changes the row had seen then.
+        kafka: Its Kafka transaction, where it sends messages.
+        committed: The database has committed, and Kafka is still to follow.
+        described: What it saw open at Kafka when it began to recover.
+        row: The row as it read it afterwards.
+    """
+
+    name: str
+    store: TxnStateStore
+    claim: Claim | None = None
+    generation: int = 0
+    transactions: int = 0
+    ready: bool = False
+    open: StoreTransaction | None = None
+    numbers: list[int] = field(default_factory=list)
+    recorded: tuple[RowModel, int] | None = None
+    kafka: SimulatedTransaction | None = None
+    committed: bool = False
+    described: list[SimulatedTransaction] | None = None
+    row: StateRow | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """It has a claim, and no transaction on either side."""
+        return self.claim is not None and self.open is None and not self.committed
+
+    def end_transaction(self) -> None:
+        """Its transaction has ended, on both sides."""
+        self.open = self.recorded = self.kafka = None
+        self.committed = False
+        self.numbers = []
+
+
+class Simulation:
+    """Writers, the model, and the steps.
+
+    Args:
+        scene: Where it takes place; the id is one of its own.
+    """
+
+    def __init__(self, scene: StoreScene) -> None:
+        self.scene = scene
+        self.id = scene.new_id("machine")
+        self.observer = scene.new_store()
+        self.writers = [Writer(f"writer {number}", scene.new_store()) for number in range(WRITERS)]
+        self.row = RowModel()
+        self.changes = 0
+        self.data: list[int] = []
+        self.kafka = SimulatedKafka()
+        self._before = set(scene.numbers())
+        self._has_given_up = False
+
+    # --- who can do what --------------------------------------------------------------------------------------------------
+
+    def holder(self) -> Writer | None:
+        """Whose transaction keeps others from changing the row."""
+        match self.scene.capabilities.claims_wait:
+            case ClaimsWait.FROM_BEGIN:
+                return next((writer for writer in self.writers if writer.open is not None), None)
+            case ClaimsWait.FROM_RECORD:
+                return next((writer for writer in self.writers if writer.recorded is not None), None)
+            case ClaimsWait.NEVER:
+                return None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody's transaction has to be waited for."""
+        return self.holder() is None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether a transaction may begin beside those that are open."""
+        return self.is_free or self.scene.capabilities.claims_wait is ClaimsWait.FROM_RECORD
+
+    def _has_fence(self, writer: Writer) -> bool:
+        return writer.claim is not None and writer.claim.fence == self.row.fence
+
+    def _change(self, **fields: Any) -> None:
+        self.row = replace(self.row, **fields)
+        self.changes += 1
+
+    def _under_claim(self, writer: Writer, what: str, call: Callable[[Claim], Any]) -> tuple[bool, Any]:
+        """Make a call that is conditional on the fence; whether it was made, and what it gave."""
+        assert writer.claim is not None
+        if self._has_fence(writer):
+            return True, call(writer.claim)
+        with demanded(FencedError, f"{what} by {writer.name}, whose claim {writer.claim.fence} was replaced"):
+            call(writer.claim)
+        self._lose_claim(writer)
+        return False, None
+
+    def _lose_claim(self, writer: Writer) -> None:
+        """The writer knows that it was fenced, and lets go of everything; what is open at Kafka, whoever has the id ends."""
+        if writer.open is not None:
+            writer.open.rollback()
+        self._begin_anew(writer, None)
+
+    def _begin_anew(self, writer: Writer, claim: Claim | None, store: TxnStateStore | None = None) -> None:
+        self.writers[self.writers.index(writer)] = Writer(writer.name, store or writer.store, claim)
+
+    # --- claims -----------------------------------------------------------------------------------------------------------
+
+    def claims(self, writer: Writer) -> None:
+        """Take the id, whoever has it; where a transaction holds its lock, give up (once in a run: some databases take 1 s)."""
+        if not self.is_free:
+            if self._has_given_up:
+                return
+            self._has_given_up = True
+            with demanded(ClaimTimeoutError, f"claim() by {writer.name} under the transaction of another"):
+                writer.store.claim(self.id, writer.name, timeout=_A_MOMENT)
+            return
+        claim = writer.store.claim(self.id, writer.name, timeout=TIMEOUT)
+        assert claim.fence == self.row.fence + 1, f"claim() gave the fence {claim.fence} after {self.row.fence}"
+        self._change(fence=claim.fence, number=0, forgotten=False)
+        self._begin_anew(writer, claim)
+
+    def claims_again(self, writer: Writer) -> None:
+        """Take the id under its own fence, as after an unknown COMMIT (F8)."""
+        held = writer.claim
+        assert held is not None
+        done, claim = self._under_claim(
+            writer,
+            "claim(expected_fence=…)",
+            lambda _: writer.store.claim(self.id, writer.name, timeout=TIMEOUT, expected_fence=held.fence),
+        )
+        if done:
+            assert claim.fence == held.fence + 1, f"claim(expected_fence={held.fence}) gave the fence {claim.fence}"
+            self._change(fence=claim.fence)
+            self._begin_anew(writer, claim)
+
+    # --- recovery ---------------------------------------------------------------------------------------------------------
+
+    def describes(self, writer: Writer) -> None:
+        """First what is open at Kafka (F1)."""
+        writer.described, writer.row = self.kafka.ongoing(), None
+
+    def reads(self, writer: Writer) -> None:
+        """Then the row again, on the condition of the fence (F1)."""
+        done, row = self._under_claim(writer, "read_claimed()", writer.store.read_claimed)
+        if done:
+            writer.row = row
+
+    def settles(self, writer: Writer, kind: ProducerKind, *, reuse: bool) -> None:
+        """End at Kafka what was described, by what the row said; settle, and take a generation."""
+        row, described = writer.row, writer.described
+        assert row is not None
+        assert described is not None
+        writer.row = writer.described = None
+        for transaction in described:
+            transaction.end(commit=transaction.state == row.prepared_state)
+        settlement = Settlement(clear_state=row.prepared_state is not None, settled_generation=row.generation)
+        done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, settlement))
+        if not done:
+            return
+        self._change(state=None, settled=row.generation)
+        claim = writer.claim
+        assert claim is not None
+        writer.generation = writer.store.take_generation(claim, kind, reuse=reuse)
+        self.row = self.row.with_generation(kind, reuse=reuse)
+        self.changes += 1
+        told_of = f"take_generation({kind}, reuse={reuse}) gave {writer.generation}"
+        assert writer.generation == self.row.generation, f"{told_of}, the contract demands {self.row.generation}"
+        writer.ready = True
+
+    def closes(self, writer: Writer) -> None:
+        """After a clean end: nothing is prepared, nothing is open."""
+        settlement = Settlement(clear_state=True, settled_generation=writer.generation)
+        done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, settlement))
+        if done:
+            self._change(state=None, settled=writer.generation)
+            writer.ready = False
+
+    def finds_lost(self, writer: Writer, number: int) -> None:
+        """Add an entry to the lost ones; the same one only once."""
+        entry = LostTransaction(LostKind.LOST, PreparedTxnState(number, 0), 0, datetime(2026, 11, 21, tzinfo=UTC))
+        done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, Settlement(lost=entry)))
+        if done:
+            self._change(lost=self.row.lost if entry in self.row.lost else (*self.row.lost, entry))
+
+    def acknowledges(self, writer: Writer) -> None:
+        """Take what is lost off the row: anybody may, without a claim."""
+        found = writer.store.acknowledge(self.id)
+        assert found == self.row.lost, f"acknowledge() gave {found}, the contract demands {self.row.lost}"
+        self._change(lost=())
+
+    def forgets(self, writer: Writer) -> None:
+        """Drop the id, if nothing of it is open."""
+        if self.row.is_open and not self.row.forgotten:
+            with demanded(NotSettledError, "forget() of an id on which something is open"):
+                writer.store.forget(self.id)
+            return
+        writer.store.forget(self.id)
+        if not self.row.forgotten:
+            self._change(forgotten=True, fence=self.row.fence + 1)
+
+    # --- transactions -----------------------------------------------------------------------------------------------------
+
+    def begins(self, writer: Writer, *, sends: bool) -> None:
+        """Begin on both sides; the database's checks the fence before Kafka's has a message (F2)."""
+        done, transaction = self._under_claim(writer, "begin()", writer.store.begin)
+        if done:
+            writer.open, writer.kafka = transaction, self.kafka.begin() if sends else None
+            writer.transactions += 1
+            self.writes(writer)
+
+    def writes(self, writer: Writer) -> None:
+        """One number to each side."""
+        assert writer.open is not None
+        number = self.scene.new_number()
+        self.scene.put(writer.open.handle, number)
+        writer.numbers.append(number)
+        if writer.kafka is not None:
+            writer.kafka.messages.append(number)
+
+    def records(self, writer: Writer) -> None:
+        """The prepared state, on the condition of the fence; a store that compares versions may leave that to the commit."""
+        assert writer.open is not None
+        state = None if writer.kafka is None else writer.kafka.state
+        has_fence = self._has_fence(writer)
+        try:
+            writer.open.record(state, generation=writer.generation, transaction_number=writer.transactions)
+        except FencedError:
+            assert not has_fence, f"record() raised FencedError, and {writer.claim} is the newest"
+            self._lose_claim(writer)
+            return
+        late = self.scene.capabilities.claims_wait is ClaimsWait.NEVER
+        assert has_fence or late, f"record() under a claim that was replaced: the contract demands FencedError ({writer.claim})"
+        said = RowModel(state=state, prepared_generation=writer.generation, number=writer.transactions)
+        writer.recorded = (said, self.changes)
+
+    def commits(self, writer: Writer) -> None:
+        """The commit point, on the condition of the fence."""
+        assert writer.open is not None
+        assert writer.recorded is not None
+        has_fence, changed = self._has_fence(writer), writer.recorded[1] != self.changes
+        try:
+            writer.open.commit()
+        except FencedError:
+            assert not has_fence, f"commit() raised FencedError, and {writer.claim} is the newest"
+            self._lose_claim(writer)
+        except StoreCommitFailedError:
+            assert changed, "commit() raised StoreCommitFailedError, and nobody has changed the row since record()"
+            self.rolls_back(writer)
+        else:
+            assert has_fence, f"commit() returned under {writer.claim}; the newest fence is {self.row.fence}"
+            self._is_committed(writer)
+
+    def commits_without_an_answer(self, writer: Writer, *, arrives: bool) -> None:
+        """The connection breaks in COMMIT: the writer does not know, and has to look (F8)."""
+        assert writer.open is not None
+        assert writer.recorded is not None
+        self.scene.cut_next_commit(arrives=arrives)
+        with demanded(StoreCommitUnknownError, "commit() whose connection broke"):
+            writer.open.commit()
+        writer.open.rollback()
+        if not arrives or not self._has_fence(writer):
+            happened = False
+        elif self.scene.capabilities.claims_wait is ClaimsWait.NEVER and writer.recorded[1] != self.changes:
+            happened = set(writer.numbers) <= set(self.scene.numbers())  # it may have failed as a conflict
+        else:
+            happened = True
+        if happened:
+            self._is_committed(writer)
+        claim = writer.claim
+        self._begin_anew(writer, claim)  # what is open at Kafka, its recovery ends
+
+    def _is_committed(self, writer: Writer) -> None:
+        assert writer.recorded is not None
+        said, _ = writer.recorded
+        self._change(state=said.state, prepared_generation=said.prepared_generation, number=said.number)
+        self.data += writer.numbers
+        kafka = writer.kafka
+        writer.end_transaction()
+        writer.kafka, writer.committed = kafka, kafka is not None
+
+    def commits_at_kafka(self, writer: Writer) -> None:
+        """The second half; whoever took the id meanwhile may have done it already, and must not have aborted it."""
+        assert writer.kafka is not None
+        assert writer.kafka.end(commit=True), f"{writer.kafka} was aborted at Kafka, and the database has committed it"
+        writer.end_transaction()
+
+    def rolls_back(self, writer: Writer) -> None:
+        """Both sides."""
+        assert writer.open is not None
+        for _ in range(2):
+            writer.open.rollback()
+        if writer.kafka is not None:
+            writer.kafka.end(commit=False)
+        writer.end_transaction()
+
+    def crashes(self, writer: Writer) -> None:
+        """The process is gone: its connections break, its Kafka transaction stays open, a new process has a new store."""
+        self.scene.crash(writer.store)
+        self._begin_anew(writer, None, self.scene.new_store())
+
+    # --- what must hold ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The row and the data are the model's, and agree with Kafka."""
+        self._check_row()
+        data = set(self.scene.numbers()) - self._before
+        assert data == set(self.data), f"the database has {sorted(data)}, committed was {sorted(self.data)}"
+        for transaction in self.kafka.transactions:
+            sent = set(transaction.messages)
+            if transaction.committed is not None:
+                wanted = sent if transaction.committed else set()
+                assert sent & data == wanted, f"{transaction}, the database has {sorted(data)}"
+            if transaction.state == self.row.state:
+                assert sent <= data, f"the row has the state of {transaction}, the database has {sorted(data)}"
+
+    def _check_row(self) -> None:
+        row = self.observer.read(self.id)
+        if self.row.fence == 0:
+            assert row is None, f"nobody has claimed the id, and there is {row}"
+            return
+        assert row is not None, "the row is gone"
+        found, wanted = told(row), self.row.told()
+        wrong = [name for name in wanted if found[name] != wanted[name]]
+        said = "; ".join(f"{name} is {found[name]!r}, the model says {wanted[name]!r}" for name in wrong)
+        assert not wrong, f"the row: {said}"
+
+    def end(self) -> None:
+        """All writers end where they are; one more recovers, and both sides are equal."""
+        for writer in self.writers:
+            if writer.open is not None:
+                writer.open.rollback()
+        last = Writer("the last", self.observer)
+        self.writers = [last]
+        self.claims(last)
+        last = self.writers[0]
+        self.describes(last)
+        self.reads(last)
+        self.settles(last, ProducerKind.LIBRDKAFKA, reuse=False)
+        self.check()
+        assert not self.kafka.ongoing()
+        self.scene.close_stores()

@@ -1,0 +1,209 @@
+"""Conformance of transactions: the user's data and the prepared state become visible together, or neither does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import pytest
+
+from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
+from dualwrite.stores.base import Settlement, StoreTransaction, TxnStateStore
+from dualwrite.testing.stores.demands import demand_row, demanded
+from dualwrite.testing.stores.scene import STATE, StoreScene
+
+_STATES: Final = (
+    PreparedTxnState(0, 0),
+    PreparedTxnState(0, 0, 0),
+    PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH),
+    PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID),
+    None,
+)
+_MANY: Final = 200
+
+
+class TransactionConformance:
+    """What a transaction writes, and what it leaves alone."""
+
+    def test_state_and_data_become_visible_together_at_the_commit(self, scene: StoreScene) -> None:
+        """`commit`: the commit point of the whole recipe. Before it neither is seen, after it both are, by everybody."""
+        store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        transaction, number = store.begin(claim), scene.new_number()
+        scene.put(transaction.handle, number)
+        assert scene.committed() == [], "the user's data is seen before the commit"
+        transaction.record(STATE, generation=3, transaction_number=9)
+        assert scene.committed() == [], "the user's data is seen before the commit"
+        demand_row(other, name, "before the commit", prepared_state=None, transaction_number=0)
+        transaction.commit()
+        assert scene.committed() == [number], "commit() returned, and the user's data is not there"
+        demand_row(other, name, "after the commit", prepared_state=STATE, prepared_generation=3, transaction_number=9)
+        assert store.read_claimed(claim) == other.read(name), "two stores see different rows after the commit"
+
+    @pytest.mark.parametrize("state", _STATES, ids=str)
+    def test_a_state_is_stored_as_it_was_given(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
+        """`record` writes S, its generation and the transaction's number; None is stored over an earlier state."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        scene.transact(store, claim, state=state, generation=70_000, transaction_number=2**40)
+        demand_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
+
+    def test_recording_leaves_the_rest_of_the_row_alone(self, scene: StoreScene) -> None:
+        """`record`: S, its generation and the number; nothing else is this transaction's."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        generation = store.take_generation(claim, ProducerKind.NATIVE)
+        store.settle(claim, Settlement(settled_generation=0))
+        before = store.read_claimed(claim)
+        scene.transact(store, claim, generation=generation)
+        demand_row(
+            store,
+            name,
+            "after a transaction",
+            **{field: getattr(before, field) for field in ("fence", "generation", "generation_kind", "settled_generation")},
+            **{field: getattr(before, field) for field in ("lost", "owner", "claim_token", "forgotten")},
+        )
+
+    def test_many_writes_are_one(self, scene: StoreScene) -> None:
+        """Atomicity does not end with the first write."""
+        store = scene.new_store()
+        claim = scene.claim(store, scene.new_id())
+        numbers = [scene.new_number() for _ in range(_MANY)]
+        for end in ("rollback", "commit"):
+            transaction = store.begin(claim)
+            for number in numbers:
+                scene.put(transaction.handle, number)
+            transaction.record(STATE, generation=0, transaction_number=1)
+            assert scene.committed() == [], "the user's data is seen before the commit"
+            getattr(transaction, end)()
+            found = scene.committed()
+            assert found == (numbers if end == "commit" else []), f"after {end}() {len(found)} of {_MANY} writes are there"
+
+    def test_transactions_follow_each_other_under_one_claim(self, scene: StoreScene) -> None:
+        """A claim serves as many transactions as its holder likes."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        numbers = [
+            scene.transact(store, claim, state=PreparedTxnState(4711, number), transaction_number=number)
+            for number in range(1, 31)
+        ]
+        assert scene.committed() == numbers
+        demand_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
+
+    def test_transactions_of_different_ids_do_not_disturb_each_other(self, scene: StoreScene) -> None:
+        """The fence is an id's own: one commits and one rolls back, begun and ended in any order."""
+        if not scene.capabilities.transactions_at_once:
+            pytest.skip("this database runs one transaction at a time")
+        store = scene.new_store()
+        ids = [scene.new_id() for _ in range(3)]
+        claims = [scene.claim(store, name) for name in ids]
+        transactions, numbers = zip(*(scene.recorded(store, claim) for claim in claims), strict=True)
+        transactions[1].rollback()
+        transactions[2].commit()
+        transactions[0].commit()
+        assert scene.committed() == sorted([numbers[0], numbers[2]])
+        for name, state in zip(ids, (STATE, None, STATE), strict=True):
+            demand_row(store, name, "after transactions of three ids", prepared_state=state)
+
+    def test_the_session_is_there_or_told_to_be_missing(self, scene: StoreScene) -> None:
+        """`session`: a SQLAlchemy ORM Session, or UsageError where this store has none."""
+        store = scene.new_store()
+        transaction = store.begin(scene.claim(store, scene.new_id()))
+        try:
+            with suppress(UsageError):
+                assert transaction.session is transaction.session, "each use gives another session"
+        finally:
+            transaction.rollback()
+
+
+class OutcomeConformance:
+    """How a transaction ends, and what follows."""
+
+    @pytest.mark.parametrize("moment", ["begun", "written", "recorded"])
+    def test_rollback_takes_back_everything_at_any_time(self, scene: StoreScene, moment: str) -> None:
+        """`rollback` may be called at any time and more than once, and leaves nothing behind, no lock either."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        transaction = store.begin(claim)
+        if moment != "begun":
+            scene.put(transaction.handle, scene.new_number())
+        if moment == "recorded":
+            transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.rollback()
+        transaction.rollback()
+        assert scene.committed() == [], "rollback() has left the user's data"
+        demand_row(store, name, "after rollback()", prepared_state=None, transaction_number=0, fence=claim.fence)
+        number = scene.transact(store, claim)
+        assert scene.committed() == [number], "the transaction after the one that was rolled back"
+
+    def test_rollback_after_the_commit_does_nothing(self, scene: StoreScene) -> None:
+        """`rollback` does nothing after `commit`."""
+        store, name = scene.new_store(), scene.new_id()
+        transaction, number = scene.recorded(store, scene.claim(store, name))
+        transaction.commit()
+        for _ in range(2):
+            transaction.rollback()
+        assert scene.committed() == [number], "rollback() after commit() has taken the user's data back"
+        demand_row(store, name, "after rollback() after commit()", prepared_state=STATE, transaction_number=1)
+
+    @pytest.mark.parametrize("end", ["commit", "rollback"])
+    def test_a_transaction_that_has_ended_is_of_no_use(self, scene: StoreScene, end: str) -> None:
+        """What is written by it afterwards would be lost, or committed by somebody else: it is a WriterClosedError."""
+        store = scene.new_store()
+        claim = scene.claim(store, scene.new_id())
+        transaction, number = scene.recorded(store, claim)
+        handle, late = transaction.handle, scene.new_number()
+        getattr(transaction, end)()
+        uses: dict[str, Callable[[], Any]] = {
+            "a write by its handle": lambda: scene.put(handle, late),
+            "handle": lambda: transaction.handle,
+            "record()": lambda: transaction.record(STATE, generation=0, transaction_number=2),
+            "commit()": transaction.commit,
+        }
+        for what, use in uses.items():
+            with demanded(WriterClosedError, f"{what} after {end}()"):
+                use()
+        following = scene.transact(store, claim, transaction_number=3)
+        assert scene.committed() == ([number, following] if end == "commit" else [following])
+
+    def test_the_users_block_can_not_end_the_transaction(self, scene: StoreScene) -> None:
+        """While the block runs, `handle` refuses to end the transaction (TransactionControlError), which stays as it was."""
+        store = scene.new_store()
+        claim = scene.claim(store, scene.new_id())
+        transaction, number = store.begin(claim), scene.new_number()
+        try:
+            scene.put(transaction.handle, number)
+            for name, end in scene.ways_to_end(transaction.handle).items():
+                with demanded(TransactionControlError, f"{name} by the user's handle"):
+                    end()
+                assert scene.committed() == [], f"{name} by the user's handle has committed"
+            transaction.record(STATE, generation=0, transaction_number=1)
+            transaction.commit()
+        finally:
+            transaction.rollback()
+        assert scene.committed() == [number], "a refused call has harmed the transaction"
+
+    def test_a_transaction_belongs_to_the_claim_that_it_began_under(self, scene: StoreScene) -> None:
+        """The next transaction of the same store is another one: what is left of the first is not in it."""
+        store = scene.new_store()
+        first, second = (scene.claim(store, scene.new_id()) for _ in range(2))
+        _written_and_given_up(scene, store.begin(first))
+        number = scene.transact(store, second)
+        assert scene.committed() == [number], "what was rolled back was committed by the next transaction"
+        demand_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
+
+    def test_only_conflicts_are_conflicts(self, scene: StoreScene) -> None:
+        """`is_conflict`: a serialization failure or a deadlock of the database's, and no error of anybody else's."""
+        store: TxnStateStore = scene.new_store()
+        for error in (ValueError("no"), KeyError("no"), KeyboardInterrupt(), UsageError("no")):
+            assert store.is_conflict(error) is False, f"is_conflict({error!r})"
+
+
+def _written_and_given_up(scene: StoreScene, transaction: StoreTransaction) -> None:
+    scene.put(transaction.handle, scene.new_number())
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.rollback()

@@ -1,0 +1,50 @@
+"""Runs the example's test file on broken variants of its store, each by pytest in this process; prints what came of each.
+
+A script: `python mutant_runner.py folder`, with the file mutants.json in the folder (name -> text of in_memory.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Failures:
+    """A plugin that keeps which test failed, and by what."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str]] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:
+        report = yield
+        if report.failed and call.excinfo is not None:
+            kinds = [kind.__name__ for kind in call.excinfo.type.__mro__]
+            self.found.append((f"{item.name}, {report.when}", " ".join(kinds)))
+        return report
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    results = {}
+    sys.path.insert(0, str(folder))
+    for name, source in json.loads((folder / "mutants.json").read_text(encoding="utf-8")).items():
+        (folder / "in_memory.py").write_text(source, encoding="utf-8")
+        for module in ("in_memory", "test_own_store"):
+            sys.modules.pop(module, None)
+        failures = Failures()
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-k", "TestInMemoryStore", str(folder / "test_own_store.py")]
+        with redirect_stdout(io.StringIO()):
+            code = pytest.main(options, plugins=[failures])
+        results[name] = (int(code), failures.found)
+    sys.stdout.write(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

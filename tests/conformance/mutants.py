@@ -1,0 +1,171 @@
+"""Ways to break the in-memory store of examples/own_store, each a change of its text: the suite must find every one.
+
+Each is what an author of a store could get wrong, and what the model of the promise shows to lose or double something.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+Change = tuple[str, str]
+
+_HELD_AT_COMMIT = "row = rows.held(self._database.row(self._claim.transactional_id), self._claim)"
+_UNCHECKED = "row = self._database.row(self._claim.transactional_id)"
+_SETTLE = "lambda row: rows.settled(rows.held(row, claim), settlement)"
+_TAKE = "lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse)"
+_FORGET = "lambda row: row and rows.forgotten(row)"
+_ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row)"
+_CLAIM = "row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)\n"
+_AFTER_CLAIM = "            self._database.write(row)\n        finally:"
+_COMMIT = "self._database.write(self._record(row), self._batch.changes)"
+_RECORD = "rows.recorded(row, state, generation=generation, transaction_number=transaction_number)"
+_REPLACE = "__import__('dataclasses').replace"
+
+_A_HIGHER_FENCE = """row = self.read(claim.transactional_id)
+        return row if row and row.fence < claim.fence else rows.held(row, claim)"""
+_AT_ONCE = """        self.changes[key] = value
+        self._database.content = Content(self._database.content.rows, {**self._database.content.data, key: value})"""
+_READ_EARLY = """        read = rows.held(self._database.row(self._claim.transactional_id), self._claim)
+        self._record = lambda row: """
+_ROLLBACK = '''        """See StoreTransaction."""
+        self._batch.ended = True'''
+_TAKES_BACK = """        kept = {k: v for k, v in self._database.content.data.items() if k not in self._batch.changes}
+        self._database.content = Content(self._database.content.rows, kept)
+        self._batch.ended = True"""
+_ONE_AT_A_TIME = """        with self._database.lock:
+            before = self._database.row(transactional_id)"""
+_ALL_AT_ONCE = """        if True:
+            before = self._database.row(transactional_id)
+            __import__('time').sleep(0.001)"""
+
+MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
+    # --- the fence ---
+    "commit does not check the fence": ((_HELD_AT_COMMIT, _UNCHECKED),),
+    "begin does not check the fence": (
+        ("        self.read_claimed(claim)\n        return InMemory", "        return InMemory"),
+    ),
+    "a claim does not raise the fence": (
+        (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, fence=max(1, row.fence - (before is not None)))\n"),
+    ),
+    "expected_fence is ignored": ((_CLAIM, _CLAIM.replace("expected_fence=expected_fence", "expected_fence=None")),),
+    "an expected claim makes a row": ((_CLAIM, _CLAIM.replace("=expected_fence)", "=expected_fence if before else None)")),),
+    "settle ignores the fence": ((_SETTLE, "lambda row: rows.settled(row, settlement)"),),
+    "take_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.held(row, claim)", "row")),),
+    "read_claimed ignores the fence": (
+        ("return rows.held(self.read(claim.transactional_id), claim)", "return self.read(claim.transactional_id)"),
+        ("        self.read_claimed(claim)\n", "        rows.held(self.read(claim.transactional_id), claim)\n"),
+    ),
+    "a fence above the row's is taken for a claim": (
+        (
+            "return rows.held(self.read(claim.transactional_id), claim)",
+            _A_HIGHER_FENCE,
+        ),
+    ),
+    "forget drops the fence": ((_FORGET, f"lambda row: row and {_REPLACE}(rows.forgotten(row), fence=0)"),),
+    "forget does not raise the fence": ((_FORGET, f"lambda row: row and {_REPLACE}(rows.forgotten(row), fence=row.fence)"),),
+    # --- state and data ---
+    "the data is written before the state": (
+        (
+            _HELD_AT_COMMIT,
+            "self._database.content = Content(self._database.content.rows, "
+            "{**self._database.content.data, **self._batch.changes})\n            " + _HELD_AT_COMMIT,
+        ),
+    ),
+    "the data is written at once": (
+        (
+            "        self.changes[key] = value",
+            _AT_ONCE,
+        ),
+    ),
+    "the state is not written": ((_COMMIT, "self._database.write(row, self._batch.changes)"),),
+    "the data is not written": ((_COMMIT, "self._database.write(self._record(row))"),),
+    "an empty state does not replace one": ((_RECORD, _RECORD.replace("state,", "state or row.prepared_state,")),),
+    "the generation of a state is not kept": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
+    "record writes the row that it has read": (
+        (
+            "        self._record = lambda row: ",
+            _READ_EARLY,
+        ),
+        (_RECORD, _RECORD.replace("(row, ", "(read, ")),
+    ),
+    "rollback after commit takes the data back": (
+        (
+            _ROLLBACK,
+            _TAKES_BACK,
+        ),
+    ),
+    "the handle takes writes after the end": (
+        ("        self.check_open()\n        self.changes[key]", "        self.changes[key]"),
+    ),
+    "a transaction can be committed twice": (("        self._batch.ended = True\n        with", "        with"),),
+    # --- claims ---
+    "transaction_number is kept at a claim": (
+        (
+            _CLAIM,
+            _CLAIM + f"            row = {_REPLACE}(row, transaction_number=before.transaction_number if before else 0)\n",
+        ),
+    ),
+    "an expected claim resets transaction_number": (
+        (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, transaction_number=0)\n"),
+    ),
+    "a claim clears the state": ((_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, prepared_state=None)\n"),),
+    "a claim leaves a tombstone": (
+        (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, forgotten=bool(before and before.forgotten))\n"),
+    ),
+    "a claim has no token of its own": (("token = uuid.uuid4().hex", 'token = "token"'),),
+    "a long owner is not cut": (("owner[:MAX_OWNER_LENGTH]", "owner"),),
+    "claims are not made one at a time": (
+        ("        if not self._database.lock.acquire(timeout=timeout):", "        if timeout < 0:"),
+        ("            self._database.lock.release()", "            pass"),
+        ("            token = uuid", "            __import__('time').sleep(0.001)\n            token = uuid"),
+    ),
+    "changes are not made one at a time": (
+        (
+            _ONE_AT_A_TIME,
+            _ALL_AT_ONCE,
+        ),
+    ),
+    # --- recovery ---
+    "a generation is used again for another kind": (
+        (
+            _TAKE,
+            f"lambda row: rows.with_generation({_REPLACE}(rows.held(row, claim), generation_kind=kind), kind, reuse=reuse)",
+        ),
+    ),
+    "reuse is ignored": ((_TAKE, _TAKE.replace("reuse=reuse", "reuse=False")),),
+    "a generation that is used again stays settled": (
+        (_TAKE, f"lambda row: {_REPLACE}({_TAKE.removeprefix('lambda row: ')}, settled_generation=row.settled_generation)"),
+    ),
+    "a settlement always clears the state": (
+        (_SETTLE, f"lambda row: {_REPLACE}({_SETTLE.removeprefix('lambda row: ')}, prepared_state=None)"),
+    ),
+    "a settlement replaces the lost ones": (
+        (_SETTLE, f"lambda row: rows.settled({_REPLACE}(rows.held(row, claim), lost=()), settlement)"),
+    ),
+    "acknowledge clears the state": (
+        (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row), prepared_state=None)"),
+    ),
+    "acknowledge keeps the lost ones": ((_ACKNOWLEDGE, "lambda row: row"),),
+    "what is open is forgotten": (
+        (_FORGET, f"lambda row: row and {_REPLACE}(row, forgotten=True, fence=row.fence + 1 - row.forgotten)"),
+    ),
+    "forgetting makes a row": (
+        (_FORGET, "lambda row: rows.forgotten(row) if row else rows.claimed(None, transactional_id, '', token='')"),
+    ),
+    # --- ids ---
+    "tombstones are listed": ((" and not row.forgotten)", ")"),),
+    "ids are not sorted": (("return sorted(name", "return list(name"),),
+    "prefixes are patterns": (("if name.startswith(prefix)", "if __import__('fnmatch').fnmatchcase(name, prefix + '*')"),),
+    "case does not count": (
+        ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id.casefold())"),
+        ("row.transactional_id: document(row)", "row.transactional_id.casefold(): document(row)"),
+    ),
+    "spaces at the end do not count": (
+        ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id.rstrip())"),
+        ("row.transactional_id: document(row)", "row.transactional_id.rstrip(): document(row)"),
+    ),
+    "ids are cut": (
+        ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id[:254])"),
+        ("row.transactional_id: document(row)", "row.transactional_id[:254]: document(row)"),
+    ),
+}

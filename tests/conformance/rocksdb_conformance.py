@@ -1,0 +1,60 @@
+"""A scene on RocksDB: one process, whose stores share the open database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
+from dualwrite.stores.rocksdb.opening import STATE_FAMILY
+from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
+
+_LENGTH = 8
+
+
+class RocksDBScene(StoreScene):
+    """A scene in a folder.
+
+    Args:
+        path: Where the database is, or is to be made.
+    """
+
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.FROM_RECORD, crashes=True)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        with self.open() as store:
+            store.claim("the scene's own", "the scene", timeout=5)  # the first claim makes the database
+
+    def open(self) -> RocksDBStore:
+        return RocksDBStore(self._path, lock_timeout=20)
+
+    def open_impatient(self) -> RocksDBStore:
+        return RocksDBStore(self._path, lock_timeout=0.3)
+
+    def put(self, handle: TransactionBatch, number: int) -> None:
+        handle.put(number.to_bytes(_LENGTH, "big"), b"")
+
+    def numbers(self) -> list[int]:
+        with self.open() as store:
+            store.check()
+            return [int.from_bytes(key, "big") for key in store.rdict.keys()]  # noqa: SIM118  (no dict)
+
+    def corrupt(self, transactional_id: str) -> None:
+        with self.open() as store:
+            store.check()
+            family = store.rdict.get_column_family(STATE_FAMILY)
+            family[transactional_id.encode()] = b'{"fence": "many"}'
+            family.close()
+
+    def ways_to_end(self, handle: TransactionBatch) -> Mapping[str, Callable[[], Any]]:
+        return {"commit()": handle.commit, "rollback()": handle.rollback, "write()": handle.write, "close()": handle.close}
+
+    def crash(self, store: TxnStateStore) -> None:
+        """Nothing: a transaction that is dropped holds nothing, and its batch was never written.
+
+        The database itself can't crash here, since it lives in this process; the crash tests kill processes.
+        """

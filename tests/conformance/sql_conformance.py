@@ -1,0 +1,108 @@
+"""Scenes on SQL databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import state_table
+from dualwrite.testing.proxy import Link, TcpProxy
+from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
+
+numbers = sa.Table("numbers", sa.MetaData(), sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False))
+
+
+class SqlScene(StoreScene):
+    """A scene on a SQL database.
+
+    Args:
+        url: The database's address, for looking at it.
+        proxied_url: Its address through `proxy`, for the stores; the same where there is no connection that could break.
+        proxy: Breaks connections.
+        commit: What passes through the proxy when a transaction commits.
+    """
+
+    def __init__(self, url: str, proxied_url: str | None = None, proxy: TcpProxy | None = None, commit: bytes = b"") -> None:
+        super().__init__()
+        self._url = url
+        self._proxied_url = proxied_url or url
+        self._proxy = proxy
+        self._commit = commit
+        self._connections: dict[int, list[Any]] = {}
+        self._engine = sa.create_engine(url)
+        numbers.create(self._engine, checkfirst=True)
+
+    def open(self) -> SqlStateStore:
+        return self._opened(lock_timeout=20)
+
+    def open_impatient(self) -> SqlStateStore:
+        return self._opened(lock_timeout=0.3)
+
+    def _opened(self, lock_timeout: float) -> SqlStateStore:
+        store = SqlStateStore.from_url(self._proxied_url, lock_timeout=lock_timeout, pool_size=10)
+        connections = self._connections[id(store)] = []
+        sa.event.listen(store.engine, "connect", lambda raw, _: connections.append(raw))
+        return store
+
+    def put(self, handle: sa.Connection, number: int) -> None:
+        handle.execute(numbers.insert().values(number=number))
+
+    def numbers(self) -> list[int]:
+        with self._engine.connect() as connection:
+            return list(connection.scalars(sa.select(numbers.c.number)))
+
+    def corrupt(self, transactional_id: str) -> None:
+        with self._engine.begin() as connection:
+            row = state_table.c.transactional_id == transactional_id
+            connection.execute(state_table.update().where(row).values(prepared_transaction_state="4711"))
+
+    def ways_to_end(self, handle: sa.Connection) -> Mapping[str, Callable[[], Any]]:
+        return {
+            "commit()": handle.commit,
+            "rollback()": handle.rollback,
+            "close()": handle.close,
+            "begin()": handle.begin,
+            "COMMIT": lambda: handle.execute(sa.text("COMMIT")),
+            "ROLLBACK": lambda: handle.execute(sa.text("/* */ rollback")),
+        }
+
+    def opener(self) -> Callable[[], TxnStateStore]:
+        return partial(store_from_url, self._url)
+
+    def cut_next_commit(self, *, arrives: bool) -> None:
+        if self._proxy is None:
+            super().cut_next_commit(arrives=arrives)
+        else:
+            self._proxy.on_client_bytes(self._commit, Link.cut, when="answered" if arrives else "before")
+
+    def crash(self, store: TxnStateStore) -> None:
+        """Close the driver's connections under everybody: the database rolls back what was open on them."""
+        assert isinstance(store, SqlStateStore)
+        for raw in self._connections.pop(id(store)):
+            with suppress(Exception):  # PyMySQL's, where it is closed already
+                raw.close()
+        store.engine.dispose(close=False)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+class SqliteScene(SqlScene):
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(
+        claims_wait=ClaimsWait.FROM_BEGIN, transactions_at_once=False, crashes=True
+    )
+
+
+class ServerScene(SqlScene):
+    """PostgreSQL, and servers like it."""
+
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(
+        claims_wait=ClaimsWait.FROM_RECORD, crashes=True, cuts_commits=True
+    )

@@ -1,0 +1,37 @@
+"""Every store of dualwrite's passes the conformance suite, on a real database."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.testing.stores import StoreConformance, StoreScene
+
+
+class TestSqlite(StoreConformance):
+    @pytest.fixture
+    def scene(self, sqlite_scene: StoreScene) -> StoreScene:
+        return sqlite_scene
+
+
+class TestPostgresql(StoreConformance):
+    @pytest.fixture
+    def scene(self, postgresql_scene: StoreScene) -> StoreScene:
+        return postgresql_scene
+
+
+class TestMariaDB(StoreConformance):
+    @pytest.fixture
+    def scene(self, mariadb_scene: StoreScene) -> StoreScene:
+        return mariadb_scene
+
+
+class TestRocksDB(StoreConformance):
+    @pytest.fixture
+    def scene(self, rocksdb_scene: StoreScene) -> StoreScene:
+        return rocksdb_scene
+
+
+class TestZooKeeper(StoreConformance):
+    @pytest.fixture
+    def scene(self, zookeeper_scene: StoreScene) -> StoreScene:
+        return zookeeper_scene

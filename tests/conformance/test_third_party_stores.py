@@ -1,0 +1,236 @@
+"""A store of somebody else's: it passes the suite in ten lines, is found by its entry point, and is refused clearly.
+
+And the suite bites: no broken variant of that store passes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS
+
+from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.stores.registry import ENTRY_POINT_GROUP, store_from_url
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_store"
+SOURCE = (EXAMPLE / "in_memory.py").read_text(encoding="utf-8")
+
+
+def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    environ.pop("PYTEST_ADDOPTS", None)
+    command = (sys.executable, *command)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def suite(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The example's own test file on a store of this text, in a folder of its own."""
+    (folder / "in_memory.py").write_text(source, encoding="utf-8")
+    for name in ("test_own_store.py", "pyproject.toml"):
+        (folder / name).write_bytes((EXAMPLE / name).read_bytes())
+    return run("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--timeout", "60", *options, folder=folder)
+
+
+# --- the suite --------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_passes_the_suite(tmp_path: Path) -> None:
+    done = suite(tmp_path, SOURCE)
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 80
+    for missing in ("corrupt", "opener", "open_impatient", "ways_to_end", "cut_next_commit"):
+        assert f"this scene has no `{missing}`" in done.stdout
+
+
+def broken(mutant: str) -> str:
+    """The text of a broken variant."""
+    source = SOURCE
+    for before, after in MUTANTS[mutant]:
+        assert before in source, f"the example has changed: {before!r} is not in it"
+        source = source.replace(before, after)
+    compile(source, "in_memory.py", "exec")
+    return source
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[tuple[str, str]]]]:
+    """What the suite says of each: pytest's exit code, and the failures with their errors' types."""
+    folder = tmp_path_factory.mktemp("mutants")
+    (folder / "mutants.json").write_text(json.dumps({mutant: broken(mutant) for mutant in MUTANTS}), encoding="utf-8")
+    for name in ("test_own_store.py", "pyproject.toml"):
+        (folder / name).write_bytes((EXAMPLE / name).read_bytes())
+    done = run("-W", "ignore", str(Path(__file__).with_name("mutant_runner.py")), str(folder), folder=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[int, list[tuple[str, str]]]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tuple[str, str]]]], mutant: str) -> None:
+    """By a test that says so, and not because the variant is no Python."""
+    code, failures = verdicts[mutant]
+    assert code == pytest.ExitCode.TESTS_FAILED
+    ((test, kinds),) = failures
+    assert test.endswith(", call")
+    assert {"AssertionError", "Failed", "DualWriteError"} & set(kinds.split()), failures
+
+
+def test_a_failure_tells_what_the_contract_demands_and_what_the_store_did(tmp_path: Path) -> None:
+    done = suite(
+        tmp_path,
+        broken("commit does not check the fence"),
+        "-x",
+        "-k",
+        "test_a_claim_in_the_middle_of_a_transaction and recorded",
+    )
+    assert done.returncode == 1
+    assert "the contract demands FencedError; the store raised nothing" in done.stdout
+    assert "A claim waits for the transaction, or goes ahead and makes it fail" in done.stdout
+    done = suite(
+        tmp_path,
+        broken("an expected claim resets transaction_number"),
+        "-x",
+        "-k",
+        "test_an_expected_claim_keeps_the_transaction_number",
+    )
+    assert "transaction_number is 0, the contract demands 7" in done.stdout
+
+
+def test_what_the_readme_shows_is_what_runs() -> None:
+    readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```(?:python|toml)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 3
+    texts = [(EXAMPLE / name).read_text(encoding="utf-8") for name in ("test_own_store.py", "pyproject.toml")]
+    for block in shown:
+        assert any(block in text for text in texts), block
+
+
+# --- entry points -----------------------------------------------------------------------------------------------------
+
+
+def distribution(folder: Path, name: str, entries: dict[str, str], modules: dict[str, str]) -> None:
+    """An installed package, as pip leaves it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    points = "".join(f"{scheme} = {value}\n" for scheme, value in entries.items())
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{points}")
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_an_installed_package_is_found_by_its_scheme_and_loaded_only_then(tmp_path: Path) -> None:
+    """Installed by pip from a wheel, with the entry points of the example's own pyproject.toml."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ((group, entries),) = project["entry-points"].items()
+    assert group == ENTRY_POINT_GROUP
+    wheel, installed = tmp_path / "own_store-1.0-py3-none-any.whl", tmp_path / "installed"
+    files = {
+        "in_memory.py": SOURCE,
+        "own_store-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1.0\n",
+        "own_store-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "own_store-1.0.dist-info/entry_points.txt": f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()),
+    }
+    record = "".join(f"{name},,\n" for name in [*files, "own_store-1.0.dist-info/RECORD"])
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in {**files, "own_store-1.0.dist-info/RECORD": record}.items():
+            archive.writestr(name, text)
+    pip = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-index", "--target", str(installed))
+    done = run(*pip, str(wheel), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    program = (
+        "import sys\n"
+        "from dualwrite.stores.registry import store_from_url\n"
+        "store_from_url('sqlite:////nowhere/x.db')\n"
+        "assert 'in_memory' not in sys.modules\n"
+        "with store_from_url('memory://x') as store, store_from_url('MEMORY+any://x') as same:\n"
+        "    print(store.description, store.claim('id', 'me', timeout=1).fence, same.claim('id', 'me', timeout=1).fence)\n"
+    )
+    done = run("-c", program, folder=tmp_path, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "memory://x 1 2\n"
+    done = run("-m", "dualwrite.cli", "status", "--url", "memory://x", folder=tmp_path, PYTHONPATH=str(installed))
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_broken_package_is_in_nobodys_way(packages: Path) -> None:
+    distribution(packages, "broken", {"broken": "broken_store:make"}, {"broken_store": "raise RuntimeError('broken')\n"})
+    with store_from_url("sqlite:////nowhere/x.db") as store:
+        assert "broken_store" not in sys.modules
+        assert "sqlite" in store.description
+
+
+def test_an_unknown_scheme_lists_what_there_is(packages: Path) -> None:
+    distribution(packages, "one", {"memory": "nowhere:make", "zebra": "nowhere:make"}, {})
+    with pytest.raises(ConfigurationError, match="'oracle'") as caught:
+        store_from_url("oracle://me:s3cret@db/x")
+    for listed in ("postgresql+psycopg://", "sqlite:///", "rocksdb:///", "zookeeper://", "memory://…, zebra://…"):
+        assert listed in caught.value.next_step
+    assert "s3cret" not in str(caught.value)
+
+
+def test_two_packages_for_one_scheme(packages: Path) -> None:
+    distribution(packages, "one", {"memory": "first:make"}, {})
+    distribution(packages, "two", {"memory": "second:make"}, {})
+    with pytest.raises(ConfigurationError, match="More than one") as caught:
+        store_from_url("memory://me:s3cret@x")
+    assert "first:make of the package one" in str(caught.value)
+    assert "second:make of the package two" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_our_own_schemes_can_not_be_taken(packages: Path) -> None:
+    distribution(packages, "taker", {"sqlite": "taker:make"}, {"taker": "raise RuntimeError('taken')\n"})
+    store_from_url("sqlite:////nowhere/x.db").close()
+
+
+def test_what_is_no_store_is_refused(packages: Path) -> None:
+    distribution(packages, "nostore", {"dict": "nostore:make"}, {"nostore": "def make(url):\n    return {}\n"})
+    with pytest.raises(ConfigurationError, match="gave a dict for dict://, not a TxnStateStore") as caught:
+        store_from_url("dict://me:s3cret@x")
+    assert "nostore:make of the package nostore" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ("lacking_store:make", "No module named"),
+        ("not_there:make", "No module named"),
+        ("whole_store:mkae", "no attribute 'mkae'"),
+    ],
+)
+def test_a_package_that_lacks_something_says_what(packages: Path, value: str, cause: str) -> None:
+    modules = {"lacking_store": "import its_driver_that_is_missing\n", "whole_store": ""}
+    distribution(packages, "lacking", {"lacking": value}, modules)
+    with pytest.raises(MissingDependencyError) as caught:
+        store_from_url("lacking://me:s3cret@x")
+    assert f"{value} of the package lacking" in str(caught.value)
+    assert cause in caught.value.cause
+    assert "reinstall" in caught.value.next_step
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_error_of_the_stores_own_is_not_hidden(packages: Path) -> None:
+    text = "def make(url):\n    raise ConnectionRefusedError('no')\n"
+    distribution(packages, "failing", {"failing": "failing_store:make"}, {"failing_store": text})
+    with pytest.raises(ConnectionRefusedError):
+        store_from_url("failing://x")

@@ -1,0 +1,74 @@
+"""A scene on ZooKeeper: nothing waits, versions are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from kazoo.client import KazooClient
+
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
+from dualwrite.stores.zookeeper.paths import state_path
+from dualwrite.testing.proxy import Link, TcpProxy
+from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
+from dualwrite.testing.zookeeper import ZooKeeperServer
+
+_A_ROW_IS_WRITTEN = b'"fence"'
+
+
+class ZooKeeperScene(StoreScene):
+    """A scene in a part of a server's tree.
+
+    Args:
+        server: The server.
+        chroot: The part of its tree.
+        proxy: What the stores' connections go through.
+    """
+
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.NEVER, crashes=True, cuts_commits=True)
+
+    def __init__(self, server: ZooKeeperServer, chroot: str, proxy: TcpProxy) -> None:
+        super().__init__()
+        self._url = server.url_at(server.port, chroot)
+        self._proxied_url = server.url_at(proxy.port, chroot)
+        self._proxy = proxy
+        with ZooKeeperStore.from_url(self._url) as store:
+            store.check()  # makes the chroot
+        self._client = KazooClient(f"{server.hosts}{chroot}")
+        self._client.start()
+        self._client.ensure_path("/numbers")
+
+    def open(self) -> ZooKeeperStore:
+        return ZooKeeperStore.from_url(self._proxied_url, session_timeout=4, connect_timeout=5, request_timeout=5)
+
+    def put(self, handle: ZooKeeperBatch, number: int) -> None:
+        handle.create(f"/numbers/{number}")
+
+    def numbers(self) -> list[int]:
+        self._client.sync("/")
+        return [int(name) for name in self._client.get_children("/numbers")]
+
+    def corrupt(self, transactional_id: str) -> None:
+        self._client.set(state_path(transactional_id), b'{"fence": "many"}')
+
+    def ways_to_end(self, handle: ZooKeeperBatch) -> Mapping[str, Callable[[], Any]]:
+        return {"commit()": handle.commit, "commit_async()": handle.commit_async, "with": handle.__enter__}
+
+    def opener(self) -> Callable[[], TxnStateStore]:
+        return partial(store_from_url, self._url)
+
+    def cut_next_commit(self, *, arrives: bool) -> None:
+        self._proxy.on_client_bytes(_A_ROW_IS_WRITTEN, Link.cut, when="answered" if arrives else "before")
+
+    def crash(self, store: TxnStateStore) -> None:
+        """Break its connection: nothing of a transaction is on the server before its multi."""
+        self._proxy.cut()
+        store.close()
+
+    def close(self) -> None:
+        self._client.stop()
+        self._client.close()
