@@ -5,21 +5,16 @@ Programs: those of an installed server, else those of an artifact on Maven Centr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from dualwrite.errors import DualWriteError, MissingDependencyError
+from dualwrite.testing.server_process import ServerProcess, free_port
 
 if TYPE_CHECKING:
     from dualwrite.devcluster.mariadb_programs import MariaDBPrograms
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
 _USER: Final = "dualwrite"
 _DATABASE: Final = "dualwrite"
 _START_TIMEOUT: Final = 60.0
-_PR_SET_PDEATHSIG: Final = 1
 _SETTINGS: Final = {
     "bind-address": "127.0.0.1",
     "skip-name-resolve": "ON",
@@ -49,29 +43,21 @@ class MariaDBStartError(DualWriteError):
     """The server did not start; the message ends with its log."""
 
 
-class MariaDBServer:
-    """One server on a free port of the loopback, with an empty database; as a context manager it is started and removed.
-
-    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as
-    long as it is needed.
+class MariaDBServer(ServerProcess):
+    """One server on a free port of the loopback, with an empty database; see ServerProcess for its life.
 
     Args:
         programs: Where the server is; found by `find_programs` if not given.
         settings: More settings, by the names of the server's options.
-
-    Attributes:
-        port: The TCP port; it stays the same over restarts.
 
     Raises:
         MissingDependencyError: There is no MariaDB server to be had, or the extra `dev` is not installed.
     """
 
     def __init__(self, *, programs: MariaDBPrograms | None = None, settings: dict[str, str] | None = None) -> None:
+        super().__init__()
         self._programs = _found_programs() if programs is None else programs
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
 
     @property
     def url(self) -> str:
@@ -92,49 +78,10 @@ class MariaDBServer:
         """
         if self._folder is None:
             self._folder = self._make_folder()
-            self.port = _free_port()
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
-                [*self._command(self._folder), f"--port={self.port}", "--socket=socket", "--pid-file=pid"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                start_new_session=True,  # Ctrl-C in the terminal is for pytest
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
-            )
+            self.port = free_port()
+        self._run([*self._command(self._folder), f"--port={self.port}", "--socket=socket", "--pid-file=pid"])
         self._wait_until_ready()
         return self
-
-    def stop(self) -> None:
-        """Shut down; connections are ended. Does nothing if it does not run."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """`kill -9`: what a crash of the machine leaves, but for the disk cache."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop if it runs, then start; after `kill` it recovers from its log first."""
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Stop its process (SIGSTOP): connections stay open and nothing answers, until `resume`."""
-        if self._process is not None:
-            self._signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until its last thread has stopped
-
-    def resume(self) -> None:
-        """Let a paused server go on."""
-        self._signal(signal.SIGCONT)
-
-    def remove(self) -> None:
-        """End it at once and delete its data."""
-        self._end(signal.SIGKILL)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
     def create_database(self, name: str) -> str:
         """Make an empty database; its URL."""
@@ -143,20 +90,6 @@ class MariaDBServer:
         with pymysql.connect(host="127.0.0.1", port=self.port, user=_USER) as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE `{name.replace('`', '``')}`")
         return self.url_at(self.port, name)
-
-    def log(self) -> str:
-        """What the server has logged."""
-        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.remove()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.remove()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
@@ -214,37 +147,14 @@ class MariaDBServer:
     def _wait_until_ready(self) -> None:
         import pymysql  # noqa: PLC0415  (extra `mysql`)
 
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT
-        while True:
-            try:
-                pymysql.connect(host="127.0.0.1", port=self.port, user=_USER, connect_timeout=2, read_timeout=2).close()
-            except pymysql.Error as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise MariaDBStartError(
-                        f"The MariaDB server {self._programs.server} did not start on port {self.port}.",
-                        cause=self.log()[-4000:],
-                    ) from error
-                time.sleep(0.02)
-            else:
-                return
+        def ask() -> None:
+            pymysql.connect(host="127.0.0.1", port=self.port, user=_USER, connect_timeout=2, read_timeout=2).close()
 
-    def _end(self, with_signal: signal.Signals) -> None:
-        process = self._process
-        if process is None:
-            return
-        self._signal(with_signal)
-        self._signal(signal.SIGCONT)  # a paused one would not see it
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=30)
-        self._process = None
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
+        failure = self._becomes_ready(ask, timeout=_START_TIMEOUT, not_yet=(pymysql.Error,))
+        if failure is not None:
+            raise MariaDBStartError(
+                f"The MariaDB server {self._programs.server} did not start on port {self.port}.", cause=self.log()[-4000:]
+            ) from failure
 
 
 def _found_programs() -> MariaDBPrograms:
@@ -256,14 +166,3 @@ def _found_programs() -> MariaDBPrograms:
             next_step='pip install "dualwrite[dev,mysql]"',
         ) from error
     return find_programs()
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

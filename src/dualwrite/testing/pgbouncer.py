@@ -9,22 +9,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from dualwrite.devcluster.locations import cache_dir
 from dualwrite.errors import DualWriteError, MissingDependencyError
-from dualwrite.testing.postgres import PostgresServer, _account, _die_with_parent, _free_port
+from dualwrite.testing.postgres import PostgresServer, server_account
+from dualwrite.testing.server_process import ServerProcess, free_port
 
 PoolMode = Literal["session", "transaction", "statement"]
 
@@ -129,11 +126,10 @@ def _run(*command: str, cwd: Path | None = None) -> str:
     ).stdout
 
 
-class PgBouncer:
-    """One PgBouncer on a free port of the loopback; as a context manager it is started and removed.
+class PgBouncer(ServerProcess):
+    """One PgBouncer on a free port of the loopback; see ServerProcess for its life.
 
-    It runs as the account that the server runs as, since it refuses root, and ends with the thread that started it (see
-    PostgresServer).
+    It runs as the account that the server runs as, since it refuses root.
 
     Args:
         server: Before which server.
@@ -142,9 +138,6 @@ class PgBouncer:
         server_port: The port to connect to, where it is not the server's own (a proxy's).
         settings: More settings for the section `[pgbouncer]` of its configuration.
         program: The program; found by `find_program` if not given.
-
-    Attributes:
-        port: The TCP port; it stays the same over restarts.
     """
 
     def __init__(
@@ -157,6 +150,7 @@ class PgBouncer:
         settings: Mapping[str, str] | None = None,
         program: Program | None = None,
     ) -> None:
+        super().__init__()
         self._program = find_program() if program is None else program
         self._server = server
         self._server_port = server_port
@@ -170,10 +164,7 @@ class PgBouncer:
             "server_login_retry": "0.1",  # seconds; the 15 of its own would outlast the tests of a server that restarts
             **(settings or {}),
         }
-        self._account = _account()
-        self._folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self._account = server_account()
 
     @property
     def url(self) -> str:
@@ -193,64 +184,15 @@ class PgBouncer:
             PgBouncerStartError: It does not.
         """
         if self._folder is None:
-            self.port = _free_port()
+            self.port = free_port()
             self._folder = self._make_folder()
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
-                [self._program.path, self._folder / "pgbouncer.ini"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                env={**os.environ, **self._program.environment()},
-                start_new_session=True,  # Ctrl-C in the terminal is for pytest
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
-                **self._as_account(),
-            )
+        self._run(
+            [self._program.path, self._folder / "pgbouncer.ini"],
+            environment=self._program.environment(),
+            account=self._account,
+        )
         self._wait_until_ready()
         return self
-
-    def stop(self) -> None:
-        """Shut down; connections are ended. Does nothing if it does not run."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """`kill -9`: connections to both sides are closed by the kernel."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop if it runs, then start."""
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing passes, until `resume`."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def remove(self) -> None:
-        """End it at once and delete its files."""
-        self.kill()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-    def log(self) -> str:
-        """What it has logged."""
-        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.remove()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.remove()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
@@ -276,39 +218,12 @@ class PgBouncer:
         )
         return folder
 
-    def _as_account(self) -> dict[str, Any]:
-        if self._account is None:
-            return {}
-        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
-
     def _wait_until_ready(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
-            except OSError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise PgBouncerStartError(
-                        f"PgBouncer ({self._program.path}) did not start on port {self.port}.", cause=self.log()[-4000:]
-                    ) from error
-                time.sleep(0.02)
-            else:
-                return
+        def ask() -> None:
+            socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
 
-    def _end(self, with_signal: signal.Signals) -> None:
-        process = self._process
-        if process is None:
-            return
-        self._signal(with_signal)
-        self._signal(signal.SIGCONT)  # a paused one could not end
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            process.wait(timeout=10)
-        self._process = None
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        failure = self._becomes_ready(ask, timeout=_START_TIMEOUT, not_yet=(OSError,))
+        if failure is not None:
+            raise PgBouncerStartError(
+                f"PgBouncer ({self._program.path}) did not start on port {self.port}.", cause=self.log()[-4000:]
+            ) from failure

@@ -5,30 +5,25 @@ Binaries: those of an installed server, else those inside the PyPI package `pixe
 
 from __future__ import annotations
 
-import ctypes
 import getpass
 import importlib.util
 import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import ClassVar, Final, Self
 
 from dualwrite.errors import ConfigurationError, DualWriteError, MissingDependencyError
+from dualwrite.testing.server_process import ServerProcess, as_account, free_port
 
 _PROGRAMS: Final = ("initdb", "postgres")
 _USER: Final = "dualwrite"
 _DATABASE: Final = "postgres"
 _START_TIMEOUT: Final = 60.0
-_PR_SET_PDEATHSIG: Final = 1
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -92,27 +87,24 @@ def _complete(folder: Path) -> bool:
     return all(os.access(folder / program, os.X_OK) for program in _PROGRAMS)
 
 
-class PostgresServer:
-    """One server on a free port of the loopback, with an empty database; as a context manager it is started and removed.
+class PostgresServer(ServerProcess):
+    """One server on a free port of the loopback, with an empty database; see ServerProcess for its life.
 
-    Run as root it runs as the user `postgres` or `nobody`, since PostgreSQL refuses root. On Linux it ends with the thread that
-    started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as long as it is needed.
+    Run as root it runs as the user `postgres` or `nobody`, since PostgreSQL refuses root.
 
     Args:
         binaries: The folder with `initdb` and `postgres`; found by `find_binaries` if not given.
         settings: More settings for postgresql.conf.
-
-    Attributes:
-        port: The TCP port; it stays the same over restarts.
     """
 
+    _stopped_by: ClassVar[signal.Signals] = signal.SIGINT  # as `pg_ctl stop -m fast` does
+    _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGQUIT  # its immediate shutdown
+
     def __init__(self, *, binaries: Path | None = None, settings: dict[str, str] | None = None) -> None:
+        super().__init__()
         self._binaries = find_binaries() if binaries is None else binaries
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._account = _account()
-        self._folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self._account = server_account()
 
     @property
     def url(self) -> str:
@@ -133,24 +125,18 @@ class PostgresServer:
         """
         if self._folder is None:
             self._folder = self._make_folder()
-            self.port = _free_port()
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
-                [self._binaries / "postgres", "-D", self._folder / "data", "-p", str(self.port), *self._setting_arguments()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                start_new_session=True,  # Ctrl-C in the terminal is for pytest
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
-                **self._as_account(),
-            )
+            self.port = free_port()
+        self._run(
+            [self._binaries / "postgres", "-D", self._folder / "data", "-p", str(self.port), *self._setting_arguments()],
+            account=self._account,
+        )
         self._wait_until_ready()
         return self
 
     def stop(self) -> None:
-        """Shut down as `pg_ctl stop -m fast` does; connections are ended. Does nothing if it does not run."""
-        self._end(signal.SIGINT)
+        """See ServerProcess."""
+        self.resume()  # each backend of a paused server
+        super().stop()
 
     def kill(self) -> None:
         """`kill -9` of the server and all its backends at once: what a crash of the machine leaves, but for the disk cache."""
@@ -162,11 +148,6 @@ class PostgresServer:
             _signal(pid, signal.SIGKILL)
         self._process = None
         process.wait(timeout=30)
-
-    def restart(self) -> None:
-        """Stop if it runs, then start; after `kill` it recovers from its log first."""
-        self.stop()
-        self.start()
 
     def pause(self) -> None:
         """Stop all its processes (SIGSTOP): connections stay open and nothing answers, until `resume`."""
@@ -197,16 +178,6 @@ class PostgresServer:
             connection.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
         return self.url_at(self.port, name)
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.remove()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.remove()
-
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _make_folder(self) -> Path:
@@ -224,7 +195,7 @@ class PostgresServer:
             text=True,
             check=False,
             cwd=folder,
-            **self._as_account(),
+            **as_account(self._account),
         )
         if made.returncode != 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -234,15 +205,11 @@ class PostgresServer:
     def _reachable(self) -> bool:
         """Whether the account may run the programs: a virtual environment below /root or a private folder keeps it out."""
         try:
-            subprocess.run([self._binaries / "postgres", "--version"], capture_output=True, check=True, **self._as_account())  # noqa: S603  (our own arguments)
+            asked: list[str | Path] = [self._binaries / "postgres", "--version"]
+            subprocess.run(asked, capture_output=True, check=True, **as_account(self._account))  # noqa: S603  (our own arguments)
         except PermissionError:
             return False
         return True
-
-    def _as_account(self) -> dict[str, Any]:
-        if self._account is None:
-            return {}
-        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
 
     def _setting_arguments(self) -> Iterator[str]:
         for name, value in self._settings.items():
@@ -254,37 +221,15 @@ class PostgresServer:
     def _wait_until_ready(self) -> None:
         import psycopg  # noqa: PLC0415  (extra `postgres`)
 
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT
-        while True:
-            try:
-                with psycopg.connect(self._conninfo(), autocommit=True) as connection:
-                    connection.execute("SELECT 1")
-            except psycopg.OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise PostgresStartError(
-                        f"The PostgreSQL server of {self._binaries} did not start on port {self.port}.",
-                        cause=self.log()[-4000:],
-                    ) from error
-                time.sleep(0.02)
-            else:
-                return
+        def ask() -> None:
+            with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+                connection.execute("SELECT 1")
 
-    def log(self) -> str:
-        """What the server has logged."""
-        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
-
-    def _end(self, with_signal: signal.Signals) -> None:
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:
-            process.send_signal(with_signal)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process = None
+        failure = self._becomes_ready(ask, timeout=_START_TIMEOUT, not_yet=(psycopg.OperationalError,))
+        if failure is not None:
+            raise PostgresStartError(
+                f"The PostgreSQL server of {self._binaries} did not start on port {self.port}.", cause=self.log()[-4000:]
+            ) from failure
 
     def _all_pids(self) -> list[int]:
         """The server's pid and those of its children; backends are its direct children, in sessions of their own."""
@@ -313,8 +258,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         return
 
 
-def _account() -> pwd.struct_passwd | None:
-    """The account to run as; None for our own."""
+def server_account() -> pwd.struct_passwd | None:
+    """The account that a server which refuses root runs as; None for our own."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -326,15 +271,3 @@ def _account() -> pwd.struct_passwd | None:
         f"PostgreSQL does not run as {getpass.getuser()}, and there is neither a user postgres nor nobody.",
         next_step="run as another user",
     )
-
-
-def _die_with_parent() -> None:
-    # After the change of user, which would clear it; SIGQUIT is the server's immediate shutdown.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGQUIT))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

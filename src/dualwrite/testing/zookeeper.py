@@ -5,20 +5,14 @@ Jars from Maven Central and Java as for the development cluster (extra `dev`).
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from dualwrite.errors import DualWriteError, MissingDependencyError
+from dualwrite.testing.server_process import ServerProcess, free_port
 
 ZOOKEEPER_VERSION: Final = "3.9.5"
 """The newest release of 3.9 on Maven Central when this was written."""
@@ -58,27 +52,20 @@ _SETTINGS: Final = {
 }
 _START_TIMEOUT: Final = 60.0
 _PORT_ATTEMPTS: Final = 3
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class ZooKeeperStartError(DualWriteError):
     """The server did not start; the message ends with its log."""
 
 
-class ZooKeeperServer:
-    """One server on a free port of the loopback, with an empty tree; as a context manager it is started and removed.
-
-    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as
-    long as it is needed.
+class ZooKeeperServer(ServerProcess):
+    """One server on a free port of the loopback, with an empty tree; see ServerProcess for its life.
 
     Args:
         settings: More settings for zoo.cfg.
         jvm_options: More options for Java, such as `-Djute.maxbuffer=…`.
         sasl_users: Names and passwords that may authenticate by SASL (DIGEST-MD5); None: SASL is off. Users of the scheme
             `digest` need no setting.
-
-    Attributes:
-        port: The TCP port; it stays the same over restarts.
     """
 
     def __init__(
@@ -88,12 +75,10 @@ class ZooKeeperServer:
         jvm_options: Sequence[str] = (),
         sasl_users: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self._settings = {**_SETTINGS, **(settings or {})}
         self._jvm_options = [*_JVM_OPTIONS, *jvm_options]
         self._sasl_users = sasl_users
-        self._folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
 
     @property
     def hosts(self) -> str:
@@ -108,11 +93,6 @@ class ZooKeeperServer:
     def url_at(self, port: int, chroot: str = "") -> str:
         """The URL through another port (a proxy's), or of a part of the tree."""
         return f"zookeeper://127.0.0.1:{port}{chroot}"
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process id, or None while it does not run."""
-        return None if self._process is None else self._process.pid
 
     # --- life -------------------------------------------------------------------------------------------------------------
 
@@ -129,57 +109,16 @@ class ZooKeeperServer:
         folder = self._folder = self._folder or Path(tempfile.mkdtemp(prefix="dualwrite-zookeeper-"))
         for attempt in range(attempts):
             if attempts > 1:
-                self.port = _free_port()
+                self.port = free_port()
             self._write_settings(folder)
-            with (folder / "log").open("ab") as log:
-                self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
-                    [*command, *self._java_settings(folder), _MAIN, folder / "zoo.cfg"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=folder,
-                    start_new_session=True,  # Ctrl-C in the terminal is for pytest
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
-                )
-            if self._is_ready():
+            self._run([*command, *self._java_settings(folder), _MAIN, folder / "zoo.cfg"])
+            if self._becomes_ready(self._is_ready, timeout=_START_TIMEOUT) is None:
                 return self
             if "Address already in use" not in self.log() or attempt + 1 == attempts:
                 break
         cause = self.log()[-4000:]
         self.kill()
         raise ZooKeeperStartError(f"ZooKeeper {ZOOKEEPER_VERSION} did not start on port {self.port}.", cause=cause)
-
-    def stop(self) -> None:
-        """End it in order (SIGTERM); connections are ended. Does nothing if it does not run."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """`kill -9`: what a crash of the machine leaves, but for the disk cache."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop if it runs, then start on the same port and data; after `kill` it reads its log first."""
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP): connections stay open and nothing answers, until `resume`."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a paused server go on."""
-        self._signal(signal.SIGCONT)
-
-    def remove(self) -> None:
-        """End it at once and delete its data."""
-        self.kill()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-    def log(self) -> str:
-        """What the server has logged."""
-        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def answer_to(self, command: str, timeout: float = 5.0) -> str:
         """The answer to a four-letter word (only `srvr` is allowed, unless the settings allow more), or the empty text."""
@@ -190,16 +129,6 @@ class ZooKeeperServer:
                 return b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
         except OSError:
             return ""
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.remove()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.remove()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
@@ -229,40 +158,5 @@ class ZooKeeperServer:
             yield f"-Djava.security.auth.login.config={folder / 'jaas.conf'}"
 
     def _is_ready(self) -> bool:
-        """Wait for the answer to `srvr`; False where the process ends, or the time is over."""
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT
-        while self._process.poll() is None and time.monotonic() < deadline:
-            # A connection taken in the very moment of starting is sometimes never answered: better another soon.
-            if "Mode: standalone" in self.answer_to("srvr", timeout=0.5):
-                return True
-            time.sleep(0.02)
-        return False
-
-    def _end(self, with_signal: signal.Signals) -> None:
-        process = self._process
-        if process is None:
-            return
-        self._signal(with_signal)
-        self._signal(signal.SIGCONT)  # a paused one could not end
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            process.wait(timeout=30)
-        self._process = None
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)  # does nothing once it has ended
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        # A connection taken in the very moment of starting is sometimes never answered: better another soon.
+        return "Mode: standalone" in self.answer_to("srvr", timeout=0.5)

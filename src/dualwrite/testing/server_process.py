@@ -1,0 +1,182 @@
+"""What every server of ours for tests has in common: one process in a folder of its own, on a port of the loopback."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+_PR_SET_PDEATHSIG: Final = 1
+_END_TIMEOUT: Final = 30.0
+
+
+class ServerProcess(ABC):
+    """A server that is started, killed, paused and restarted at will; as a context manager it is started and removed.
+
+    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as
+    long as it is needed.
+
+    Attributes:
+        port: The TCP port; it stays the same over restarts.
+    """
+
+    _stopped_by: ClassVar[signal.Signals] = signal.SIGTERM
+    """The signal of an orderly end."""
+    _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, or None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    # --- life -------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Make its folder at the first start, run it, and wait until it has answered."""
+
+    def stop(self) -> None:
+        """End it in order; connections are ended. Does nothing if it does not run."""
+        self._end(self._stopped_by)
+
+    def kill(self) -> None:
+        """`kill -9`: what a crash of the machine leaves, but for the disk cache."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(timeout=_END_TIMEOUT)
+
+    def restart(self) -> None:
+        """Stop if it runs, then start on the same port and data; after `kill` it recovers from its log first."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP): connections stay open and nothing answers, until `resume`."""
+        if self._process is not None:
+            self._signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until its last thread has stopped
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """End it at once and delete its data."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def log(self) -> str:
+        """What the server has logged."""
+        return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        account: pwd.struct_passwd | None = None,
+    ) -> None:
+        """Begin the process, in its folder, with its output in the file `log` there."""
+        assert self._folder is not None
+        death = self._ends_with_parent_by
+
+        def die_with_parent() -> None:  # after the change of user, which would clear it
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death))
+
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  (our own arguments)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=None if environment is None else {**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C in the terminal is for pytest
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
+                **as_account(account),
+            )
+
+    def _becomes_ready(
+        self, ask: Callable[[], object], *, timeout: float, not_yet: tuple[type[Exception], ...] = ()
+    ) -> Exception | None:
+        """Ask until it answers: None then, or the last failure once the process has ended or the time is over.
+
+        Args:
+            ask: Asks it; False or one of `not_yet` means that it is not ready.
+            timeout: Seconds.
+            not_yet: What `ask` raises while the server is not ready.
+        """
+        assert self._process is not None
+        deadline = time.monotonic() + timeout
+        while True:
+            failure: Exception = TimeoutError("it did not answer")
+            try:
+                if ask() is not False:
+                    return None
+            except not_yet as error:
+                failure = error
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                return failure
+            time.sleep(0.02)
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._signal(with_signal)
+        self._signal(signal.SIGCONT)  # a paused one could not end
+        try:
+            process.wait(timeout=_END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)  # does nothing once it has ended
+
+
+def as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:
+    """Arguments of `subprocess` for running as an account; None: as our own."""
+    if account is None:
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
