@@ -6,12 +6,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
 
 _LENGTH = 8
+
+
+class WatchedStore(RocksDBStore):
+    """A store whose transactions can be ended by somebody else."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.begun: list[StoreTransaction] = []
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """As the store's own, and noted."""
+        self.begun.append(super().begin(claim))
+        return self.begun[-1]
 
 
 class RocksDBScene(StoreScene):
@@ -29,11 +42,11 @@ class RocksDBScene(StoreScene):
         with self.open() as store:
             store.claim("the scene's own", "the scene", timeout=5)  # the first claim makes the database
 
-    def open(self) -> RocksDBStore:
-        return RocksDBStore(self._path, lock_timeout=20)
+    def open(self) -> WatchedStore:
+        return WatchedStore(self._path, lock_timeout=20)
 
-    def open_impatient(self) -> RocksDBStore:
-        return RocksDBStore(self._path, lock_timeout=0.3)
+    def open_impatient(self) -> WatchedStore:
+        return WatchedStore(self._path, lock_timeout=0.3)
 
     def put(self, handle: TransactionBatch, number: int) -> None:
         handle.put(number.to_bytes(_LENGTH, "big"), b"")
@@ -54,7 +67,10 @@ class RocksDBScene(StoreScene):
         return {"commit()": handle.commit, "rollback()": handle.rollback, "write()": handle.write, "close()": handle.close}
 
     def crash(self, store: TxnStateStore) -> None:
-        """Nothing: a transaction that is dropped holds nothing, and its batch was never written.
+        """Roll back what it has begun, which writes nothing and takes no part of a batch back: what a kill leaves, too.
 
         The database itself can't crash here, since it lives in this process; the crash tests kill processes.
         """
+        assert isinstance(store, WatchedStore)
+        for transaction in store.begun:
+            transaction.rollback()
