@@ -61,7 +61,8 @@ def after_crash_at(point: str) -> list[int]:
     return [1] if point in BEFORE_COMMIT_POINT else [1, 2]
 
 
-WRITER_CASES = list(product(DATABASES, WAYS, WRITER_POINTS))
-RECOVERY_CASES = list(product(DATABASES, WAYS, LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))
+_DEATHS = [*product(DATABASES, ["kill"]), ("sqlite", "exit")]  # to a database both are a connection that is gone
+WRITER_CASES = [(*death, point) for death, point in product(_DEATHS, WRITER_POINTS)]
+RECOVERY_CASES = [(*death, *more) for death, *more in product(_DEATHS, LEFT, [*RECOVERY_POINTS, *OPENING_POINTS])]
 OTHER_WRITER_CASES = list(product(OTHER_DATABASES, ["kill"], WRITER_POINTS))
 OTHER_RECOVERY_CASES = list(product(OTHER_DATABASES, ["kill"], LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))
