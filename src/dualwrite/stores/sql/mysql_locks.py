@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 from dualwrite.stores.sql.dialect import Blocker, BlockerHiddenError
 from dualwrite.stores.sql.table import TABLE_NAME
 
-_LOOKING: Final = 1.0  # seconds; InnoDB's list may be 0.1 s old
-_PAUSE: Final = 0.05
+_LOOKING: Final = 3.0  # seconds
+_PAUSE: Final = 0.15  # InnoDB's list is made anew only for who has not looked at it for 0.1 s
 _NO_PRIVILEGE: Final = 1227
 
 _WAIT: Final = f"SELECT transactional_id FROM {TABLE_NAME} WHERE transactional_id = %s FOR UPDATE"  # noqa: S608  (a constant)
@@ -42,7 +42,7 @@ _CONNECTION: Final = "SELECT USER, HOST, COMMAND, TIME, INFO FROM information_sc
 def holder_of_row(engine: Engine, transactional_id: str) -> Blocker | None:
     """Who holds the lock on the row of an id, or None where nobody does any more.
 
-    Takes two connections of its own beside the engine's pool, which may be as small as one, and about 0.1 s; 1 s at most.
+    Takes two connections of its own beside the engine's pool, which may be as small as one, and about 0.2 s; 3 s at most.
 
     Raises:
         BlockerHiddenError: The database user may not see it.
