@@ -22,7 +22,6 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -35,14 +34,11 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.registry import ENTRY_POINT_GROUP
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.errors import ErrorMap
 from dualwrite.stores.sql.store import make_engine, parse_url
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
-_WITH_TABLE: Final = ("postgresql", "sqlite", "mysql", "mariadb")
-_WITHOUT_TABLE: Final = ("rocksdb", "zookeeper")
 _MOVING: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0
 _LOCK_TIMEOUT: Final = 30.0
@@ -128,18 +124,6 @@ def sql(database: str | URL, revision: str = "head") -> str:
     with _one_at_a_time, _revision_checked():
         command.upgrade(config, revision, sql=True)
     return text.getvalue()
-
-
-def keeps_a_table(url: str) -> bool:
-    """Whether the database is one that has our table, and so something to migrate.
-
-    The other stores (RocksDB, ZooKeeper, those of third parties) make what they need by themselves. True for a URL that names
-    no store at all: the other functions say what is wrong with it.
-    """
-    backend = url.partition("://")[0].partition("+")[0].lower()
-    if backend in _WITHOUT_TABLE:
-        return False
-    return backend in _WITH_TABLE or not entry_points(group=ENTRY_POINT_GROUP, name=backend)
 
 
 # --- inside a migration of the user's -----------------------------------------------------------------------------------------

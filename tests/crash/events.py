@@ -146,11 +146,13 @@ class _zookeeper:  # noqa: N801  (a context manager, used like a function)
 
 def events_at(url: str) -> Events:
     """The events of the database at a URL, or at a store's description."""
-    kind = {"rocksdb": RocksEvents, "zookeeper": ZooKeeperEvents}.get(url.partition("://")[0], SqlEvents)
-    return kind(url)
+    return _kind(url)(url)
 
 
 def write_event(store_description: str, db: Any, writer: str, number: int) -> None:
     """Write one, by whatever a block has for `tx.db`."""
-    kind = {"rocksdb": RocksEvents, "zookeeper": ZooKeeperEvents}.get(store_description.partition("://")[0], SqlEvents)
-    kind.write(db, writer, number)
+    _kind(store_description).write(db, writer, number)
+
+
+def _kind(url: str) -> type[Events]:
+    return {"rocksdb": RocksEvents, "zookeeper": ZooKeeperEvents}.get(url.partition("://")[0], SqlEvents)

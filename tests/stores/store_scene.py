@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, func, select
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, func, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
 
 ID = "orders"
@@ -34,3 +35,20 @@ def rows(engine: Engine, table: Any = orders) -> int:
 
 def assert_nothing_is_checked_out(store: SqlStateStore) -> None:
     assert store.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # QueuePool
+
+
+def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
+    """A transaction that has inserted an order and recorded the state, as its claim's first."""
+    transaction = store.begin(claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.record(STATE, generation=0, transaction_number=1)
+    return transaction
+
+
+def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
+    """What the writer does after an unknown COMMIT (rule F8)."""
+    again = store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
+    row = store.read_claimed(again)
+    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
+    assert rows(store.engine) == (1 if committed else 0)
+    assert_nothing_is_checked_out(store)

@@ -13,7 +13,16 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import insert
-from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+from store_scene import (
+    ID,
+    STATE,
+    assert_nothing_is_checked_out,
+    assert_the_truth_is_told,
+    orders,
+    recorded,
+    rows,
+    user_metadata,
+)
 
 from dualwrite import migration
 from dualwrite.errors import (
@@ -24,28 +33,12 @@ from dualwrite.errors import (
     StoreUnavailableError,
     WriterClosedError,
 )
-from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 
 COMMIT = b"COMMIT\0"
-
-
-def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
-    transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.record(STATE, generation=0, transaction_number=1)
-    return transaction
-
-
-def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
-    """What the writer does after an unknown COMMIT (rule F8)."""
-    again = store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
-    row = store.read_claimed(again)
-    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
-    assert rows(store.engine) == (1 if committed else 0)
-    assert_nothing_is_checked_out(store)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.stores.registry import keeps_a_table
 
 app = typer.Typer(no_args_is_help=True, help="Make, change and look at the table kafka_transaction_state.")
 
@@ -28,7 +29,7 @@ def upgrade(url: Url, revision: Revision = "head") -> None:
     """Make the table, or bring it to a newer revision. Does nothing where that is done already."""
     from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
 
-    if not migration.keeps_a_table(url):
+    if not keeps_a_table(url):
         typer.echo(_nothing_to_migrate(url))
         return
     before = migration.current(url)
@@ -60,7 +61,7 @@ def current(url: Url) -> None:
     """Show the revision of the table, and the newest of this release."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
-    if not migration.keeps_a_table(url):
+    if not keeps_a_table(url):
         typer.echo(_nothing_to_migrate(url))
         return
     typer.echo(f"{migration.current(url) or 'none'} (newest: {migration.newest()})")
@@ -76,9 +77,7 @@ def sql(url: Url, revision: Revision = "head") -> None:
 
 
 def _refuse_without_table(url: str) -> None:
-    from dualwrite import migration  # noqa: PLC0415  (as above)
-
-    if not migration.keeps_a_table(url):
+    if not keeps_a_table(url):
         raise ConfigurationError(_nothing_to_migrate(url), next_step="this command is for SQL databases")
 
 

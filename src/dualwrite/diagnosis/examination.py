@@ -21,8 +21,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from dualwrite.settings import Settings
 from dualwrite.state import validate_transactional_id
-from dualwrite.stores.registry import store_from_url
-from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.registry import keeps_a_table, store_from_url
 
 DEFAULT_TIMEOUT: Final = 15.0
 _SERVERS: Final = "bootstrap.servers"
@@ -144,7 +143,7 @@ def _examined_database(url: str) -> tuple[DatabaseFacts | None, list[Finding]]:
                 store.check()
             except StateTableMissingError as error:
                 trouble = (_sentence(error), error.next_step)
-            has_table = isinstance(store, SqlStateStore)
+            has_table = keeps_a_table(url)
             facts = DatabaseFacts(
                 address=store.description,
                 revision=migration.current(url) if has_table else None,

@@ -12,8 +12,8 @@ from dualwrite.stores.base import TxnStateStore
 ENTRY_POINT_GROUP: Final = "dualwrite.state_stores"
 """Where a third party's package names its stores: `scheme = "package.module:function"`, the function taking the URL."""
 
-_SQL: Final = ("postgresql", "sqlite", "mysql", "mariadb")
-_OURS: Final = (*_SQL, "rocksdb", "zookeeper")
+_WITH_TABLE: Final = ("postgresql", "sqlite", "mysql", "mariadb")
+_WITHOUT_TABLE: Final = ("rocksdb", "zookeeper")
 URL_EXAMPLES: Final = (
     "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, sqlite:////path/to/file.db, "
     "rocksdb:////path/to/folder or zookeeper://host:2181,host2:2181/chroot"
@@ -34,11 +34,10 @@ def store_from_url(url: str) -> TxnStateStore:
         ConfigurationError: There is no store for it, or it can't be read.
         MissingDependencyError: The backend's package is not installed.
     """
-    scheme, separator, _ = url.partition("://")
-    backend = scheme.partition("+")[0].lower()
-    if not separator:
+    backend = _backend(url)
+    if "://" not in url:
         raise ConfigurationError("The database's address is no URL.", next_step=URL_EXAMPLES)
-    if backend in _SQL:
+    if backend in _WITH_TABLE:
         from dualwrite.stores.sql import SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
         return SqlStateStore.from_url(url)
@@ -47,6 +46,22 @@ def store_from_url(url: str) -> TxnStateStore:
     if backend == "zookeeper":
         return _loaded(_zookeeper, backend, "kazoo")(url)
     return _third_party(backend)(url)
+
+
+def keeps_a_table(url: str) -> bool:
+    """Whether the database is one that has our table, and so something to migrate.
+
+    The other stores (RocksDB, ZooKeeper, those of third parties) make what they need by themselves. True for a URL that names
+    no store at all: who uses it says what is wrong with it.
+    """
+    backend = _backend(url)
+    if backend in _WITHOUT_TABLE:
+        return False
+    return backend in _WITH_TABLE or not entry_points(group=ENTRY_POINT_GROUP, name=backend)
+
+
+def _backend(url: str) -> str:
+    return url.partition("://")[0].partition("+")[0].lower()
 
 
 def _rocksdb() -> Callable[[str], TxnStateStore]:
@@ -77,7 +92,7 @@ def _loaded(load: Callable[[], Callable[[str], TxnStateStore]], extra: str, pack
 def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
     found = list(entry_points(group=ENTRY_POINT_GROUP, name=backend))
     if not found:
-        others = sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - set(_OURS))
+        others = sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - {*_WITH_TABLE, *_WITHOUT_TABLE})
         more = f"; installed packages bring {', '.join(f'{name}://…' for name in others)}" if others else ""
         raise ConfigurationError(
             f"There is no store for a URL that begins with {backend!r}.",

@@ -12,26 +12,27 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.stores.base import Claim
-from dualwrite.stores.rows import fenced
+from dualwrite.stores.rows import claimed, fenced
 from dualwrite.stores.sql.dialect import Trouble
 from dualwrite.stores.sql.errors import locked_too_long
 from dualwrite.stores.sql.short import ShortTransactions
+from dualwrite.stores.sql.table import columns_of
 from dualwrite.stores.sql.table import state_table as t
 
 _RETRIED: Final = frozenset({Trouble.CONNECTION, Trouble.CONFLICT, Trouble.DUPLICATE})
 _WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
 
-_claimed: Final = {
+_RAISED: Final = {
     "fence": t.c.fence + 1,
     "owner": bindparam("owner_"),
     "claim_token": bindparam("token"),
     "updated_at": bindparam("now"),
 }
 _RAISE_FENCE: Final = (
-    update(t).where(t.c.transactional_id == bindparam("id")).values(**_claimed, transaction_number=0, forgotten=False)
+    update(t).where(t.c.transactional_id == bindparam("id")).values(**_RAISED, transaction_number=0, forgotten=False)
 )
 _RAISE_EXPECTED_FENCE: Final = (
-    update(t).where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("expected")).values(**_claimed)
+    update(t).where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("expected")).values(**_RAISED)
 )
 _INSERT: Final = insert(t)
 _READ_FENCE: Final = select(t.c.fence, t.c.owner, t.c.claim_token).where(t.c.transactional_id == bindparam("id"))
@@ -90,30 +91,13 @@ class ClaimAttempt:
             return self._claim_expected(connection, self.expected_fence)
 
     def _claim(self, connection: Connection) -> Claim:
-        now = datetime.now(UTC)
-        parameters = {"id": self.transactional_id, "owner_": self.owner, "token": self.token, "now": now}
+        parameters = {"id": self.transactional_id, "owner_": self.owner, "token": self.token, "now": datetime.now(UTC)}
         if connection.execute(_RAISE_FENCE, parameters).rowcount == 0:
             # Two processes may both come here; the second one's INSERT waits for the first one's COMMIT, fails, and it
             # starts again with the UPDATE.
-            first = 1
-            connection.execute(
-                _INSERT,
-                {
-                    "transactional_id": self.transactional_id,
-                    "fence": first,
-                    "generation": 0,
-                    "prepared_transaction_state": "",
-                    "prepared_generation": 0,
-                    "settled_generation": -1,
-                    "transaction_number": 0,
-                    "lost": "[]",
-                    "owner": self.owner,
-                    "claim_token": self.token,
-                    "updated_at": now,
-                    "forgotten": False,
-                },
-            )
-            return Claim(self.transactional_id, first, self.owner)
+            first = claimed(None, self.transactional_id, self.owner, token=self.token)
+            connection.execute(_INSERT, {"transactional_id": first.transactional_id, **columns_of(first)})
+            return Claim(self.transactional_id, first.fence, self.owner)
         return Claim(
             self.transactional_id, connection.execute(_READ_FENCE, {"id": self.transactional_id}).one().fence, self.owner
         )

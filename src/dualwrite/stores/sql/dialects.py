@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import URL, Engine
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import StoreDialect
+
+SQL_URL_EXAMPLES: Final = (
+    "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, mariadb+pymysql://user@host/database or "
+    "sqlite:////path/to/file.db"
+)
+"""What the addresses of these databases look like, for errors."""
 
 
 def dialect_of(engine: Engine) -> StoreDialect:
@@ -43,11 +51,7 @@ def dialect_for(url: URL) -> StoreDialect:
 
             dialect = MariadbDialect()
         case _:
-            raise ConfigurationError(
-                f"dualwrite has no SQL store for {backend!r}.",
-                next_step="postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, "
-                "mariadb+pymysql://user@host/database or sqlite:////path/to/file.db",
-            )
+            raise ConfigurationError(f"dualwrite has no SQL store for {backend!r}.", next_step=SQL_URL_EXAMPLES)
     if driver not in ("", dialect.driver):
         raise ConfigurationError(
             f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",

@@ -25,7 +25,7 @@ from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_g
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
-from dualwrite.stores.sql.dialects import dialect_for, dialect_of
+from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of, state_row
@@ -48,7 +48,7 @@ _ALL_COLUMNS: Final = select(t).where(t.c.transactional_id == "").limit(1)
 
 
 class SqlStateStore(TxnStateStore):
-    """Keeps the rows in the table `kafka_transaction_state` of a PostgreSQL or SQLite database.
+    """Keeps the rows in the table `kafka_transaction_state` of a PostgreSQL, MariaDB, MySQL or SQLite database.
 
     `SqlStateStore.from_url` makes an engine that suits; an engine of yours keeps its settings and its listeners.
 
@@ -87,7 +87,8 @@ class SqlStateStore(TxnStateStore):
         """A store with an engine of its own, made for the purpose; nothing connects yet.
 
         Args:
-            url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same) or `sqlite:////path/to/file.db`.
+            url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…`,
+                `mariadb+pymysql://…` or `sqlite:////path/to/file.db`.
             connect_timeout: Seconds for one attempt to connect (PostgreSQL).
             lock_timeout: Seconds that settling and the like wait for a locked row; for SQLite also the busy timeout.
             engine_options: More arguments for SQLAlchemy's `create_engine`; they win over ours.
@@ -276,7 +277,7 @@ def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
     except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         raise ConfigurationError(
             "The database URL can't be read.",  # not quoted: it may hold a password
-            next_step="postgresql+psycopg://user@host/database or sqlite:////path/to/file.db",
+            next_step=SQL_URL_EXAMPLES,
         ) from error
     try:
         dialect = dialect_for(parsed)

@@ -53,7 +53,11 @@ class ZooKeeperConnection:
         owns_client: Whether `close` stops it.
         connect_timeout: Seconds to wait for a connection.
         request_timeout: Seconds to wait for an answer.
-        acl: For the chroot, if it has to be made.
+        acl: For the nodes that we make; None: the client's default, or else open to everybody.
+
+    Attributes:
+        client: The client.
+        acl: What the nodes that we make get.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class ZooKeeperConnection:
         self._owns_client = owns_client
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
-        self._acl = list(acl) if acl else client.default_acl or OPEN_ACL_UNSAFE
+        self.acl = list(acl) if acl else client.default_acl or OPEN_ACL_UNSAFE
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._has_chroot = not client.chroot
@@ -205,7 +209,7 @@ class ZooKeeperConnection:
 
     def _make_absolute(self, path: str, deadline: float | None) -> None:
         request = self.client.transaction()
-        request.operations.append(Create(path, b"", self._acl, 0))  # its own `create` would put the chroot in front
+        request.operations.append(Create(path, b"", self.acl, 0))  # its own `create` would put the chroot in front
         (result,) = self._asked(lambda _: request.commit_async(), deadline)
         if isinstance(result, Exception) and not isinstance(result, NodeExistsError):
             raise result

@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create, SetData
-from kazoo.security import ACL, OPEN_ACL_UNSAFE
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay, wait_exponential, wait_random
 
 from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
@@ -51,14 +50,12 @@ class StateNodes:
 
     Args:
         connection: The way to the servers.
-        acl: For the nodes that we make; None: the client's default.
         max_request_bytes: The servers' limit for one request.
     """
 
-    def __init__(self, connection: ZooKeeperConnection, *, acl: Sequence[ACL] | None, max_request_bytes: int) -> None:
+    def __init__(self, connection: ZooKeeperConnection, *, max_request_bytes: int) -> None:
         self.connection = connection
         self.max_request_bytes = max_request_bytes
-        self._acl = list(acl) if acl else connection.client.default_acl or OPEN_ACL_UNSAFE
 
     # --- one node ---------------------------------------------------------------------------------------------------------
 
@@ -104,7 +101,7 @@ class StateNodes:
             StoreError: It is too large.
         """
         path, data = state_path(row.transactional_id), document(row).encode()
-        request = Create(path, data, self._acl, 0) if read is None else SetData(path, data, read.version)
+        request = Create(path, data, self.connection.acl, 0) if read is None else SetData(path, data, read.version)
         size = request_size(request) + len(self.connection.client.chroot)
         if size > self.max_request_bytes:
             raise too_large("The row of the id", size, self.max_request_bytes, row.transactional_id)
@@ -116,7 +113,7 @@ class StateNodes:
 
     def _create(self, path: str, data: bytes, deadline: float | None) -> None:
         def create(made: str, content: bytes) -> None:
-            self.connection.ask(lambda client: client.create_async(made, content, acl=self._acl), deadline=deadline)
+            self.connection.ask(lambda client: client.create_async(made, content, acl=self.connection.acl), deadline=deadline)
 
         try:
             create(path, data)

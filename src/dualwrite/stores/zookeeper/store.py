@@ -70,7 +70,7 @@ class ZooKeeperStore(TxnStateStore):
         self._connection = ZooKeeperConnection(
             client, owns_client=owns_client, connect_timeout=connect_timeout, request_timeout=request_timeout, acl=acl
         )
-        self._nodes = StateNodes(self._connection, acl=acl, max_request_bytes=max_request_bytes)
+        self._nodes = StateNodes(self._connection, max_request_bytes=max_request_bytes)
         self._change_timeout = change_timeout
 
     @classmethod
