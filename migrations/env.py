@@ -12,7 +12,8 @@ from alembic import context
 from sqlalchemy import Connection, text
 
 from dualwrite.errors import StoreUnavailableError
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME, metadata
+from dualwrite.jobs.tables import metadata
+from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
 ADVISORY_LOCK = 939_000_001
 """Two upgrades at once take turns on it (PostgreSQL); any number that nobody else uses."""

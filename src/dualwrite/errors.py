@@ -126,6 +126,24 @@ class ClaimTimeoutError(DualWriteError):
     retriable = True
 
 
+class PrefixLeasedError(DualWriteError):
+    """Another job holds the prefix of transactional ids; nothing was written.
+
+    Attributes: `prefix`, `job_id`, `batch_id` and `owner` of the holder.
+    """
+
+
+class JobClosedError(DualWriteError):
+    """The run that a task belongs to has ended, or was replaced by a newer one; nothing of the task is kept.
+
+    Attributes: `prefix`, `job_id`, `batch_id`.
+    """
+
+
+class BatchRefusedError(DualWriteError):
+    """A batch can't be committed, and surely was not; its messages are aborted. Attributes: `prefix`, `job_id`, `batch_id`."""
+
+
 # --- the database side ------------------------------------------------------------------------------------------------
 
 

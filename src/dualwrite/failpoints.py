@@ -24,6 +24,20 @@ NAMES: Final = (
     "recover_after_settle",
     "before_take_over",
     "after_take_over",
+    "job_after_open",
+    "job_after_claim",
+    "job_after_start",
+    "job_after_batch",
+    "job_before_staged",
+    "job_after_staged",
+    "job_after_prepare",
+    "job_before_commit",
+    "job_after_record",
+    "job_after_move",
+    "job_after_commit",
+    "job_after_complete",
+    "job_after_clear",
+    "job_after_abort",
 )
 
 armed: dict[str, Callable[[], None]] = {}

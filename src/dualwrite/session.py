@@ -101,6 +101,11 @@ class Session:
         )
         hit("recover_after_claim")
 
+    def hold(self, claim: Claim) -> None:
+        """Go on with a claim that the caller made, on a condition of its own."""
+        self._claim = claim
+        hit("recover_after_claim")
+
     def settle(self) -> tuple[GenerationOutcome, ...]:
         """Settle every unsettled generation under our claim; what was found stands in `report`.
 

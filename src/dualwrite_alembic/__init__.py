@@ -19,8 +19,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TABLES: Final = frozenset({"kafka_transaction_state", "kafka_transaction_state_version"})
-"""The table of the store, and the one in which the revision of its migrations stands."""
+TABLES: Final = frozenset(
+    {
+        "kafka_transaction_state",
+        "kafka_transaction_state_version",
+        "kafka_job",
+        "kafka_job_batch",
+        "kafka_job_attempt",
+        "kafka_job_chunk",
+    }
+)
+"""The table of the store, the one in which the revision of its migrations stands, and those of jobs."""
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 import dualwrite_alembic
 from dualwrite import migration
-from dualwrite.stores.sql.table import TABLE_NAME, VERSION_TABLE_NAME
+from dualwrite.jobs.tables import metadata
+from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 
@@ -81,7 +82,7 @@ def execute(url: str, *statements: str) -> None:
 
 
 def test_the_names_are_those_of_the_store() -> None:
-    assert {TABLE_NAME, VERSION_TABLE_NAME} == dualwrite_alembic.TABLES
+    assert {*metadata.tables, VERSION_TABLE_NAME} == dualwrite_alembic.TABLES
 
 
 def test_the_entry_point_is_installed_under_a_name_that_alembic_loads_by_default() -> None:

@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 from dualwrite import migration
 from dualwrite.cli import db
 from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreUnavailableError
+from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import metadata
+from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
-TABLES = {"kafka_transaction_state", "kafka_transaction_state_version"}
+TABLES = {*metadata.tables, VERSION_TABLE_NAME}
 
 
 @pytest.fixture
@@ -142,14 +143,14 @@ def test_the_command(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert output("current") == "none (newest: 0002)\n"
-    assert output("upgrade") == "Upgraded from nothing to 0002.\n"
-    assert output("upgrade", "--url", url) == "Already at revision 0002.\n"
-    assert output("current", "--url", url) == "0002 (newest: 0002)\n"
+    assert output("current") == "none (newest: 0003)\n"
+    assert output("upgrade") == "Upgraded from nothing to 0003.\n"
+    assert output("upgrade", "--url", url) == "Already at revision 0003.\n"
+    assert output("current", "--url", url) == "0003 (newest: 0003)\n"
     assert "CREATE TABLE" in output("sql")
     refused = run(db.app, ["downgrade", "--url", url, "--revision", "base"], input="n\n")
     assert refused.exit_code == 1
-    assert migration.current(url) == "0002"
+    assert migration.current(url) == "0003"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
 
@@ -169,4 +170,4 @@ def test_the_wheel_brings_its_migrations(tmp_path: Path) -> None:
         f"migration.upgrade({url!r}); print(migration.current({url!r}))"
     )
     ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert ran.stdout == "0002\n"
+    assert ran.stdout == "0003\n"

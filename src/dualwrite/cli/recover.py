@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dualwrite.assembly import open_recoverer
+from dualwrite.cli.jobs import jobs_to_recover
 from dualwrite.cli.options import (
     AsJson,
     Ids,
@@ -53,6 +54,9 @@ def recover(
     acknowledge: Annotated[
         bool, typer.Option("--acknowledge", help="Then take the lost and unverified transactions off the record.")
     ] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="Let another job have the prefix: the one that held it is gone for good.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,11 +64,20 @@ def recover(
 
     An id stands for all of its lanes. What has nothing unsettled is not touched. A live writer on a recovered id gets
     FencedError at its next step, and can take the id back by reopen(). Recovering twice changes nothing.
+
+    Jobs (Spark): a prefix names the job that holds exactly this one. Its open run is ended, its ids are settled, its staged
+    rows deleted. Without a prefix, a job that is at work is left alone.
     """
     settings = settings_for(url, kafka, kafka_config)
     store = store_for(settings)
     with open_recoverer(store, settings=settings) as recoverer:
-        report = _recovered(recoverer, store, chosen_ids(store, ids, prefix), yes=yes, quiet=as_json)
+        chosen = chosen_ids(store, ids, prefix)
+        with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
+            if jobs is not None:
+                chosen = [name for name in chosen if name not in jobs.attempts]
+            report = _recovered(recoverer, store, chosen, yes=yes, quiet=as_json)
+            if jobs is not None:
+                report = RecoveryReport(report.ids + jobs.recover(release=release, yes=yes).ids)
         if not as_json:
             _show(report)
         removed: Entries = []

@@ -21,6 +21,11 @@ class TransactionalProducer(Protocol):
     """
 
     @property
+    def transaction_timeout(self) -> float | None:
+        """Seconds after which the broker aborts a transaction; None under two-phase commit, and before the id is taken."""
+        ...
+
+    @property
     def kafka_transactional_id(self) -> str:
         """The transactional id that Kafka sees."""
         ...

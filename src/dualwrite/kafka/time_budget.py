@@ -33,6 +33,11 @@ def transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoor
     return chosen_timeout_ms(config) or coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
 
 
+def reserve_for(timeout: float) -> float:
+    """Seconds of a transaction's timeout that are kept back for committing the database and Kafka."""
+    return min(TIME_RESERVE_SHARE * timeout, MAX_TIME_RESERVE)
+
+
 class TimeBudget:
     """The clock of one transaction at a time.
 
@@ -58,7 +63,7 @@ class TimeBudget:
     @property
     def reserve(self) -> float:
         """Seconds kept back at the end for committing the database and Kafka."""
-        return 0.0 if self.timeout is None else min(TIME_RESERVE_SHARE * self.timeout, MAX_TIME_RESERVE)
+        return 0.0 if self.timeout is None else reserve_for(self.timeout)
 
     def check(self, kafka_transactional_id: str) -> None:
         """See that enough is left to commit.

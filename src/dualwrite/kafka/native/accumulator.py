@@ -149,6 +149,72 @@ class RecordAccumulator:
         if self._filling > self._room:
             self._make_room(timeout)
 
+    def extend_keyed(
+        self,
+        topic: str,
+        pairs: Iterable[tuple[bytes | str | None, bytes | str | None]],
+        partition: int | None,
+        timestamp_ms: int,
+        timeout: float,
+    ) -> None:
+        """As `extend`, for messages with keys."""
+        remaining = iter(pairs)
+        while True:
+            chunk: list[Record] = [
+                (
+                    key if type(key) is bytes else as_bytes("key", key),
+                    value if type(value) is bytes else as_bytes("value", value),
+                    None,
+                    timestamp_ms,
+                )
+                for key, value in islice(remaining, _CHUNK)
+            ]
+            if not chunk:
+                return
+            self._extend_keyed_by(topic, chunk, partition, timeout)
+
+    def _extend_keyed_by(  # noqa: C901  (the hot path: a call for each message would double its cost)
+        self, topic: str, records: list[Record], partition: int | None, timeout: float
+    ) -> None:
+        opened = self._topics.get(topic) if type(topic) is str else None
+        if opened is None:
+            opened = self._opened(topic, partition, timeout)
+        partitions, count, partitioner, limit = opened.partitions, len(opened.partitions), self._partitioner, self._batch_bytes
+        fixed = None if partition is None else self._target(topic, opened, None, partition)
+        added = 0
+        try:
+            for record in records:
+                key, value = record[0], record[1]
+                size = RECORD_OVERHEAD
+                if value is not None:
+                    size += len(value)
+                if key is not None:
+                    size += len(key)
+                target = fixed
+                if target is None:
+                    index = partitioner(key, count)
+                    target = opened.sticky if index is None else partitions[index]
+                    if target is None:
+                        target = self._target(topic, opened, key, None)
+                builder = target.builder
+                if builder.size + size > limit:
+                    self._filling += added
+                    added = 0
+                    self._check_size(topic, size)
+                    builder = self._with_room(topic, opened, target, key, partition, size, timeout).builder
+                builder.records.append(record)
+                builder.size += size
+                added += size
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
+            self._sender.interrupted()
+            raise
+        finally:
+            self._filling += added
+        if self._filling > self._room:
+            self._make_room(timeout)
+
     def push(self, timeout: float) -> None:
         """Close every batch and send what may be sent, without waiting for answers."""
         with self._sender.failure_kept():

@@ -285,8 +285,11 @@ class NativeProducer:
         check_allowed(self._state, "send_many", self._id)
         now = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
         if keys is not None:
-            for key, value in zip(keys, values, strict=True):
+            pairs = zip(keys, values, strict=True)
+            for key, value in pairs:  # the first begins the transaction at the broker
                 self.send(topic, value, key=key, partition=partition, timestamp=now)
+                break
+            self._accumulator.extend_keyed(topic, pairs, partition, now, self._delivery_timeout)
             return
         remaining = iter(values)
         for first in remaining:  # it begins the transaction at the broker

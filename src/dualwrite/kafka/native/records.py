@@ -148,6 +148,8 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
     parts: list[bytes] = []
     alike = (-1, -1, -1)  # timestamp, length of the value and of the offset: what `before` and `between` were made for
     before = between = b""
+    alike_keyed = (-1, -1, -1, -1)
+    before_keyed = key_part = value_part = b""
     for offset, (key, value, headers, timestamp) in enumerate(records):
         if key is None and value is not None and not headers and timestamp == previous:
             encoded_offset = SIGNED[offset] if offset < SMALL else signed_varint(offset)
@@ -158,6 +160,17 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
                 length = len(start) + len(encoded_offset) + len(between) + len(value) + len(_NO_HEADERS)
                 before = _varint(length) + start
             parts += (before, encoded_offset, between, value, _NO_HEADERS)
+            continue
+        if key is not None and value is not None and not headers and timestamp == previous:
+            encoded_offset = SIGNED[offset] if offset < SMALL else signed_varint(offset)
+            these = (len(key), len(value), len(encoded_offset), timestamp)
+            if these != alike_keyed:
+                alike_keyed = these
+                key_part = _varint(len(key))
+                value_part = _varint(len(value))
+                length = len(start) + len(encoded_offset) + len(key_part) + len(key) + len(value_part) + len(value)
+                before_keyed = _varint(length + len(_NO_HEADERS)) + start
+            parts += (before_keyed, encoded_offset, key_part, key, value_part, value, _NO_HEADERS)
             continue
         if timestamp != previous:
             previous = timestamp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -48,6 +49,7 @@ class ClaimAttempt:
         owner: Who claims, for people.
         timeout: Seconds to wait at most.
         expected_fence: Claim only if the fence still is this number.
+        condition: Called first in the claim's transaction, each time that one is begun; an error of its own is the claim's.
     """
 
     short: ShortTransactions
@@ -55,6 +57,7 @@ class ClaimAttempt:
     owner: str
     timeout: float
     expected_fence: int | None
+    condition: Callable[[Connection], None] | None = None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Written with the claim: tells a claim whose COMMIT was never answered from somebody else's."""
 
@@ -86,6 +89,8 @@ class ClaimAttempt:
 
     def _once(self, deadline: float) -> Claim:
         with self.short.begin(max(0.001, deadline - time.monotonic())) as connection:
+            if self.condition is not None:
+                self.condition(connection)
             if self.expected_fence is None:
                 return self._claim(connection)
             return self._claim_expected(connection, self.expected_fence)

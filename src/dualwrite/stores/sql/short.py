@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
 from dualwrite.stores.sql.errors import ErrorMap, locked_too_long
@@ -77,10 +77,18 @@ class ShortTransactions:
             else:
                 return connection
 
-    def run(self, work: Callable[[Connection], T], doing: str, transactional_id: str) -> T:
+    def run(
+        self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None, *, patience: float | None = None
+    ) -> T:
         """Run `work` in a transaction, up to three times where the connection breaks or the database asks to try again.
 
         `work` must give the same when it runs after its own commit: the answer to COMMIT may be what was lost.
+
+        Args:
+            work: What to do.
+            doing: What that is, fit for "… failed while <doing>".
+            transactional_id: The id that it is done for.
+            patience: Seconds to go on trying for, instead of three times.
 
         Raises:
             ClaimTimeoutError: The row stayed locked.
@@ -95,14 +103,14 @@ class ShortTransactions:
             retry=retry_if_exception(
                 lambda error: isinstance(error, self.driver_errors) and self.errors.trouble(error) in _RETRIED
             ),
-            stop=stop_after_attempt(_ATTEMPTS),
+            stop=stop_after_attempt(_ATTEMPTS) if patience is None else stop_after_delay(patience),
             wait=_WAIT,
             reraise=True,
         )
         try:
             return retrying(once)
         except self.driver_errors as error:
-            if self.errors.trouble(error) is Trouble.LOCKED:
+            if transactional_id is not None and self.errors.trouble(error) is Trouble.LOCKED:
                 raise locked_too_long(self.errors, transactional_id, self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -154,6 +154,11 @@ class SqlStateStore(TxnStateStore):
         return self._engine
 
     @property
+    def short_transactions(self) -> ShortTransactions:
+        """Transactions of our own, for what keeps tables beside the store's (jobs)."""
+        return self._short
+
+    @property
     def description(self) -> str:
         """See TxnStateStore."""
         return address(self._engine.url)
@@ -170,6 +175,22 @@ class SqlStateStore(TxnStateStore):
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore."""
         return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
+
+    def claim_if(
+        self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float
+    ) -> Claim:
+        """Claim only if a condition holds in the very transaction of the claim: it raises where it does not.
+
+        Args:
+            transactional_id: The logical id.
+            owner: Who claims, for people.
+            condition: Runs first in the transaction, and may write in it. Called again when the transaction is.
+            timeout: Seconds to wait at most.
+
+        Raises: as `claim`, and what the condition raises.
+        """
+        owner = owner[:MAX_OWNER_LENGTH]
+        return ClaimAttempt(self._short, transactional_id, owner, timeout, None, condition).make()
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""

@@ -1,0 +1,84 @@
+"""What `dualwrite recover` does about jobs: a prefix names one exactly, and one at work is left alone unless it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import typer
+
+from dualwrite.cli.options import ask, refuse
+from dualwrite.jobs.by_hand import JobsByHand
+from dualwrite.jobs.rules import JobRow
+from dualwrite.jobs.site import JobSite
+from dualwrite.report import RecoveryReport
+from dualwrite.settings import Settings
+from dualwrite.stores.registry import keeps_a_table
+
+
+@dataclass(frozen=True)
+class JobsToRecover:
+    """The jobs that a call is about.
+
+    Args:
+        by_hand: What recovers them.
+        rows: Their rows.
+        attempts: The ids of all jobs' tasks, which are not to be recovered one by one.
+        at_work: Jobs that are open and were not named.
+    """
+
+    by_hand: JobsByHand
+    rows: tuple[JobRow, ...]
+    attempts: frozenset[str]
+    at_work: tuple[JobRow, ...]
+
+    def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
+        """Recover them, after asking about one that is open."""
+        reports = []
+        for row in self.rows:
+            if row.is_open:
+                ask(
+                    f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
+                    f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; nothing of that run is committed any more. Go on?",
+                    yes=yes,
+                )
+            reports.append(self.by_hand.recover(row.prefix, release=release))
+        for row in self.at_work:
+            typer.echo(
+                f"Left alone: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
+                f"({row.owner}); `dualwrite recover --prefix {row.prefix}` ends it.",
+                err=True,
+            )
+        return RecoveryReport(tuple(one for report in reports for one in report.ids))
+
+
+@contextmanager
+def jobs_to_recover(
+    settings: Settings, chosen: list[str], prefix: str, *, named: bool, release: bool
+) -> Iterator[JobsToRecover | None]:
+    """The jobs that `recover` is about; None where the database has no tables, or ids were named one by one.
+
+    Args:
+        settings: Database and Kafka.
+        chosen: The ids that were asked for.
+        prefix: The prefix that was given, or an empty text.
+        named: Whether ids were named.
+        release: Whether the prefix is to be released.
+    """
+    if release and not prefix:
+        raise typer.BadParameter("say which: --prefix.", param_hint="--release")
+    if named or settings.database_url is None or not keeps_a_table(settings.database_url):
+        yield None
+        return
+    with JobSite(settings.database_url, dict(settings.kafka), timeouts=settings.timeouts).opened() as site:
+        by_hand = JobsByHand(site)
+        rows = by_hand.jobs()
+        if prefix:
+            ours = [row for row in rows if row.prefix == prefix]
+            if release and not ours:
+                refuse(f"No job holds the prefix {prefix!r}.")
+        else:
+            ours = [row for row in rows if not row.is_open]
+        at_work = () if prefix else tuple(row for row in rows if row.is_open)
+        yield JobsToRecover(by_hand, tuple(ours), frozenset(by_hand.attempts_among(chosen)), at_work)

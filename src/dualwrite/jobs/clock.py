@@ -1,0 +1,19 @@
+"""The database's clock: one for all tasks and the driver, whatever the clocks of their machines say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+_CLOCKS: Final = {
+    "postgresql": text("SELECT extract(epoch FROM clock_timestamp())"),
+    "mysql": text("SELECT unix_timestamp(sysdate(6))"),
+    "mariadb": text("SELECT unix_timestamp(sysdate(6))"),
+    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
+}
+
+
+def database_clock(connection: Connection) -> float:
+    """Seconds since 1970 by the database's clock, at the moment of the call and not of the transaction's begin."""
+    return float(connection.scalar(_CLOCKS[connection.dialect.name]) or 0.0)

@@ -1,0 +1,199 @@
+"""What the driver does when its tasks are done: commit, or abort. Either may be broken off at any point and done again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from dualwrite.errors import BatchRefusedError, DualWriteError, InDoubtTransactionError, StoreCommitFailedError, StoreError
+from dualwrite.failpoints import hit
+from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
+from dualwrite.jobs.completing import complete, settle_ids
+from dualwrite.jobs.job_rows import Marker
+from dualwrite.jobs.judge import Decided, JobJudge
+from dualwrite.jobs.site import OpenSite
+from dualwrite.jobs.sweep import Staging, delete_staged
+from dualwrite.recovery import describe_owner
+from dualwrite.report import RecoveryReport
+
+log = logging.getLogger(__name__)
+
+
+class Mover(Staging, Protocol):
+    """Moves staged rows into their table."""
+
+    def move(self, connection: Connection, keys: Sequence[tuple[str, int]], /) -> int:
+        """Move the rows staged under these ids and fences; how many there were."""
+
+
+class JobCommitter:
+    """Commits and aborts runs.
+
+    Args:
+        site: Where, opened.
+        sink: What the tasks have staged, and where it goes.
+    """
+
+    def __init__(self, site: OpenSite, sink: Mover) -> None:
+        self._site = site
+        self._sink = sink
+        settings = site.site
+        self._judge = JobJudge(
+            site.store,
+            owner=describe_owner("job commit"),
+            patience=settings.timeouts.claim,
+            lock_timeout=settings.commit_timeout,
+        )
+
+    def commit(self, outcomes: Sequence[TaskOutcome | None]) -> int:
+        """Commit what the tasks have prepared: all of it, or nothing.
+
+        Returns without an error only when table and topic both have the batch.
+
+        Args:
+            outcomes: One of each task; a None is a task that nobody heard of.
+
+        Returns:
+            How many rows and messages the batch has; 0 where it had been committed before.
+
+        Raises:
+            BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are.
+            JobClosedError: Nothing was committed: another run took the job over.
+            TransactionTimeoutError: Nothing was committed: Kafka might have given up a transaction before its commit.
+            InDoubtTransactionError: The database did not answer; whether the batch is committed shows when it does.
+                Everything stays prepared.
+            RecoveryError: The batch is committed in the database, and not all of its messages are at Kafka; they stay
+                prepared, and recovery commits them.
+            LostTransactionError: The batch is committed in the database, and Kafka gave messages of it up.
+        """
+        told = _all_told(outcomes)
+        if not told:
+            return 0
+        run = _same_run(told)
+        winners = [outcome.prepared for outcome in told if outcome.prepared is not None]
+        rows = sum(outcome.rows for outcome in told)
+        hit("job_before_commit")
+        if winners:
+            decided, marker = self._decided(run, winners, rows)
+        else:  # every task was empty, or the batch had been committed before
+            decided, found = self._judge.abort(run)
+            if found is None:
+                log.info("%s: nothing to write", run.name)
+                return 0
+            marker = found
+        hit("job_after_commit")
+        completed = complete(self._site, winners) if decided is Decided.COMMITTED else RecoveryReport()
+        hit("job_after_complete")
+        rest = self._settled(run, marker)  # attempts that lost, and the winners of an earlier run
+        self._clear_staging(run)
+        RecoveryReport(completed.ids + rest.ids).raise_for_problems()
+        log.info("%s: %s rows and messages, %s", run.name, f"{marker.row_count:,}", decided.value)
+        return rows if decided is Decided.COMMITTED else 0
+
+    def _decided(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> tuple[Decided, Marker]:
+        keys = [(winner.transactional_id, winner.fence) for winner in winners]
+
+        def move(connection: Connection) -> int:
+            hit("job_after_record")
+            moved = self._sink.move(connection, keys)
+            hit("job_after_move")
+            return moved
+
+        try:
+            return self._judge.commit(run, winners, rows, move)
+        except StoreCommitFailedError:
+            raise
+        except StoreError as error:
+            if not error.retriable:
+                raise
+            raise InDoubtTransactionError(
+                f"The database did not answer while {run.name} was committed. Nothing was guessed: it stays prepared.",
+                transactional_id=winners[0].transactional_id,
+                cause=str(error),
+                next_step="the next run of the job, or `dualwrite recover --prefix "
+                f"{run.prefix}`, settles it; don't write the batch again by other means",
+                state="",
+                database_committed=None,
+            ) from error
+
+    def abort(self, outcomes: Sequence[TaskOutcome | None], *, prefix: str, batch_id: int) -> None:
+        """Give the run up, unless its batch turns out to be committed: then it is completed. Raises nothing of ours.
+
+        What can't be reached now stays prepared, for the next run or for recovery.
+
+        Args:
+            outcomes: One of each task, as far as they are known.
+            prefix: The prefix, for where none is.
+            batch_id: The batch, likewise.
+        """
+        told = [outcome for outcome in outcomes if outcome is not None]
+        try:
+            self._aborted(told, prefix, batch_id)
+        except DualWriteError as error:
+            log.warning("%s: the end of batch %d is left to recovery: %s", prefix, batch_id, error)
+
+    def _aborted(self, told: Sequence[TaskOutcome], prefix: str, batch_id: int) -> None:
+        if told:
+            run = told[0].run
+        else:
+            row = self._judge.close(prefix, batch_id=batch_id)
+            if row is None or row.batch_id != batch_id:
+                return
+            run = JobRun(prefix, row.job_id, row.batch_id, row.keeps_lease, row.token)
+        decided, marker = self._judge.abort(run)
+        hit("job_after_abort")
+        report = self._settled(run, marker)
+        self._clear_staging(run)
+        report.raise_for_problems()
+        log.warning("%s: %s", run.name, decided.value)
+
+    def _settled(self, run: JobRun, marker: Marker | None) -> RecoveryReport:
+        """Settle what the run's attempts have left open, and the winners of the run that was committed, if one was."""
+        winners: Collection[str] = () if marker is None else marker.winners
+        attempts = self._site.ledger.attempts(run.prefix)
+        wanted = [row for row in attempts if not row.is_settled and (row.token == run.token or row.transactional_id in winners)]
+        return settle_ids(self._site, [(row.transactional_id, row.fence) for row in wanted])
+
+    def _clear_staging(self, run: JobRun) -> None:
+        """Delete what the run has staged. What fails here is done by the next sweep: nobody reads these rows any more."""
+        of_run = [row for row in self._site.ledger.attempts(run.prefix) if row.token == run.token]
+        try:
+            deleted = delete_staged(self._site, of_run, self._sink)
+        except DualWriteError as error:
+            log.warning("%s: its tasks' staged rows are left to the next sweep: %s", run.name, error)
+        else:
+            log.debug("%s: %d staged rows deleted", run.name, deleted)
+        hit("job_after_clear")
+
+
+def _all_told(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:
+    told = [outcome for outcome in outcomes if outcome is not None]
+    if len(told) != len(outcomes):
+        raise BatchRefusedError(
+            f"{len(outcomes) - len(told)} of {len(outcomes)} tasks did not say what they prepared; nothing was committed.",
+            cause="a task failed, or its answer was lost",
+            next_step="run the batch again",
+        )
+    partitions = {outcome.partition for outcome in told}
+    if len(partitions) != len(told):
+        raise BatchRefusedError(
+            f"{len(told)} tasks wrote {len(partitions)} partitions; nothing was committed.",
+            cause="two attempts of one task were both counted",
+            next_step="run the batch again",
+        )
+    return told
+
+
+def _same_run(told: Sequence[TaskOutcome]) -> JobRun:
+    runs = {outcome.run for outcome in told}
+    if len(runs) != 1:
+        raise BatchRefusedError(
+            f"The tasks belong to {len(runs)} different runs; nothing was committed.",
+            next_step="run the batch again",
+            job_id=told[0].run.job_id,
+            batch_id=told[0].run.batch_id,
+        )
+    return told[0].run

@@ -1,0 +1,157 @@
+"""Which Arrow types fit which columns of a table: as they are or wider, never narrower, and nothing that needs a guess.
+
+Strings fit every column that Spark has no type for, since its database reads text and checks it (enum, uuid, json, arrays,
+types of extensions): numbers, dates and bytes are cast in Spark. Lengths of texts, signs of unsigned integers and fractions of
+seconds are the database's to check. An instant fits only a column that holds instants; MariaDB's and MySQL's DATETIME and
+SQLite's columns, which have no time zone, take it in UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlalchemy import types as sql
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.types import TypeEngine
+
+MYSQL: Final = ("mysql", "mariadb")
+_INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "small_integer": 16, "MEDIUMINT": 24, "BIGINT": 64, "big_integer": 64}
+_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
+_EXACT_FLOAT_BITS: Final = {32: 24, 64: 53}  # of an integer that a float of so many bits holds exactly
+
+
+def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
+    """Whether every value of an Arrow type can be stored in a column, none of them changed.
+
+    Args:
+        kind: The type in the frame.
+        column: The type in the table.
+        dialect: SQLAlchemy's name of the database's dialect.
+    """
+    column = plain(column)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind) or (isinstance(column, sql.NullType) and dialect == "sqlite"):
+        return True
+    if pa.types.is_boolean(kind):
+        return isinstance(column, sql.Boolean) or (
+            dialect != "postgresql" and (_integer_bits(column, dialect) > 0 or column.__visit_name__ == "BIT")
+        )
+    if pa.types.is_integer(kind):
+        return _takes_integer(kind.bit_width, column, dialect)
+    if pa.types.is_floating(kind):
+        return _float_bits(column, dialect) >= kind.bit_width or _is_unbounded(column)
+    if pa.types.is_decimal(kind):
+        return _takes_decimal(kind.precision, kind.scale, column, dialect)
+    return _takes_other(kind, column, dialect)
+
+
+def spark_type(column: TypeEngine[Any], dialect: str) -> str:  # noqa: PLR0911  (a table)
+    """The type to cast to in Spark, for a column of the table."""
+    column = plain(column)
+    bits = _integer_bits(column, dialect)
+    match column:
+        case sql.Boolean():
+            return "boolean"
+        case _ if bits:
+            return {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[bits if bits != 24 else 16]  # noqa: PLR2004
+        case sql.Float():
+            return "double" if _float_bits(column, dialect) == 64 else "float"  # noqa: PLR2004
+        case sql.Numeric():
+            return f"decimal({column.precision or 38},{column.scale or 0})"
+        case sql.DateTime():
+            return "timestamp" if _is_instant(column, dialect) else "timestamp_ntz"
+        case sql.Date():
+            return "date"
+        case sql.Time():
+            return "time"
+        case sql.LargeBinary() | sql.BINARY() | sql.VARBINARY():
+            return "binary"
+        case sql.JSON():
+            return "string, by to_json"
+    return "string"
+
+
+def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
+    """The type that a domain stands for, or the type itself."""
+    while isinstance(column, postgresql.DOMAIN):
+        column = column.data_type
+    return column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether it is a string type of Arrow's."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether it is a binary type of Arrow's."""
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
+def _takes_integer(bits: int, column: TypeEngine[Any], dialect: str) -> bool:
+    if _integer_bits(column, dialect) >= bits:
+        return True
+    if isinstance(column, sql.Float):
+        return _EXACT_FLOAT_BITS.get(_float_bits(column, dialect), 0) >= bits
+    return _takes_decimal(_DIGITS[bits], 0, column, dialect)
+
+
+def _takes_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect: str) -> bool:
+    if _is_unbounded(column):
+        return True
+    if isinstance(column, sql.Numeric) and not isinstance(column, sql.Float):
+        room = column.scale or 0
+        return room >= scale and (column.precision or 0) - room >= precision - scale
+    return scale == 0 and precision < _DIGITS.get(_integer_bits(column, dialect), 0)
+
+
+def _takes_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
+    """Texts, bytes, moments and what is nested."""
+    if is_text(kind):
+        return spark_type(column, dialect).startswith("string")  # else it is cast in Spark, where a bad text is found early
+    if is_binary(kind):
+        return isinstance(column, sql.LargeBinary | sql.BINARY | sql.VARBINARY | postgresql.BYTEA)
+    if pa.types.is_date(kind):
+        return isinstance(column, sql.Date) or (isinstance(column, sql.DateTime) and not _is_instant(column, dialect))
+    if pa.types.is_timestamp(kind):
+        if not isinstance(column, sql.DateTime):
+            return False
+        if kind.tz is None:
+            return not _is_instant(column, dialect)
+        return _is_instant(column, dialect) or dialect != "postgresql"
+    if pa.types.is_time(kind):
+        return isinstance(column, sql.Time) and not getattr(column, "timezone", False)
+    if pa.types.is_duration(kind):
+        return isinstance(column, postgresql.INTERVAL)
+    if pa.types.is_nested(kind):
+        return isinstance(column, sql.JSON) or (isinstance(column, sql.String) and not isinstance(column, sql.Enum))
+    return False
+
+
+def _integer_bits(column: TypeEngine[Any], dialect: str) -> int:
+    """Bits of an integer column; 0 for any other."""
+    if not isinstance(column, sql.Integer):
+        return 0
+    return 64 if dialect == "sqlite" else _INTEGER_BITS.get(column.__visit_name__, 32)
+
+
+def _float_bits(column: TypeEngine[Any], dialect: str) -> int:
+    if not isinstance(column, sql.Float):
+        return 0
+    if dialect == "sqlite" or isinstance(column, sql.Double) or column.__visit_name__.upper().startswith("DOUBLE"):
+        return 64
+    return 32
+
+
+def _is_unbounded(column: TypeEngine[Any]) -> bool:
+    return isinstance(column, sql.Numeric) and not isinstance(column, sql.Float) and column.precision is None
+
+
+def _is_instant(column: TypeEngine[Any], dialect: str) -> bool:
+    """Whether a column of date and time names a moment, and not what a clock somewhere showed."""
+    if dialect in MYSQL:
+        return column.__visit_name__ == "TIMESTAMP"
+    return bool(getattr(column, "timezone", False))

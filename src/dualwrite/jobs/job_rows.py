@@ -1,0 +1,87 @@
+"""The job's row and a batch's marker, read and written inside a transaction of the caller's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
+
+from dualwrite.jobs.rules import JobRow
+from dualwrite.jobs.tables import attempt_table as a
+from dualwrite.jobs.tables import batch_table as b
+from dualwrite.jobs.tables import job_table as j
+from dualwrite.stores.base import MAX_OWNER_LENGTH
+from dualwrite.stores.sql.table import state_table as t
+
+PLAIN: Final = select(j).where(j.c.prefix == bindparam("prefix"))
+SHARED: Final = PLAIN.with_for_update(read=True)
+"""Nobody opens, decides or closes before the transaction ends."""
+LOCKED: Final = PLAIN.with_for_update()
+"""Nobody claims either."""
+
+_MARKER: Final = select(b).where(b.c.job_id == bindparam("job"), b.c.batch_id == bindparam("batch"))
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A committed batch.
+
+    Args:
+        prefix: The prefix that it was written under.
+        token: The run that was committed.
+        row_count: How many rows it moved into the table.
+        winners: The transactional ids whose messages it consists of.
+        committed_at: When (UTC, aware; the driver's clock).
+    """
+
+    prefix: str
+    token: str
+    row_count: int
+    winners: tuple[str, ...]
+    committed_at: datetime
+
+
+def read_job(connection: Connection, prefix: str, query: Any = PLAIN) -> JobRow | None:
+    """The row of a prefix by `PLAIN`, `SHARED` or `LOCKED`, or None where there is none."""
+    found = connection.execute(query, {"prefix": prefix}).one_or_none()
+    return None if found is None else job_row(found)
+
+
+def job_row(found: Row[Any]) -> JobRow:
+    """A stored row as a value."""
+    columns = found._asdict()
+    columns["earlier_tokens"] = tuple(json.loads(columns["earlier_tokens"]))
+    return JobRow(**columns)
+
+
+def write_job(connection: Connection, row: JobRow, *, is_new: bool) -> None:
+    """Write the row of a prefix."""
+    values = {column.name: getattr(row, column.name) for column in j.c}
+    values["earlier_tokens"] = json.dumps(row.earlier_tokens)
+    connection.execute(insert(j).values(values) if is_new else update(j).where(j.c.prefix == row.prefix).values(values))
+
+
+def read_marker(connection: Connection, job_id: str, batch_id: int) -> Marker | None:
+    """The marker of a batch, or None where it was not committed."""
+    found = connection.execute(_MARKER, {"job": job_id, "batch": batch_id}).one_or_none()
+    if found is None:
+        return None
+    return Marker(found.prefix, found.token, found.row_count, tuple(json.loads(found.winners)), found.committed_at)
+
+
+def fence_attempts(connection: Connection, prefix: str, token: str, owner: str, *, keep: Collection[str] = ()) -> None:
+    """Raise the fence of every id that a run's tasks have claimed, but for those to keep: none of them can go on.
+
+    Every claim of such an id has been made under a lock on the job's row, which the caller has alone.
+    """
+    of_run = select(a.c.transactional_id).where(a.c.prefix == prefix, a.c.token == token)
+    losers = update(t).where(t.c.transactional_id.in_(of_run))
+    if keep:
+        losers = losers.where(t.c.transactional_id.not_in(sorted(keep)))
+    connection.execute(
+        losers.values(fence=t.c.fence + 1, owner=owner[:MAX_OWNER_LENGTH], claim_token="", updated_at=datetime.now(UTC))
+    )

@@ -1,0 +1,224 @@
+"""Columns of an Arrow record batch as JSON texts, one object a row, made column by column and never row by row.
+
+The texts are those of Spark's `to_json(struct(…))` with its default options, with these differences:
+
+- Microseconds of a timestamp are kept where there are any (Spark cuts them off); where there are none, the text is Spark's.
+- A timestamp is written in UTC, with `Z`; Spark writes it in the session's time zone. The instant is the same.
+- A key of a map that is a date or a moment is written as such; Spark writes the number of days or microseconds since 1970.
+- The exponents of very large and very small floats are written as `1e+16`, where Java writes `1.0E16`: the same number.
+
+As in Spark's: a null field is left out, so that a job that goes over to this sink gives its readers what it gave them before;
+nulls in arrays and maps are kept; NaN and the infinities, for which JSON has no number, are the texts "NaN", "Infinity" and
+"-Infinity"; binary is base64.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import b2a_base64
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dualwrite.errors import ConfigurationError
+
+_SPECIAL: Final = '["\\\\\\x00-\\x1f]'  # what a text of JSON can't hold as it is
+_CONTROL: Final = "[\\x00-\\x1f]"
+_SHORT: Final = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+_WHOLE: Final = "^-?[0-9]+$"
+_NOTHING: Final = pa.scalar(None, pa.string())
+_SIMPLE: Final = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+)
+_NOT_FINITE: Final = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+
+
+def json_values(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+    """One JSON object a row, with the columns in the given order, as an array of strings without nulls.
+
+    Args:
+        batch: The rows.
+        columns: Names of the columns.
+
+    Raises:
+        ConfigurationError: A column is missing, or its type has no form in JSON.
+    """
+    there = set(batch.schema.names)
+    problems = [f"there is no column {name!r}" for name in columns if name not in there]
+    found = ((name, json_problem(batch.schema.field(name).type)) for name in columns if name in there)
+    problems += [f"column {name!r}: {problem}" for name, problem in found if problem]
+    if problems:
+        raise ConfigurationError(f"The columns can't be made JSON: {'; '.join(problems)}.")
+    return _objects(list(columns), [batch.column(name) for name in columns], len(batch))
+
+
+def json_problem(kind: pa.DataType) -> str | None:
+    """Why a type has no form in JSON, or None where it has one."""
+    if pa.types.is_struct(kind):
+        return next(filter(None, (json_problem(field.type) for field in kind)), None)
+    if pa.types.is_map(kind):
+        if pa.types.is_nested(kind.key_type):
+            return f"the keys of a JSON object are texts, not {kind.key_type}"
+        return json_problem(kind.key_type) or json_problem(kind.item_type)
+    if _is_list(kind) or pa.types.is_dictionary(kind):
+        return json_problem(kind.value_type)
+    if _is_text(kind) or _is_binary(kind) or any(test(kind) for test in _SIMPLE):
+        return None
+    return f"{kind} has no form in JSON; cast it to a string"
+
+
+def json_texts(column: pa.Array) -> pa.Array:  # noqa: C901, PLR0911  (one case for each kind of type)
+    """Each value of a column as the text of a JSON value; null stays null. The type is one that `json_problem` lets pass."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return json_texts(column.cast(kind.value_type))
+    if pa.types.is_null(kind):
+        return column.cast(pa.string())
+    if pa.types.is_struct(kind):
+        fields = [field.name for field in kind]
+        return pc.if_else(column.is_valid(), _objects(fields, column.flatten(), len(column)), _NOTHING)
+    if pa.types.is_map(kind):
+        return _maps(column)
+    if _is_list(kind):
+        return _lists(column)
+    if _is_text(kind):
+        return _quoted(escaped(column.cast(pa.string())))
+    if _is_binary(kind):
+        return _base64(column)
+    if pa.types.is_floating(kind):
+        return _floats(column)
+    if pa.types.is_timestamp(kind):
+        return _timestamps(column)
+    if pa.types.is_date(kind):
+        return _quoted(column.cast(pa.string()))
+    if pa.types.is_time(kind):
+        digits = pc.ascii_rtrim(column.cast(pa.time64("us"), safe=False).cast(pa.string()), "0")  # of six behind the point
+        return _quoted(pc.ascii_rtrim(digits, "."))
+    return column.cast(pa.string())  # integers, booleans, decimals
+
+
+def escaped(texts: pa.Array) -> pa.Array:
+    """Texts as they stand between the quotes of a JSON text. A column without special characters is looked through once."""
+    if not pc.any(pc.match_substring_regex(texts, _SPECIAL)).as_py():
+        return texts
+    texts = pc.replace_substring(texts, "\\", "\\\\")
+    texts = pc.replace_substring(texts, '"', '\\"')
+    if not pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
+        return texts
+    for character in map(chr, range(32)):
+        if pc.any(pc.match_substring(texts, character)).as_py():
+            texts = pc.replace_substring(texts, character, _SHORT.get(character, f"\\u{ord(character):04X}"))
+    return texts
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _joined(*parts: Any) -> pa.Array:
+    """Texts side by side; null where one is: Arrow 26 loses rows when it is told to skip nulls and finds only such."""
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _objects(names: list[str], columns: list[pa.Array], length: int) -> pa.Array:
+    """An object for each row. Every field begins with its comma; the first one's is cut off."""
+    parts: list[Any] = []
+    may_begin_with_comma = False
+    for name, column in zip(names, columns, strict=True):
+        label = f"{json.dumps(name, ensure_ascii=False)}:"
+        texts = json_texts(column)
+        if texts.null_count:
+            may_begin_with_comma |= not parts
+            parts.append(pc.fill_null(_joined(f",{label}", texts), ""))
+        else:
+            parts += (label if not parts else f",{label}", texts)
+    if not parts:
+        return pa.repeat("{}", length)
+    if may_begin_with_comma:
+        return _joined("{", pc.ascii_ltrim(_joined(*parts), ","), "}")
+    return _joined("{", *parts, "}")
+
+
+def _maps(column: pa.Array) -> pa.Array:
+    """Objects of a map's entries, with nulls; a key that is no text is its own text."""
+    kind = column.type
+    entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+    entries = column.cast(pa.list_(entry))
+    keys, values = pc.list_flatten(entries).flatten()
+    names = json_texts(keys)
+    if not (_is_text(keys.type) or pc.all(pc.starts_with(names, '"')).as_py()):
+        names = pc.if_else(pc.starts_with(names, '"'), names, _quoted(names))
+    return _collected(entries, _joined(names, ":", pc.fill_null(json_texts(values), "null")), "{", "}")
+
+
+def _lists(column: pa.Array) -> pa.Array:
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    return _collected(column, pc.fill_null(json_texts(pc.list_flatten(column)), "null"), "[", "]")
+
+
+def _collected(column: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa.Array:
+    """The texts of a list column's values, put together list by list."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int32())
+    ends = pc.cumulative_sum(lengths)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    lists = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), ",")
+    return pc.if_else(column.is_valid(), _joined(opening, lists, closing), _NOTHING)
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    return _joined('"', texts, '"')
+
+
+def _base64(column: pa.Array) -> pa.Array:
+    encode = b2a_base64  # Arrow has no kernel for it
+    return pa.array(
+        [None if content is None else f'"{encode(content, newline=False).decode()}"' for content in column.to_pylist()],
+        pa.string(),
+    )
+
+
+def _floats(column: pa.Array) -> pa.Array:
+    """Numbers with a point or an exponent, so that a reader that tells floats from integers sees the same type in each row."""
+    if pa.types.is_float16(column.type):
+        column = column.cast(pa.float32())
+    texts = column.cast(pa.string())
+    whole = pc.match_substring_regex(texts, _WHOLE)
+    if pc.any(whole).as_py():
+        texts = pc.if_else(whole, _joined(texts, ".0"), texts)
+    if not pc.all(pc.is_finite(column)).as_py():
+        for given, text in _NOT_FINITE.items():
+            texts = pc.if_else(pc.equal(texts, given), text, texts)
+    return texts
+
+
+def _timestamps(column: pa.Array) -> pa.Array:
+    zone = column.type.tz
+    microseconds = column.cast(pa.timestamp("us", None if zone is None else "UTC"), safe=False)
+    texts = microseconds.cast(pa.timestamp("us")).cast(pa.string())  # always with six digits
+    texts = pc.replace_substring(texts, " ", "T")
+    whole = pc.ends_with(texts, "000")
+    if pc.any(whole).as_py():
+        texts = pc.if_else(whole, pc.utf8_slice_codeunits(texts, 0, -3), texts)
+    return _joined('"', texts, '"' if zone is None else 'Z"')

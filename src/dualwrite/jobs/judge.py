@@ -1,0 +1,220 @@
+"""The one decision over a run: all of its tasks' rows and messages, or none. One database transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, insert, update
+
+from dualwrite.errors import BatchRefusedError, TransactionTimeoutError
+from dualwrite.jobs.base import JobRun, Prepared
+from dualwrite.jobs.clock import database_clock
+from dualwrite.jobs.job_rows import LOCKED, Marker, fence_attempts, read_job, read_marker, write_job
+from dualwrite.jobs.rules import JobRow, after_close, closed
+from dualwrite.jobs.tables import batch_table as b
+from dualwrite.kafka.time_budget import reserve_for
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import state_table as t
+
+MARKERS_KEPT: Final = 10_000
+"""Batches of one job whose markers are kept; an older one that comes again is refused."""
+
+_RECORD: Final = (
+    update(t)
+    .where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("fence_"))
+    .values(
+        prepared_transaction_state=bindparam("state"),
+        prepared_generation=bindparam("generation_"),
+        transaction_number=1,
+        updated_at=bindparam("now"),
+    )
+)
+
+
+class Decided(Enum):
+    """What the decision over a run came to."""
+
+    COMMITTED = "committed"
+    """This run's rows and messages are what the batch consists of."""
+
+    COMMITTED_BEFORE = "committed before"
+    """An earlier run of the batch was committed, and stays; this run is given up."""
+
+    ABORTED = "aborted"
+    """The run is given up; nothing of it was committed."""
+
+
+class JobJudge:
+    """Decides over runs, and ends them. Safe to use from several threads.
+
+    Args:
+        store: The database, which also keeps the rows of the transactional ids.
+        owner: Who decides, for people.
+        patience: Seconds to go on for where connections break.
+        lock_timeout: Seconds that one statement may take: moving a batch's rows is one.
+    """
+
+    def __init__(self, store: SqlStateStore, *, owner: str, patience: float = 30.0, lock_timeout: float = 600.0) -> None:
+        self._short = replace(store.short_transactions, lock_timeout=lock_timeout)
+        self._owner = owner
+        self._patience = patience
+
+    def commit(
+        self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]
+    ) -> tuple[Decided, Marker]:
+        """Decide for the run, in one transaction: the winners' states, their rows, the marker, the end of the run.
+
+        Where the answer to COMMIT is lost, the transaction runs again and finds the marker, or decides anew.
+
+        Args:
+            run: The run, open.
+            winners: What its tasks have prepared.
+            rows: How many rows they have staged.
+            move: Moves them into the table, and says how many there were.
+
+        Returns:
+            Whether this run was committed or an earlier one had been; and the marker of that.
+
+        Raises:
+            JobClosedError: The run is no longer open.
+            BatchRefusedError: A winner was fenced, or the rows are not all there. Nothing was committed.
+            TransactionTimeoutError: Kafka may abort one of the transactions before it is committed. Nothing was committed.
+            StoreError: Not to be decided now; where the connection broke in COMMIT, it may have committed.
+        """
+        names = [winner.transactional_id for winner in winners]
+
+        def work(connection: Connection) -> tuple[Decided, Marker]:
+            row = read_job(connection, run.prefix, LOCKED)
+            found = read_marker(connection, run.job_id, run.batch_id)
+            if found is not None:
+                if row is not None and row.is_open_for(run):
+                    self._close(connection, row)
+                return (Decided.COMMITTED if found.token == run.token else Decided.COMMITTED_BEFORE), found
+            if row is None or not row.is_open_for(run):
+                raise closed(run, row)
+            now = datetime.now(UTC)
+            for winner in winners:
+                _record(connection, run, winner, now)
+            moved = move(connection)
+            if moved != rows:
+                raise _refused(run, f"The tasks staged {rows} rows, and {moved} are there.")
+            marker = Marker(run.prefix, run.token, rows, tuple(names), now)
+            _mark(connection, run, marker)
+            self._close(connection, row, winners=names)
+            _check_time_left(connection, run, winners)
+            return Decided.COMMITTED, marker
+
+        return self._short.run(work, f"committing {run.name}", patience=self._patience)
+
+    def abort(self, run: JobRun) -> tuple[Decided, Marker | None]:
+        """Give the run up, unless its batch is committed: close it, and fence its attempts.
+
+        Returns:
+            What became of the run, and the marker where its batch is committed.
+        """
+
+        def work(connection: Connection) -> tuple[Decided, Marker | None]:
+            row = read_job(connection, run.prefix, LOCKED)
+            if row is not None and row.is_open_for(run):
+                self._close(connection, row)
+            found = read_marker(connection, run.job_id, run.batch_id)
+            if found is None:
+                return Decided.ABORTED, None
+            return (Decided.COMMITTED if found.token == run.token else Decided.COMMITTED_BEFORE), found
+
+        return self._short.run(work, f"aborting {run.name}", patience=self._patience)
+
+    def close(self, prefix: str, *, batch_id: int | None = None, release: bool = False) -> JobRow | None:
+        """Close what is open on a prefix, whoever opened it, and fence its attempts.
+
+        Args:
+            prefix: The prefix.
+            batch_id: Only where this is the open batch.
+            release: Let the next job have the prefix, also where the one that holds it would keep it.
+
+        Returns:
+            The row as it was, or None where there is none.
+        """
+
+        def work(connection: Connection) -> JobRow | None:
+            row = read_job(connection, prefix, LOCKED)
+            if row is not None and batch_id in (None, row.batch_id):
+                self._close(connection, row, release=release)
+            return row
+
+        return self._short.run(work, f"closing the job on {prefix!r}", patience=self._patience)
+
+    def _close(self, connection: Connection, row: JobRow, *, winners: Collection[str] = (), release: bool = False) -> None:
+        if row.is_open:
+            fence_attempts(connection, row.prefix, row.token, self._owner, keep=winners)
+        write_job(connection, after_close(row, keeps_lease=False if release else None), is_new=False)
+
+
+# --- inside -------------------------------------------------------------------------------------------------------------------
+
+
+def _mark(connection: Connection, run: JobRun, marker: Marker) -> None:
+    connection.execute(
+        insert(b).values(
+            job_id=run.job_id,
+            batch_id=run.batch_id,
+            prefix=run.prefix,
+            token=run.token,
+            row_count=marker.row_count,
+            winners=json.dumps(marker.winners),
+            committed_at=marker.committed_at,
+        )
+    )
+    connection.execute(delete(b).where(b.c.job_id == run.job_id, b.c.batch_id <= run.batch_id - MARKERS_KEPT))
+
+
+def _record(connection: Connection, run: JobRun, winner: Prepared, now: datetime) -> None:
+    changed = connection.execute(
+        _RECORD,
+        {
+            "id": winner.transactional_id,
+            "fence_": winner.fence,
+            "state": str(winner.state),
+            "generation_": winner.generation,
+            "now": now,
+        },
+    ).rowcount
+    if changed != 1:
+        raise _refused(run, f"The task attempt {winner.transactional_id!r} was fenced after it had prepared.")
+
+
+def _check_time_left(connection: Connection, run: JobRun, winners: Sequence[Prepared]) -> None:
+    bounded = [winner for winner in winners if winner.timeout is not None]
+    if not bounded:
+        return
+    now = database_clock(connection)
+    for winner in bounded:
+        assert winner.timeout is not None
+        elapsed = now - winner.began_at
+        if elapsed > winner.timeout - reserve_for(winner.timeout):
+            raise TransactionTimeoutError(
+                f"{run.name} can't be committed in time: a task's Kafka transaction is {elapsed:.1f} s old, Kafka may abort "
+                f"it at {winner.timeout:g} s, and {reserve_for(winner.timeout):g} s are kept for committing.",
+                transactional_id=winner.transactional_id,
+                cause="the job takes longer than transaction.timeout.ms allows, from its first message to its commit",
+                next_step="write smaller batches, raise the broker's transaction.max.timeout.ms, or switch on two-phase commit "
+                "at the broker (Apache Kafka 4.1 or newer), under which nothing times out",
+                elapsed=elapsed,
+                timeout=winner.timeout,
+            )
+
+
+def _refused(run: JobRun, what: str) -> BatchRefusedError:
+    return BatchRefusedError(
+        f"{run.name} was not committed. {what}",
+        cause="a task was replaced, or staged rows were taken away (a crash of the database empties an unlogged staging table)",
+        next_step="run the batch again",
+        prefix=run.prefix,
+        job_id=run.job_id,
+        batch_id=run.batch_id,
+    )

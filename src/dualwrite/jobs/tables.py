@@ -1,0 +1,56 @@
+"""The tables of jobs: who holds a prefix, what was committed, which transactional ids tasks have used (revision 0003)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Integer, String, Table, Text
+from sqlalchemy.dialects import mysql
+
+from dualwrite.jobs.chunk_table import chunk_table
+from dualwrite.stores.base import MAX_OWNER_LENGTH
+from dualwrite.stores.sql.table import UtcDateTime, metadata
+
+__all__ = ["attempt_table", "batch_table", "chunk_table", "job_table", "metadata"]
+
+_long_text: Final = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+
+job_table: Final = Table(
+    "kafka_job",
+    metadata,
+    Column("prefix", String(255), primary_key=True),
+    Column("job_id", String(255), nullable=False),
+    Column("batch_id", BigInteger, nullable=False),
+    Column("token", String(32), nullable=False),
+    Column("is_open", Boolean, nullable=False),
+    Column("keeps_lease", Boolean, nullable=False),
+    Column("earlier_tokens", Text, nullable=False),
+    Column("staging_table", String(255), nullable=False),
+    Column("owner", String(MAX_OWNER_LENGTH), nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+"""One row for each prefix: the job that holds it, and the newest run, while it is open or after it was closed."""
+
+batch_table: Final = Table(
+    "kafka_job_batch",
+    metadata,
+    Column("job_id", String(255), primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("prefix", String(255), nullable=False),
+    Column("token", String(32), nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("winners", _long_text, nullable=False),
+    Column("committed_at", UtcDateTime, nullable=False),
+)
+"""The marker of each committed batch, written in the transaction that committed it."""
+
+attempt_table: Final = Table(
+    "kafka_job_attempt",
+    metadata,
+    Column("transactional_id", String(255), primary_key=True),
+    Column("prefix", String(255), nullable=False, index=True),
+    Column("token", String(32), nullable=False),
+    Column("task", String(32), nullable=False),
+    Column("beats", Integer, nullable=False),
+)
+"""The transactional ids of task attempts, each with the run and the task attempt that claimed it last."""

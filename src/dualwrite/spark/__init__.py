@@ -1,0 +1,60 @@
+"""Spark: a DataFrame into a database and Kafka, all or nothing.
+
+    import dualwrite.spark
+
+    dualwrite.spark.register(spark)
+    frame.write.format("dualwrite").mode("append").options(**options).save()
+    frame.writeStream.format("dualwrite").options(**options).option("checkpointLocation", …).start()
+
+Columns named `key`, `value`, `topic`, `partition`, `headers` and `timestamp` are the message, as in Spark's own Kafka sink; all
+others are the row of the table. Each row is both, and a consumer with `read_committed` sees the messages of a batch exactly if
+its rows are in the table.
+
+| option | meaning |
+| --- | --- |
+| `url`, `user`, `password` | the database, as for `store_from_url`, or JDBC's address of it |
+| `dbtable` | the table, `table` or `schema.table` |
+| `upsertKeys` | columns by which a row replaces an earlier one; without it, rows are appended |
+| `stagingSchema` | where the staging table is made; the table's own schema otherwise |
+| `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, in librdkafka's names |
+| `topic` | the topic of all messages; without it, the column `topic` |
+| `value.format` | `json` to make the value of columns: `value.columns`, or the whole row |
+| `transactionalIdPrefix` | what the tasks' transactional ids begin with; one job at a time holds it |
+| `jobId` | for a batch write: a name by which it is done once, however often it is run |
+| `batchId` | together with `jobId`: one of several batches; see `write_batch` |
+| `numPartitions` | how many partitions a frame may have at most |
+| `producer`, `twoPhase` | as for `connect` |
+| `claimTimeout`, `kafkaTimeout`, `deliveryTimeout` | seconds, as in `Timeouts` |
+| `commitTimeout` | seconds that moving a batch's rows into the table may take (600) |
+| `leaseTimeout` | seconds without a sign of life, after which another batch write that has the prefix is given up (30) |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dualwrite.errors import MissingDependencyError
+
+try:
+    import pyarrow as pa  # noqa: F401  (that it is there)
+    import pyspark  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        f"dualwrite.spark needs PySpark and pyarrow, and {error.name} is not installed.",
+        next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or newer)",
+    ) from error
+
+from dualwrite.spark.registration import register, write_batch
+
+if TYPE_CHECKING:
+    from dualwrite.spark.partitions import WriteReport, write_partitions
+
+__all__ = ["WriteReport", "register", "write_batch", "write_partitions"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("WriteReport", "write_partitions"):
+        from dualwrite.spark import partitions  # noqa: PLC0415  (the sink does without it)
+
+        return getattr(partitions, name)
+    raise AttributeError(f"module 'dualwrite.spark' has no attribute {name!r}")

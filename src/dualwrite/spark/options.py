@@ -1,0 +1,218 @@
+"""The options of the data source, by the names that people know from Spark's Kafka and JDBC sinks. No Spark in here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar, cast, get_args
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.jobs.frame_sink import ALL_COLUMNS, FrameSettings
+from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
+from dualwrite.jobs.names import validate_prefix
+from dualwrite.jobs.site import DEFAULT_COMMIT_TIMEOUT, JobSite
+from dualwrite.settings import ProducerName
+from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES
+from dualwrite.timeouts import Timeouts
+
+T = TypeVar("T")
+
+KAFKA_PREFIX: Final = "kafka."
+NAMES: Final = (
+    "url",
+    "user",
+    "password",
+    "dbtable",
+    "upsertKeys",
+    "stagingSchema",
+    "topic",
+    "value.format",
+    "value.columns",
+    "transactionalIdPrefix",
+    "jobId",
+    "batchId",
+    "numPartitions",
+    "producer",
+    "twoPhase",
+    "claimTimeout",
+    "kafkaTimeout",
+    "deliveryTimeout",
+    "commitTimeout",
+    "leaseTimeout",
+)
+"""All options but `kafka.*`; Spark compares them without case."""
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
+_BY_LOWER: Final = {name.lower(): name for name in NAMES}
+_JDBC: Final = "jdbc:"
+_LIMITS: Final = Timeouts()
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What the options say.
+
+    Args:
+        site: Database and cluster.
+        frame: What is written where.
+        prefix: What the transactional ids of the tasks begin with.
+        job_id: The job, by a name that stays over runs, or None.
+        batch_id: The batch of the job, or None.
+        num_partitions: How many partitions a frame may have at most, or None.
+    """
+
+    site: JobSite
+    frame: FrameSettings
+    prefix: str
+    job_id: str | None = None
+    batch_id: int | None = None
+    num_partitions: int | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """Read the options; names without regard to case.
+
+        Raises:
+            ConfigurationError: One is missing, unknown or can't be read; the text has every such option.
+        """
+        given = {name.lower(): str(value) for name, value in options.items()}
+        kafka = {name.removeprefix(KAFKA_PREFIX): value for name, value in given.items() if name.startswith(KAFKA_PREFIX)}
+        reader = _Reader(given)
+        problems = [*_unknown(given), *_missing(given, kafka)]
+        read: dict[str, Any] = {}
+
+        def take(name: str, how: Callable[[], Any]) -> None:
+            try:
+                read[name] = how()
+            except ConfigurationError as error:
+                problems.append(str(error))
+
+        take("url", lambda: database_url(given["url"], given.get("user"), given.get("password")) if "url" in given else "")
+        take("prefix", lambda: validate_prefix(given["transactionalidprefix"]) if "transactionalidprefix" in given else "")
+        take("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
+        take("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
+        take("value_columns", lambda: _value_columns(reader))
+        take("batch_id", lambda: reader.whole_number("batchId", 0))
+        take("num_partitions", lambda: reader.whole_number("numPartitions", 1))
+        for name, option, default in (
+            ("claim", "claimTimeout", _LIMITS.claim),
+            ("kafka", "kafkaTimeout", _LIMITS.kafka),
+            ("delivery", "deliveryTimeout", _LIMITS.delivery),
+            ("commit", "commitTimeout", DEFAULT_COMMIT_TIMEOUT),
+            ("lease", "leaseTimeout", DEFAULT_LEASE_TIMEOUT),
+        ):
+            take(name, lambda option=option, default=default: reader.seconds(option, default))  # type: ignore[misc]
+        if problems:
+            raise ConfigurationError(f"The options of format 'dualwrite' can't be used: {'; '.join(problems)}")
+        return cls(
+            site=JobSite(
+                read["url"],
+                kafka,
+                producer=cast("ProducerName", read["producer"]),
+                two_phase=read["two_phase"],
+                timeouts=Timeouts(claim=read["claim"], kafka=read["kafka"], delivery=read["delivery"]),
+                commit_timeout=read["commit"],
+                lease_timeout=read["lease"],
+            ),
+            frame=FrameSettings(
+                given["dbtable"],
+                topic=given.get("topic"),
+                upsert_keys=tuple(reader.names("upsertKeys")),
+                staging_schema=given.get("stagingschema"),
+                value_columns=read["value_columns"],
+            ),
+            prefix=read["prefix"],
+            job_id=given.get("jobid"),
+            batch_id=read["batch_id"],
+            num_partitions=read["num_partitions"],
+        )
+
+
+def database_url(url: str, user: str | None = None, password: str | None = None) -> str:
+    """The address as SQLAlchemy takes it; one of JDBC's is rewritten. `user` and `password` go before what stands in it.
+
+    Raises:
+        ConfigurationError: It can't be read.
+    """
+    try:
+        parsed = make_url(url.removeprefix(_JDBC))
+    except (ArgumentError, ValueError) as error:
+        raise ConfigurationError("url can't be read.", next_step=f"{SQL_URL_EXAMPLES}, or {_JDBC}postgresql://…") from error
+    if url.startswith(_JDBC):
+        parsed = _from_jdbc(parsed)
+    if user is not None:
+        parsed = parsed.set(username=user)
+    if password is not None:
+        parsed = parsed.set(password=password)
+    return parsed.render_as_string(hide_password=False)
+
+
+def _from_jdbc(parsed: URL) -> URL:
+    """JDBC has user and password among the parameters."""
+    secrets = {name: str(parsed.query[name]) for name in ("user", "password") if name in parsed.query}
+    parsed = parsed.difference_update_query(secrets)
+    return parsed.set(username=secrets.get("user"), password=secrets.get("password"))
+
+
+def _unknown(given: Mapping[str, str]) -> Iterator[str]:
+    for name in given:
+        if name in _BY_LOWER or name in _SPARKS_OWN or name.startswith(KAFKA_PREFIX):
+            continue
+        close = difflib.get_close_matches(name, _BY_LOWER, 1)
+        yield f"{name} is none of its options" + (f" (did you mean {_BY_LOWER[close[0]]}?)" if close else "")
+
+
+def _missing(given: Mapping[str, str], kafka: Mapping[str, str]) -> Iterator[str]:
+    for name in ("url", "dbtable", "transactionalIdPrefix"):
+        if not given.get(name.lower()):
+            yield f"{name} is missing"
+    if not kafka.get("bootstrap.servers"):
+        yield "kafka.bootstrap.servers is missing"
+
+
+def _value_columns(reader: _Reader) -> tuple[str, ...]:
+    kind = reader.one_of("value.format", ("json", "column"))
+    columns = tuple(reader.names("value.columns"))
+    if kind == "json":
+        return columns or (ALL_COLUMNS,)
+    if columns:
+        raise ConfigurationError("value.columns is set without value.format=json")
+    return ()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads one option; nothing where it is not set."""
+
+    given: Mapping[str, str]
+
+    def one_of(self, name: str, allowed: tuple[str, ...]) -> str | None:
+        text = self.given.get(name.lower())
+        if text is not None and text.lower() not in allowed:
+            raise ConfigurationError(f"{name} is {text!r}, not one of {', '.join(allowed)}")
+        return None if text is None else text.lower()
+
+    def names(self, name: str) -> list[str]:
+        return [part.strip() for part in self.given.get(name.lower(), "").split(",") if part.strip()]
+
+    def whole_number(self, name: str, least: int) -> int | None:
+        text = self.given.get(name.lower())
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) < least:  # noqa: PLR2004  (fits in 64 bits)
+            raise ConfigurationError(f"{name} is {text!r}, not a whole number from {least}")
+        return int(text)
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self.given.get(name.lower())
+        try:
+            seconds = default if text is None else float(text)
+        except ValueError:
+            seconds = -1.0
+        if not seconds > 0:
+            raise ConfigurationError(f"{name} is {text!r}, not a number of seconds above 0")
+        return seconds

@@ -1,0 +1,89 @@
+"""A job in chunks on one database and one topic: attempts of its partitions, and what both sides hold afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+import dualwrite
+from crash.events import Events
+from dualwrite import DualWriter, Transaction
+from dualwrite.jobs.arrow_chunks import arrow_chunks
+from dualwrite.jobs.chunk_markers import JobPlan, forget_job
+from dualwrite.jobs.chunks import PartitionReport, write_chunks
+from dualwrite.testing.topics import read_committed
+
+Write = Callable[[Transaction, pa.Table], object]
+
+
+class WorkerDiedError(Exception):
+    """What a task of these tests fails with."""
+
+
+@dataclass
+class ChunkScene:
+    """Rows are numbers: each becomes an event of the database and a message."""
+
+    events: Events
+    servers: str
+    job_id: str
+    topic: str
+    rows_per_transaction: int | None = 10
+    partitions: int | None = 1
+
+    def __post_init__(self) -> None:
+        self.name = self.job_id  # of the events, also where a test takes another job's
+
+    @property
+    def plan(self) -> JobPlan:
+        return JobPlan(self.job_id, self.partitions, self.rows_per_transaction)
+
+    def writer(self, partition: int = 0, database: Any = None, prefix: str | None = None) -> DualWriter:
+        database = self.events.database if database is None else database
+        return dualwrite.connect(database, kafka=self.servers, transactional_id=f"{prefix or self.job_id}.{partition}")
+
+    def attempt(
+        self,
+        rows: Sequence[int],
+        fn: Write | None = None,
+        *,
+        partition: int = 0,
+        database: Any = None,
+        prefix: str | None = None,
+        content: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+    ) -> PartitionReport:
+        """One attempt of a partition's task, in batches of 7 rows as Spark would cut them at random."""
+        with self.writer(partition, database, prefix) as writer:
+            batches = [pa.record_batch({"n": list(rows[start : start + 7])}) for start in range(0, len(rows), 7)]
+            chunks = arrow_chunks(batches, self.rows_per_transaction, content)
+            return write_chunks(writer, chunks, fn or self.put, plan=self.plan, partition=partition)
+
+    def put(self, transaction: Transaction, rows: pa.Table) -> None:
+        for number in rows["n"].to_pylist():
+            self.events.write(transaction.db, self.name, number)
+            transaction.send(self.topic, str(number))
+
+    def put_until(self, chunk: int) -> Write:
+        """Writes chunks up to this one, and fails in the middle of it."""
+        left = chunk
+
+        def put(transaction: Transaction, rows: pa.Table) -> None:
+            nonlocal left
+            self.put(transaction, rows)
+            if left == 0:
+                raise WorkerDiedError
+            left -= 1
+
+        return put
+
+    def found(self) -> tuple[list[int], list[int]]:
+        """What the database and a read_committed consumer see."""
+        messages = read_committed(self.servers, self.topic)
+        return self.events.numbers(self.name), sorted(int(message.value or b"") for message in messages)
+
+    def forget(self) -> int:
+        with self.writer() as writer:
+            return forget_job(writer.store, self.job_id)

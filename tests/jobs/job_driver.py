@@ -1,0 +1,74 @@
+"""A driver with its tasks, as a process: batch after batch, with retries, abort and a commit log as Spark's. To be killed.
+
+python job_driver.py URL SERVERS PREFIX TOPIC LOG BATCHES [librdkafka]
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from job_scene import NumberSink
+
+from dualwrite.jobs.base import JobRun, TaskOutcome
+from dualwrite.jobs.commit import JobCommitter
+from dualwrite.jobs.site import JobSite, OpenSite
+from dualwrite.jobs.task import TaskAttempt
+from dualwrite.testing.failpoints import FailpointError
+
+ROWS = 12
+ATTEMPTS = 3
+
+
+def rows_of(batch_id: int) -> list[int]:
+    return list(range(ROWS * batch_id, ROWS * (batch_id + 1)))
+
+
+def parts_of(batch_id: int) -> list[list[int]]:
+    """The rows of a batch, grouped anew each time."""
+    rows, count = rows_of(batch_id), random.randint(1, 5)
+    random.shuffle(rows)
+    return [rows[i::count] for i in range(count)]
+
+
+class Driver:
+    def __init__(self, opened: OpenSite, sink: NumberSink, prefix: str) -> None:
+        self._opened, self._sink, self._prefix = opened, sink, prefix
+
+    def run(self, batch_id: int) -> None:
+        run = JobRun(self._prefix, "job", batch_id, keeps_lease=True)
+        parts = parts_of(batch_id)
+        with ThreadPoolExecutor(2) as threads:
+            outcomes = list(threads.map(lambda part: self._task(run, *part), enumerate(parts)))
+        committer = JobCommitter(self._opened, self._sink)
+        try:
+            committer.commit(outcomes)
+        except Exception:
+            committer.abort(outcomes, prefix=self._prefix, batch_id=batch_id)
+            raise
+
+    def _task(self, run: JobRun, partition: int, part: list[int]) -> TaskOutcome | None:
+        for attempt in range(ATTEMPTS):
+            try:
+                batches = [part[i : i + 3] for i in range(0, len(part), 3)]
+                return TaskAttempt(self._opened, run, self._sink, partition=partition, attempt=attempt).write(batches)
+            except FailpointError:
+                continue
+        return None
+
+
+def main() -> None:
+    url, servers, prefix, topic, log, batches, *producer = sys.argv[1:]
+    done = Path(log)
+    site = JobSite(url, {"bootstrap.servers": servers}, producer=producer[0] if producer else "auto", lease_timeout=1.0)
+    with site.opened() as opened:
+        driver = Driver(opened, NumberSink(topic), prefix)
+        for batch_id in range(int(done.read_text() or 0), int(batches)):
+            driver.run(batch_id)
+            done.write_text(str(batch_id + 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""A job on real servers with the simplest sink there is: batches are lists of numbers, each a row and a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from dualwrite.jobs.base import JobRun, TaskOutcome
+from dualwrite.jobs.commit import JobCommitter
+from dualwrite.jobs.site import JobSite
+from dualwrite.jobs.task import TaskAttempt
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.state import TransactionStatus
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql import SqlStateStore
+from fixtures.broker import read_topic, wait_for_markers
+
+ENDED = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+
+metadata = sa.MetaData()
+numbers = sa.Table("numbers", metadata, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False))
+staged = sa.Table(
+    "staged",
+    metadata,
+    sa.Column("dualwrite_id", sa.String(255)),
+    sa.Column("dualwrite_fence", sa.BigInteger),
+    sa.Column("number", sa.Integer),
+)
+
+
+class NumberLoader(AbstractContextManager[Any]):
+    def __init__(self, connection: sa.Connection, claim: Claim) -> None:
+        self._connection, self._claim, self._count = connection, claim, 0
+
+    def add(self, batch: Sequence[int]) -> None:
+        key = {"dualwrite_id": self._claim.transactional_id, "dualwrite_fence": self._claim.fence}
+        self._connection.execute(sa.insert(staged), [{**key, "number": number} for number in batch])
+        self._count += len(batch)
+
+    def finish(self) -> int:
+        return self._count
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class NumberSink:
+    staging_table = "staged"
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def send(self, batch: Sequence[int], producer: TransactionalProducer) -> int:
+        for number in batch:
+            producer.send(self.topic, str(number))
+        return len(batch)
+
+    def loader(self, connection: sa.Connection, claim: Claim) -> NumberLoader:
+        return NumberLoader(connection, claim)
+
+    def move(self, connection: sa.Connection, keys: Sequence[tuple[str, int]]) -> int:
+        moved = 0
+        for name, fence in keys:
+            chosen = sa.select(staged.c.number).where(staged.c.dualwrite_id == name, staged.c.dualwrite_fence == fence)
+            insert = sa.insert(numbers).from_select(["number"], chosen).execution_options(preserve_rowcount=True)
+            moved += connection.execute(insert).rowcount
+        return moved
+
+    def delete(self, connection: sa.Connection, up_to: Mapping[str, int]) -> int:
+        deleted = 0
+        for name, fence in up_to.items():
+            chosen = sa.delete(staged).where(staged.c.dualwrite_id == name, staged.c.dualwrite_fence <= fence)
+            deleted += connection.execute(chosen).rowcount
+        return deleted
+
+
+class JobScene:
+    """Runs batches as a driver with its tasks does, and compares table and topic afterwards."""
+
+    def __init__(self, url: str, servers: str, name: str, **settings: Any) -> None:
+        self.url, self.servers, self.prefix = url, servers, name
+        self.site = JobSite(url, {"bootstrap.servers": servers}, **{"lease_timeout": 1.0, **settings})
+        self.sink = NumberSink(f"topic-{name}")
+        self.store = SqlStateStore.from_url(url)
+        metadata.create_all(self.store.engine)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def run(self, batch_id: int = 0, job_id: str = "job", *, keeps_lease: bool = True, prefix: str | None = None) -> JobRun:
+        return JobRun(prefix or self.prefix, job_id, batch_id, keeps_lease)
+
+    def write(self, run: JobRun, parts: Sequence[Sequence[int]], *, attempt: int = 0) -> list[TaskOutcome]:
+        """Run the tasks, two at a time."""
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(lambda part: self.task(run, part[0], part[1], attempt=attempt), enumerate(parts)))
+
+    def task(self, run: JobRun, partition: int, part: Sequence[int], *, attempt: int = 0) -> TaskOutcome:
+        batches = [part[i : i + 3] for i in range(0, len(part), 3)]
+        with self.site.opened() as opened:
+            return TaskAttempt(opened, run, self.sink, partition=partition, attempt=attempt).write(batches)
+
+    def commit(self, outcomes: Sequence[TaskOutcome | None]) -> int:
+        with self.site.opened() as opened:
+            return JobCommitter(opened, self.sink).commit(outcomes)
+
+    def abort(self, outcomes: Sequence[TaskOutcome | None], batch_id: int = 0) -> None:
+        with self.site.opened() as opened:
+            JobCommitter(opened, self.sink).abort(outcomes, prefix=self.prefix, batch_id=batch_id)
+
+    # --- looking ----------------------------------------------------------------------------------------------------------
+
+    def table(self) -> list[int]:
+        with self.store.engine.connect() as connection:
+            return sorted(connection.scalars(sa.select(numbers.c.number)))
+
+    def staged(self) -> int:
+        with self.store.engine.connect() as connection:
+            return connection.scalar(sa.select(sa.func.count()).select_from(staged)) or 0
+
+    def topic(self) -> list[int]:
+        return sorted(int(message.value()) for message in read_topic(self.servers, self.sink.topic))
+
+    def open_ids(self) -> list[str]:
+        """The ids of the prefix on which Kafka has something open."""
+        wait_for_markers(self.servers)
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(self.servers))
+        try:
+            found = coordinator.list_transactions(self.prefix)
+            return sorted(listed.kafka_transactional_id for listed in found if listed.status not in ENDED)
+        finally:
+            coordinator.close()
+
+    def unsettled(self) -> list[str]:
+        rows = (self.store.read(name) for name in self.store.list(self.prefix))
+        return [row.transactional_id for row in rows if row and (row.unsettled_generations or row.prepared_state)]
+
+    def assert_holds(self, expected: Sequence[int]) -> None:
+        """Table and topic have exactly these, and nothing is left open or staged."""
+        assert self.open_ids() == []
+        assert self.table() == sorted(expected)
+        assert self.topic() == sorted(expected)
+        assert self.staged() == 0
+        assert self.unsettled() == []
+
+
+def replaced(outcome: TaskOutcome, **changes: Any) -> TaskOutcome:
+    """The outcome with another prepared transaction."""
+    assert outcome.prepared is not None
+    return replace(outcome, prepared=replace(outcome.prepared, **changes))

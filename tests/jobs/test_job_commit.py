@@ -1,0 +1,205 @@
+"""Committing and aborting runs of a job, without a crash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from job_scene import JobScene
+
+from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
+
+PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
+
+
+def test_a_batch(scene: JobScene) -> None:
+    outcomes = scene.write(scene.run(), PARTS)
+    assert [outcome.rows for outcome in outcomes] == [4, 2, 0, 1]
+    assert outcomes[2].prepared is None
+    assert scene.table() == []
+    assert scene.commit(outcomes) == 7
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_batch_after_batch(scene: JobScene) -> None:
+    for batch in range(4):
+        first = 10 * batch
+        outcomes = scene.write(scene.run(batch), [[first, first + 1], [first + 2]] if batch % 2 else [[first]])
+        scene.commit(outcomes)
+    scene.assert_holds([0, 10, 11, 12, 20, 30, 31, 32])
+
+
+def test_an_abort(scene: JobScene) -> None:
+    run = scene.run()
+    outcomes = scene.write(run, PARTS)
+    scene.abort(outcomes)
+    scene.assert_holds([])
+    again = scene.write(scene.run(), PARTS)
+    scene.commit(again)
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_an_abort_that_knows_no_task(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.write(scene.run(3), PARTS)
+    scene.abort([None, None], batch_id=2)  # another batch than the open one
+    assert len(scene.open_ids()) == 3
+    scene.abort([None, None], batch_id=3)
+    scene.assert_holds([])
+
+
+def test_an_abort_of_what_is_committed_completes_it(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    scene.commit(outcomes)
+    scene.abort(outcomes)
+    scene.abort([None])
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_nothing_to_write(postgres_scene: JobScene) -> None:
+    assert postgres_scene.commit(postgres_scene.write(postgres_scene.run(), [[], []])) == 0
+    assert postgres_scene.commit([]) == 0
+    assert postgres_scene.table() == []
+
+
+def test_a_task_that_nobody_heard_of(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    with pytest.raises(BatchRefusedError, match="1 of 5 tasks"):
+        scene.commit([*outcomes, None])
+    scene.abort([*outcomes, None])
+    scene.assert_holds([])
+
+
+def test_two_attempts_of_one_partition(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    run = scene.run()
+    outcomes = [scene.task(run, 0, [1, 2]), scene.task(run, 0, [1, 2], attempt=1), scene.task(run, 1, [3])]
+    with pytest.raises(BatchRefusedError, match="3 tasks wrote 2 partitions"):
+        scene.commit(outcomes)
+    assert scene.commit([outcomes[1], outcomes[2]]) == 3
+    scene.assert_holds([1, 2, 3])
+
+
+def test_attempts_that_the_engine_does_not_keep_apart(postgres_scene: JobScene) -> None:
+    """As when Spark runs a stage again while tasks of its first attempt still run."""
+    scene = postgres_scene
+    run = scene.run()
+    outcomes = [scene.task(run, 0, [1, 2]) for _ in range(3)]
+    assert [outcome.attempt for outcome in outcomes] == [0, 1, 2]
+    assert scene.commit([outcomes[1]]) == 2
+    scene.assert_holds([1, 2])
+    scene.commit(scene.write(scene.run(1), [[3]]))
+    assert scene.store.list(scene.prefix) == [f"{scene.prefix}.0.{attempt}" for attempt in range(3)]
+
+
+def test_a_winner_that_was_fenced(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    scene.store.claim(f"{scene.prefix}.1.0", "somebody else", timeout=5)
+    with pytest.raises(BatchRefusedError, match=r"1\.0' was fenced"):
+        scene.commit(outcomes)
+    assert scene.table() == []
+    scene.abort(outcomes)
+    scene.assert_holds([])
+
+
+def test_rows_that_are_gone(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    with scene.store.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM staged WHERE number = 5")
+    with pytest.raises(BatchRefusedError, match="staged 7 rows, and 6 are there"):
+        scene.commit(outcomes)
+    scene.abort(outcomes)
+    scene.assert_holds([])
+
+
+def test_tasks_of_two_runs(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    first = scene.write(scene.run(), [[1]])
+    second = scene.write(scene.run(), [[], [2]])
+    with pytest.raises(BatchRefusedError, match="2 different runs"):
+        scene.commit([first[0], second[1]])
+    scene.abort(second)
+    scene.assert_holds([])
+
+
+def test_a_batch_that_was_committed_before(scene: JobScene) -> None:
+    scene.commit(scene.write(scene.run(5), PARTS))
+    again = scene.write(scene.run(5), [[1, 2], [3, 4, 5], [6, 7]])  # grouped differently
+    assert all(outcome.already_committed for outcome in again)
+    assert scene.commit(again) == 0
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a_batch_before_the_newest(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(5), [[1]]))
+    with pytest.raises(BatchRefusedError, match="batch 4 of job 'job' comes after batch 5"):
+        scene.write(scene.run(4), [[2]])
+    scene.assert_holds([1])
+
+
+def test_a_run_that_was_replaced(scene: JobScene) -> None:
+    old = scene.run()
+    outcomes = scene.write(old, PARTS)
+    new = scene.write(scene.run(), [[1, 2, 3, 4, 5], [6, 7]])
+    with pytest.raises(JobClosedError, match="was replaced"):
+        scene.commit(outcomes)
+    with pytest.raises(JobClosedError, match="was replaced"):
+        scene.write(old, PARTS)
+    scene.abort(outcomes)
+    scene.commit(new)
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a_zombie_after_the_end(scene: JobScene) -> None:
+    run = scene.run()
+    outcomes = scene.write(run, PARTS)
+    scene.commit(outcomes)
+    with pytest.raises(JobClosedError, match="closed"):
+        scene.task(replace(run, batch_id=run.batch_id + 1), 0, [9])
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_the_prefix_is_one_jobs(scene: JobScene) -> None:
+    scene.commit(scene.write(scene.run(job_id="stream"), [[1]]))
+    with pytest.raises(PrefixLeasedError, match="held by job 'stream'") as caught:
+        scene.write(scene.run(job_id="another"), [[2]])
+    assert "streaming query holds" in str(caught.value)
+    assert (caught.value.job_id, caught.value.batch_id) == ("stream", 0)
+    scene.assert_holds([1])
+
+
+def test_a_batch_write_gives_the_prefix_back(scene: JobScene) -> None:
+    scene.commit(scene.write(scene.run(job_id="one", keeps_lease=False), [[1]]))
+    scene.commit(scene.write(scene.run(job_id="two", keeps_lease=False), [[2]]))
+    scene.assert_holds([1, 2])
+
+
+def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
+    dead = scene.write(scene.run(job_id="dead", keeps_lease=False), [[1], [2]])
+    scene.commit(scene.write(scene.run(job_id="next", keeps_lease=False), [[3]]))
+    with pytest.raises(JobClosedError):
+        scene.commit(dead)
+    scene.assert_holds([3])
+
+
+def test_prefixes_that_begin_alike(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    longer = f"{scene.prefix}.eu"
+    outcomes = scene.write(scene.run(prefix=longer, job_id="eu"), [[1], [2]])
+    scene.commit(scene.write(scene.run(), [[3]]))
+    scene.commit(scene.write(scene.run(1), [[4]]))
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4])
+
+
+def test_fewer_and_more_tasks(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(0), [[1], [2]]))
+    scene.write(scene.run(1), [[3], [4], [5], [6], [7]])  # left open, by a driver that died
+    scene.commit(scene.write(scene.run(1), [[3, 4, 5, 6, 7]]))
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])

@@ -1,0 +1,82 @@
+"""`dualwrite recover` and jobs: a driver that is gone for good leaves nothing that it can't settle."""
+
+from __future__ import annotations
+
+import pytest
+from job_scene import JobScene
+from typer.testing import CliRunner, Result
+
+from dualwrite.cli import recover
+from dualwrite.errors import JobClosedError
+
+PARTS = [[1, 2, 3], [4, 5], [6]]
+
+
+def run(scene: JobScene, *arguments: str) -> Result:
+    return CliRunner().invoke(recover.app, ["--url", scene.url, "--kafka", scene.servers, *arguments])
+
+
+def test_a_driver_that_never_comes_back(scene: JobScene) -> None:
+    outcomes = scene.write(scene.run(), PARTS)
+    assert len(scene.open_ids()) == 3
+    result = run(scene, "--prefix", scene.prefix, "--yes")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("ABORTED") == 3
+    scene.assert_holds([])
+    with pytest.raises(JobClosedError):
+        scene.commit(outcomes)
+    scene.assert_holds([])
+
+
+def test_it_is_asked_before_an_open_run_is_ended(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(7), PARTS)
+    result = run(scene, "--prefix", scene.prefix)
+    assert result.exit_code == 2
+    assert "Recovery ends batch 7 of job 'job'" in result.output
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_without_a_prefix_a_job_at_work_is_left_alone(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    result = run(scene, "--yes")
+    assert result.exit_code == 0, result.output
+    assert f"Left alone: batch 0 of job 'job' is open on the prefix '{scene.prefix}'" in result.output
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_a_prefix_is_meant_exactly(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(prefix=f"{scene.prefix}.eu"), PARTS)
+    result = run(scene, "--prefix", scene.prefix, "--yes")
+    assert result.exit_code == 0, result.output
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_a_prefix_is_released(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(job_id="old query"), PARTS))
+    assert run(scene, "--prefix", scene.prefix, "--release", "--yes").exit_code == 0
+    scene.commit(scene.write(scene.run(job_id="new query"), [[7]]))
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a_release_that_means_nothing(postgres_scene: JobScene) -> None:
+    unknown = run(postgres_scene, "--prefix", "nobody", "--release", "--yes")
+    assert unknown.exit_code == 2
+    assert "No job holds the prefix 'nobody'" in unknown.output
+    assert run(postgres_scene, "--release", "--yes").exit_code == 2
+
+
+def test_a_database_without_tables_for_jobs(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    with scene.store.engine.begin() as connection:
+        for table in ("kafka_job", "kafka_job_batch", "kafka_job_attempt"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
+    result = run(scene, "--yes")
+    assert result.exit_code == 0, result.output
+    assert "Nothing is unsettled" in result.output
