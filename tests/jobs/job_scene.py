@@ -15,14 +15,10 @@ from dualwrite.jobs.commit import JobCommitter
 from dualwrite.jobs.site import JobSite
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.kafka.base import TransactionalProducer
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.state import TransactionStatus
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.broker import read_topic, wait_for_markers
-
-ENDED = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+from fixtures.broker import read_topic
+from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
 
 metadata = sa.MetaData()
 numbers = sa.Table("numbers", metadata, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False))
@@ -122,25 +118,16 @@ class JobScene:
             return sorted(connection.scalars(sa.select(numbers.c.number)))
 
     def staged(self) -> int:
-        with self.store.engine.connect() as connection:
-            return connection.scalar(sa.select(sa.func.count()).select_from(staged)) or 0
+        return staged_rows(self.store.engine, "staged")
 
     def topic(self) -> list[int]:
         return sorted(int(message.value()) for message in read_topic(self.servers, self.sink.topic))
 
     def open_ids(self) -> list[str]:
-        """The ids of the prefix on which Kafka has something open."""
-        wait_for_markers(self.servers)
-        coordinator = WireTransactionCoordinator(KafkaConfig.of(self.servers))
-        try:
-            found = coordinator.list_transactions(self.prefix)
-            return sorted(listed.kafka_transactional_id for listed in found if listed.status not in ENDED)
-        finally:
-            coordinator.close()
+        return open_at_kafka(self.servers, self.prefix)
 
     def unsettled(self) -> list[str]:
-        rows = (self.store.read(name) for name in self.store.list(self.prefix))
-        return [row.transactional_id for row in rows if row and (row.unsettled_generations or row.prepared_state)]
+        return unsettled(self.store, self.prefix)
 
     def assert_holds(self, expected: Sequence[int]) -> None:
         """Table and topic have exactly these, and nothing is left open or staged."""

@@ -29,7 +29,7 @@ class ZooKeeperChunkMarkers(ChunkMarkers):
 
     def __init__(self, store: ZooKeeperStore) -> None:
         self._store = store
-        self._acl = store._connection.acl  # noqa: SLF001  (what the store's own nodes get; nothing public tells it)
+        self._acl = store.acl
         self._there: set[str] = set()
 
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:

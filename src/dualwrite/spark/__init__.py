@@ -44,12 +44,13 @@ except ImportError as error:
         next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or newer)",
     ) from error
 
+from dualwrite.jobs.chunk_markers import forget_job
 from dualwrite.spark.registration import register, write_batch
 
 if TYPE_CHECKING:
     from dualwrite.spark.partitions import WriteReport, write_partitions
 
-__all__ = ["WriteReport", "register", "write_batch", "write_partitions"]
+__all__ = ["WriteReport", "forget_job", "register", "write_batch", "write_partitions"]
 
 
 def __getattr__(name: str) -> object:

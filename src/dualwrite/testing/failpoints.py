@@ -20,10 +20,15 @@ between them, where the action is one of
 
 `name#N=action` acts only at the N-th time that the point is passed (from 1). Without `#N` it acts every time.
 The variable is read when `dualwrite` is imported, and only if it is set.
+
+`DUALWRITE_FAILPOINTS=@PATH` is for processes that are not the test's own children, and live longer than one test (the Python
+workers of Spark): one entry, `name=action`, is looked for in that file each time that a point is passed. It acts once, in the
+first process that comes to the point, and the file is gone then.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -127,12 +132,36 @@ def armed(name: str, action: Action) -> Iterator[None]:
             _points.armed[name] = earlier
 
 
+def arm_from_file(path: Path) -> None:
+    """Look for an entry in a file at every point, from now on; see the module."""
+
+    def look(name: str) -> None:
+        try:
+            entry = path.read_text().strip()
+        except FileNotFoundError:
+            return
+        point, _, what = entry.partition("=")
+        if point != name:
+            return
+        try:
+            path.unlink()
+        except FileNotFoundError:  # another process was faster
+            return
+        _action(what, entry)()
+
+    for name in NAMES:
+        arm(name, functools.partial(look, name))
+
+
 def arm_from_text(text: str) -> None:
     """Arm what the text of `DUALWRITE_FAILPOINTS` says; see the module.
 
     Raises:
         ConfigurationError: An entry is of no known form.
     """
+    if text.startswith("@"):
+        arm_from_file(Path(text[1:]))
+        return
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         point, _, what = entry.partition("=")
         name, counted, count = point.partition("#")

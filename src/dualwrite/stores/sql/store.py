@@ -176,9 +176,7 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
         return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
 
-    def claim_if(
-        self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float
-    ) -> Claim:
+    def claim_if(self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float) -> Claim:
         """Claim only if a condition holds in the very transaction of the claim: it raises where it does not.
 
         Args:

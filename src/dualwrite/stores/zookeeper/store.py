@@ -130,6 +130,11 @@ class ZooKeeperStore(TxnStateStore):
         return self._connection.client
 
     @property
+    def acl(self) -> Sequence[ACL]:
+        """What the nodes of this store get, and what is to be given to nodes beside them."""
+        return self._connection.acl
+
+    @property
     def description(self) -> str:
         """See TxnStateStore."""
         return self._connection.address

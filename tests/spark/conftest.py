@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from spark_scene import SparkScene
+
+import dualwrite.spark
+from dualwrite.devcluster import DevCluster
+from fixtures.spark import FAILPOINTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def make_scene(
+    spark: SparkSession, spark_place: Path, tmp_path: Path
+) -> Iterator[Callable[[str, DevCluster, str], SparkScene]]:
+    """Makes a job on a database and a cluster."""
+    dualwrite.spark.register(spark)
+    made: list[SparkScene] = []
+
+    def make(url: str, cluster: DevCluster, name: str) -> SparkScene:
+        made.append(SparkScene(spark, url, cluster.bootstrap_servers, name, tmp_path, spark_place / FAILPOINTS))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
+
+
+@pytest.fixture
+def scene(
+    make_scene: Callable[[str, DevCluster, str], SparkScene],
+    postgres_url: str,
+    broker: DevCluster,
+    new_name: Callable[[str], str],
+) -> SparkScene:
+    """A job on PostgreSQL."""
+    return make_scene(postgres_url, broker, new_name("spark"))

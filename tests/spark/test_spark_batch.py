@@ -1,0 +1,165 @@
+"""Batch writes by Spark: what arrives, what is refused, and what a second run does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from spark_scene import SparkScene
+
+from dualwrite.devcluster import DevCluster
+
+
+def refused(scene: SparkScene, frame: DataFrame, **options: str) -> str:
+    """What Spark tells of a write that is refused."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (Spark's own, of several kinds)
+        scene.write(frame, **options)
+    return str(caught.value)
+
+
+def test_a_frame(scene: SparkScene) -> None:
+    scene.write(scene.orders(range(1000), 4))
+    scene.assert_holds(range(1000))
+    scene.write(scene.orders(range(1000, 1500), 2))
+    scene.assert_holds(range(1500))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_other_databases(
+    kind: str,
+    request: pytest.FixtureRequest,
+    make_scene: Callable[[str, DevCluster, str], SparkScene],
+    broker: DevCluster,
+    new_name: Callable[[str], str],
+) -> None:
+    scene = make_scene(request.getfixturevalue(f"{kind}_url"), broker, new_name("spark"))
+    scene.write(scene.orders(range(300), 3))
+    scene.assert_holds(range(300))
+
+
+@pytest.mark.parametrize(
+    "options", [{"producer": "librdkafka"}, {"twoPhase": "false"}, {"producer": "native", "twoPhase": "true"}]
+)
+def test_every_producer(scene: SparkScene, options: dict[str, str]) -> None:
+    for first in (0, 100):
+        scene.write(scene.orders(range(first, first + 100)), **options)
+    scene.assert_holds(range(200))
+
+
+def test_an_old_broker(
+    make_scene: Callable[[str, DevCluster, str], SparkScene],
+    postgres_url: str,
+    broker_v4: DevCluster,
+    new_name: Callable[[str], str],
+) -> None:
+    scene = make_scene(postgres_url, broker_v4, new_name("spark"))
+    for first in (0, 100):
+        scene.write(scene.orders(range(first, first + 100)))
+    scene.assert_holds(range(200))
+
+
+def test_the_columns_of_a_message(scene: SparkScene) -> None:
+    frame = scene.spark.sql(f"""
+        SELECT id, 'thing' AS item, CAST(0 AS double) AS price,
+               CAST(CONCAT('key ', id) AS binary) AS key, CONCAT('value ', id) AS value,
+               CONCAT('{scene.name}-', id % 2) AS topic, 0 AS partition,
+               array(named_struct('key', 'kind', 'value', CAST('order' AS binary))) AS headers,
+               timestamp_millis(1700000000000 + id) AS timestamp
+        FROM range(0, 10, 1, 2)""")
+    options = {name: text for name, text in scene.options.items() if name not in ("topic", "value.format")}
+    frame.write.format("dualwrite").mode("append").options(**options).save()
+    for odd in (0, 1):
+        messages = sorted(scene.messages(f"{scene.name}-{odd}"), key=lambda message: message.timestamp()[1])
+        assert [message.value() for message in messages] == [f"value {i}".encode() for i in range(odd, 10, 2)]
+        assert [message.key() for message in messages] == [f"key {i}".encode() for i in range(odd, 10, 2)]
+        assert {tuple(message.headers() or ()) for message in messages} == {(("kind", b"order"),)}
+        assert [message.timestamp()[1] for message in messages] == [1700000000000 + i for i in range(odd, 10, 2)]
+    assert [row[0] for row in scene.rows()] == list(range(10))
+
+
+def test_chosen_columns_make_the_value(scene: SparkScene) -> None:
+    scene.write(scene.orders([1]), **{"value.columns": "item, id"})
+    (message,) = scene.messages()
+    assert json.loads(message.value() or b"") == {"item": "item 1", "id": 1}
+
+
+def test_upsert(scene: SparkScene) -> None:
+    scene.write(scene.orders(range(10)))
+    newer = scene.orders(range(5, 15)).selectExpr("id", "upper(item) AS item", "price", "key")
+    scene.write(newer, upsertKeys="id")
+    assert scene.rows("SELECT id, item FROM orders ORDER BY id") == [
+        (i, f"item {i}" if i < 5 else f"ITEM {i}") for i in range(15)
+    ]
+    assert len(scene.messages()) == 20
+
+
+def test_an_upsert_that_is_ambiguous(scene: SparkScene) -> None:
+    told = refused(scene, scene.orders([1, 2, 2, 3]), upsertKeys="id")
+    assert "The batch is ambiguous" in told
+    assert "id=2 (2 rows)" in told
+    scene.assert_holds([])
+
+
+def test_a_row_that_the_table_refuses(scene: SparkScene) -> None:
+    scene.write(scene.orders([1, 2]))
+    told = refused(scene, scene.orders([2, 3]))
+    assert "duplicate key value violates unique constraint" in told
+    scene.assert_holds([1, 2])
+    scene.write(scene.orders([3]))
+    scene.assert_holds([1, 2, 3])
+
+
+def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
+    frame = scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key")
+    told = refused(scene, frame)
+    assert "column id: string does not fit bigint" in told
+    assert "column colour: the table has none of this name" in told
+    assert "column item of the table takes no NULL" in told
+    assert scene.store.list(scene.name) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"dbTabel": "orders"}, "dbtabel is none of its options (did you mean dbtable?)"),
+        ({"url": ""}, "url is missing"),
+        ({"transactionalIdPrefix": "a#b"}, "holds '#'"),
+        ({"producer": "quick"}, "producer is 'quick', not one of auto, native, librdkafka"),
+        ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
+        ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),
+        ({"numPartitions": "2"}, "The frame has more partitions than numPartitions, 2, allows"),
+        ({"value.format": "xml"}, "value.format is 'xml'"),
+    ],
+)
+def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expected: str) -> None:
+    assert expected in refused(scene, scene.orders(range(30), 3), **options)
+    assert scene.rows() == []
+
+
+def test_overwriting(scene: SparkScene) -> None:
+    with pytest.raises(PySparkException, match="messages can't be taken back"):
+        scene.orders([1]).write.format("dualwrite").mode("overwrite").options(**scene.options).save()
+
+
+def test_a_named_job_is_done_once(scene: SparkScene) -> None:
+    for partitions in (3, 1, 5):
+        scene.write(scene.orders(range(50), partitions), jobId="nightly 2026-11-21")
+    scene.assert_holds(range(50))
+    scene.write(scene.orders(range(50, 60)), jobId="nightly 2026-11-22")
+    scene.assert_holds(range(60))
+
+
+def test_an_empty_frame(scene: SparkScene) -> None:
+    scene.write(scene.orders([]))
+    assert scene.rows() == []
+    assert scene.store.list(scene.name) == []
+
+
+def test_a_jdbc_address(scene: SparkScene) -> None:
+    address = scene.store.engine.url
+    jdbc = f"jdbc:postgresql://{address.host}:{address.port}/{address.database}" if address.host else scene.url
+    scene.write(scene.orders(range(10)), url=jdbc, **({"user": address.username or ""} if address.host else {}))
+    scene.assert_holds(range(10))

@@ -1,0 +1,126 @@
+"""Streams: exactly once over restarts, whatever fails in the workers, and with other numbers of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from spark_scene import SparkScene
+
+import dualwrite.spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TASK_POINTS = (
+    "job_after_open",
+    "job_after_claim",
+    "before_take_over",
+    "after_take_over",
+    "job_after_start",
+    "job_after_batch",
+    "job_before_staged",
+    "job_after_staged",
+    "job_after_prepare",
+)
+COMMIT_POINTS = (
+    "job_before_commit",
+    "job_after_record",
+    "job_after_move",
+    "job_after_commit",
+    "recover_after_end_txn",
+    "recover_after_settle",
+    "job_after_complete",
+    "job_after_clear",
+)
+
+
+def add_three_files(scene: SparkScene) -> range:
+    for first in (0, 10, 20):
+        scene.add_input(range(first, first + 10))
+    return range(30)
+
+
+def test_a_stream(scene: SparkScene) -> None:
+    ids = add_three_files(scene)
+    query = scene.run()
+    assert [progress["sink"]["numOutputRows"] for progress in query.recentProgress] == [10, 10, 10]
+    scene.assert_holds(ids)
+    scene.add_input(range(30, 35))
+    scene.run()
+    scene.assert_holds(range(35))
+
+
+def test_other_numbers_of_partitions(scene: SparkScene) -> None:
+    for number, partitions in enumerate((2, 5, 1)):
+        scene.add_input(range(10 * number, 10 * (number + 1)))
+        scene.run(partitions)
+    scene.assert_holds(range(30))
+
+
+def test_a_batch_that_failed_with_more_partitions(scene: SparkScene) -> None:
+    scene.add_input(range(20))
+    scene.fail_at("job_after_record", "raise")
+    with pytest.raises(StreamingQueryException):
+        scene.run(5)
+    scene.run(1)
+    scene.assert_holds(range(20))
+
+
+RAISING = ("job_after_claim", "job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit")
+
+
+def each_way(points: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Killed at every point, and with an exception at some: what follows is the same path."""
+    return [(point, "kill") for point in points] + [(point, "raise") for point in points if point in RAISING]
+
+
+@pytest.mark.parametrize(("point", "action"), each_way(TASK_POINTS))
+def test_a_worker_that_dies_in_a_task(scene: SparkScene, point: str, action: str) -> None:
+    """Spark runs the task again, in another worker."""
+    ids = add_three_files(scene)
+    scene.fail_at(point, action)
+    scene.run()
+    assert scene.has_failed
+    scene.assert_holds(ids)
+
+
+@pytest.mark.parametrize(("point", "action"), each_way(COMMIT_POINTS))
+def test_a_worker_that_dies_in_commit(scene: SparkScene, point: str, action: str) -> None:
+    """Spark aborts the batch, the query ends, and the next start runs the same batch again."""
+    ids = add_three_files(scene)
+    scene.fail_at(point, action)
+    with pytest.raises(StreamingQueryException):
+        scene.run()
+    assert scene.has_failed
+    scene.run(2)
+    scene.assert_holds(ids)
+
+
+def test_foreach_batch(scene: SparkScene) -> None:
+    ids = add_three_files(scene)
+    each: Callable[[DataFrame, int], None] = partial(write_batch, scene.options)
+    assert scene.start(each=each).awaitTermination(120)
+    scene.assert_holds(ids)
+    scene.add_input(range(30, 40))
+    scene.fail_at("job_after_commit", "kill")
+    with pytest.raises(StreamingQueryException):
+        scene.start(each=each).awaitTermination(120)
+    assert scene.start(each=each).awaitTermination(120)
+    scene.assert_holds(range(40))
+
+
+def write_batch(options: dict[str, str], frame: DataFrame, batch_id: int) -> None:
+    dualwrite.spark.write_batch(frame, batch_id, **options)
+
+
+def test_a_second_query_on_the_same_prefix(scene: SparkScene) -> None:
+    scene.add_input(range(10))
+    scene.run()
+    (scene.place / "checkpoint").rename(scene.place / "forgotten")
+    with pytest.raises(StreamingQueryException, match="is held by job"):
+        scene.run()
+    scene.assert_holds(range(10))

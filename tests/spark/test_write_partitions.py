@@ -1,0 +1,355 @@
+"""write_partitions on real Spark: every row once in the database and in the topic, whatever happens to tasks and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+import dualwrite
+from crash import events
+from crash.databases import Databases
+from crash.events import events_at
+from dualwrite import DualWriter, Transaction, UsageError
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import ConfigurationError
+from dualwrite.jobs.chunk_markers import forget_job
+from dualwrite.testing import failpoints
+from dualwrite.testing.topics import read_committed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+partitions = pytest.importorskip("dualwrite.spark.partitions")
+for module in (sys.modules[__name__], events):  # Spark's workers can't import a test
+    cloudpickle.register_pickle_by_value(module)
+
+# Spark says so of every pandas from 3.0 on; it asks for pandas here, and does not use it
+
+COUNT = 1000
+EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_partitions.py"
+
+
+class DiedError(Exception):
+    """What a task of these tests fails with."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the tasks need, and how one of them goes wrong once: it is pickled.
+
+    Args:
+        url: The database.
+        servers: The broker.
+        name: The job, its events and its topic.
+        folder: Where tasks leave notes.
+        trouble: What happens to the first task that comes to its third chunk.
+        point: Where in the commit of that chunk; None: in the middle of `write`.
+    """
+
+    url: str
+    servers: str
+    name: str
+    folder: Path
+    trouble: str = ""
+    point: str | None = None
+
+    def writer(self, transactional_id: str) -> DualWriter:
+        if self.point is not None and self._takes("armed"):
+            # the first transaction notes the plan
+            failpoints.arm(self.point, failpoints.only_at(4, failpoints.sends_itself(signal.SIGKILL)))
+        return dualwrite.connect(self.url, kafka=self.servers, transactional_id=transactional_id)
+
+    def write(self, transaction: Transaction, rows: list[Any]) -> None:
+        numbers = [row.id for row in rows]
+        assert [row.name for row in rows] == [f"name {number}" for number in numbers]
+        self._put(transaction, numbers)
+
+    def write_arrow(self, transaction: Transaction, rows: pa.Table) -> None:
+        assert rows.column_names == ["id", "name"]
+        self._put(transaction, rows["id"].to_pylist())
+
+    def _put(self, transaction: Transaction, numbers: list[int]) -> None:
+        for number in numbers:
+            events_at(self.url).write(transaction.db, self.name, number)
+        transaction.send_many(self.name, [str(number) for number in numbers])
+        if not self.trouble:
+            return
+        with (self.folder / f"chunks-{os.getpid()}").open("a") as notes:
+            notes.write(".")
+            third = notes.tell() == 3
+        if self.trouble == "always" and third:
+            raise DiedError
+        if third and self._takes("trouble"):
+            if self.trouble == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.trouble == "wait":
+                while not (self.folder / "go on").exists():
+                    time.sleep(0.05)
+                return
+            raise DiedError
+
+    def _takes(self, what: str) -> bool:
+        """Whether this is the first task that asks."""
+        try:
+            (self.folder / what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def run(self, frame: DataFrame, **options: Any) -> Any:
+        chosen: dict[str, Any] = {"job_id": self.name, "rows_per_transaction": 50, **options}
+        write = self.write_arrow if chosen.get("arrow") else self.write
+        return partitions.write_partitions(frame, self.writer, write, **chosen)
+
+    def found(self) -> tuple[list[int], list[int]]:
+        """What the database and a read_committed consumer see."""
+        messages = read_committed(self.servers, self.name)
+        return events_at(self.url).numbers(self.name), sorted(int(message.value or b"") for message in messages)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    with Databases(tmp_path_factory.mktemp("partitions")) as made:
+        yield made
+
+
+@pytest.fixture
+def make_job(databases: Databases, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path) -> Callable[[str], Job]:
+    def make(database: str) -> Job:
+        made = databases.scene(database, broker).events
+        return Job(made.url, broker.bootstrap_servers, new_name("partitions"), tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def job(make_job: Callable[[str], Job]) -> Job:
+    """A job on PostgreSQL."""
+    return make_job("postgresql")
+
+
+def numbered(spark: SparkSession, count: int = COUNT) -> DataFrame:
+    return spark.range(count).selectExpr("id", "concat('name ', id) AS name")
+
+
+def frame(spark: SparkSession, number: int = 4, count: int = COUNT) -> DataFrame:
+    return numbered(spark, count).repartition(number, "id").sortWithinPartitions("id")
+
+
+ALL = (list(range(COUNT)), list(range(COUNT)))
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
+    report = job.run(frame(spark), arrow=arrow)
+    assert (report.rows, report.rows_before, len(report.partitions)) == (COUNT, 0, 4)
+    assert report.chunks == sum(-(-each.rows // 50) for each in report.partitions)
+    again = job.run(frame(spark), arrow=arrow)
+    assert (again.rows, again.chunks, again.rows_before, again.chunks_before) == (0, 0, COUNT, report.chunks)
+    assert job.found() == ALL
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_one_transaction_a_partition(spark: SparkSession, job: Job, arrow: bool) -> None:
+    report = job.run(numbered(spark), rows_per_transaction=None, arrow=arrow)
+    assert report.chunks == len(report.partitions) == 2
+    assert job.found() == ALL
+
+
+@pytest.mark.parametrize("trouble", ["raise", "kill"])
+def test_a_task_that_dies_in_its_third_chunk(spark: SparkSession, job: Job, trouble: str) -> None:
+    report = replace(job, trouble=trouble).run(frame(spark))
+    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 2)
+    assert job.found() == ALL
+
+
+@pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit"])
+def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, point: str) -> None:
+    """The retried task opens the writer, which settles the third chunk, and finds its marker, or none."""
+    report = replace(job, point=point).run(frame(spark))
+    assert (job.folder / "armed").exists()
+    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 3 if point == "after_db_commit" else 2)
+    assert job.found() == ALL
+
+
+def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> None:
+    """The earlier, which was paused in its third chunk, is fenced; Spark tries its task again, which finds all of it written.
+
+    The job runs twice, since Spark has no speculative copies on one machine: they must be on another host.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(replace(job, trouble="wait").run, frame(spark, 2))
+        try:
+            while not (job.folder / "trouble").exists():
+                assert not first.done(), first.result()
+                time.sleep(0.05)
+            second = job.run(frame(spark, 2))
+        finally:
+            (job.folder / "go on").touch()
+        assert second.rows > 0
+        assert second.rows + second.rows_before == COUNT
+        assert first.result().rows + first.result().rows_before == COUNT
+    assert job.found() == ALL
+
+
+def test_a_job_that_failed_goes_on(spark: SparkSession, job: Job) -> None:
+    from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
+
+    with pytest.raises(PythonException, match="DiedError"):
+        replace(job, trouble="always").run(frame(spark))
+    database, topic = job.found()
+    assert database == topic
+    assert 0 < len(database) < COUNT
+    report = job.run(frame(spark))
+    assert (report.rows, report.rows_before) == (COUNT - len(database), len(database))
+    assert job.found() == ALL
+
+
+@pytest.mark.parametrize("database", ["rocksdb", "zookeeper", "mariadb", "sqlite"])
+def test_other_stores(spark: SparkSession, make_job: Callable[[str], Job], database: str) -> None:
+    """RocksDB lets one process in at a time: one partition there, whose retried task is in another process."""
+    job = make_job(database)
+    rows = frame(spark, 1 if database == "rocksdb" else 2)
+    report = replace(job, trouble="kill").run(rows)
+    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 2)
+    assert job.run(rows).rows_before == COUNT
+    assert job.found() == ALL
+    with job.writer(f"{job.name}.forgetting") as writer:
+        assert forget_job(writer.store, job.name) == report.chunks + report.chunks_before
+
+
+def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) -> None:
+    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
+
+    with pytest.raises(PythonException):
+        replace(job, trouble="always").run(frame(spark))
+    before = job.found()
+    with pytest.raises(PythonException, match=r"JobPlanChangedError.* 4 partitions, 50 rows .* then, 3 partitions"):
+        job.run(frame(spark, 3))
+    with pytest.raises(ConfigurationError, match="has 4 partitions, not 3"):
+        job.run(frame(spark), partitions=3)
+    assert job.found() == before
+    job.run(frame(spark), partitions=4)
+    assert job.found() == ALL
+
+
+def test_a_frame_that_is_not_deterministic_is_refused(spark: SparkSession, job: Job) -> None:
+    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
+
+    once = numbered(spark).where("rand(1) < 0.5")
+    other = numbered(spark).where("rand(2) < 0.5")
+    job.run(once)
+    before = job.found()
+    with pytest.raises(PythonException, match="ChunkChangedError: Chunk 0 of partition"):
+        job.run(other)
+    assert job.found() == before
+
+
+def test_rows_in_another_order_are_the_same_where_a_partition_is_one_transaction(spark: SparkSession, job: Job) -> None:
+    rows = numbered(spark).repartition(2, "id")
+    job.run(rows.sortWithinPartitions("id"), rows_per_transaction=None)
+    assert job.run(rows.sortWithinPartitions("id", ascending=False), rows_per_transaction=None).rows_before == COUNT
+    assert job.found() == ALL
+
+
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+def test_the_frame_is_evaluated_once(spark: SparkSession, job: Job, adaptive: str) -> None:
+    seen = job.folder / "seen"
+
+    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            with seen.open("a") as notes:
+                notes.writelines(f"{number}\n" for number in batch["id"].to_pylist())
+            yield batch
+
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+    try:
+        rows = numbered(spark).mapInArrow(note, "id bigint, name string")
+        report = job.run(rows.groupBy("id").agg({"name": "max"}).toDF("id", "name"), rows_per_transaction=None)
+    finally:
+        spark.conf.unset("spark.sql.adaptive.enabled")
+    assert report.rows == COUNT
+    assert Counter(seen.read_text().split()) == Counter(map(str, range(COUNT)))
+
+
+def test_empty_frames(spark: SparkSession, job: Job) -> None:
+    assert job.run(numbered(spark, 0)).rows == 0
+    assert job.run(spark.createDataFrame([], "id bigint, name string"), job_id=f"{job.name}.none").rows == 0
+
+
+def test_every_type_of_a_row_comes_as_collect_gives_it(spark: SparkSession, job: Job) -> None:
+    rows = spark.sql(
+        "SELECT 1 AS id, 1.5D AS x, 1.25BD AS d, true AS b, 'é' AS s, X'00ff' AS bin, DATE'2026-01-01' AS day, "
+        "TIMESTAMP'2026-01-01 00:00:00' AS at, TIMESTAMP_NTZ'2026-01-01 00:00:00' AS local, array(1, null) AS list, "
+        "map('a', 1) AS m, named_struct('k', 1, 'v', array('x')) AS st, CAST(null AS string) AS nothing"
+    )
+    servers, url, name = job.servers, job.url, job.name
+
+    def writer(transactional_id: str) -> DualWriter:
+        return dualwrite.connect(url, kafka=servers, transactional_id=transactional_id)
+
+    def write(transaction: Transaction, found: list[Any]) -> None:
+        transaction.send(name, repr(found))
+
+    partitions.write_partitions(rows, writer, write, job_id=name, prefix=f"{name}.prefix")
+    (message,) = read_committed(servers, name)
+    assert (message.value or b"").decode() == repr(rows.collect())
+
+
+def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
+    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
+
+    with pytest.raises(UsageError, match=r"streaming frame.*foreachBatch"):
+        job.run(spark.readStream.format("rate").load())
+    for options in ({"job_id": ""}, {"rows_per_transaction": 0}, {"attempts": 0}, {"prefix": "a#b"}):
+        with pytest.raises(ConfigurationError):
+            job.run(frame(spark), **options)
+
+    def of_another_id(transactional_id: str) -> DualWriter:
+        return job.writer(job.name)
+
+    with pytest.raises(PythonException, match="partitions would fence each other"):
+        partitions.write_partitions(frame(spark), of_another_id, job.write, job_id=job.name)
+    with pytest.raises(PythonException, match="gave a str, not a DualWriter"):
+        partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
+
+
+def test_the_example(
+    sqlite_url: str, broker: DevCluster, spark_environment: dict[str, str], new_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Twice: the second run finds everything written."""
+    path, topic = tmp_path / "orders.csv", new_name("orders")
+    path.write_text("id,item,quantity\n" + "".join(f"o{number},tea {number},{number}\n" for number in range(3000)))
+    variables = {
+        "DUALWRITE_DATABASE_URL": sqlite_url,
+        "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
+        "SHOP_TOPIC": topic,
+        "PYTHONWARNINGS": "ignore",
+    }
+    for expected in ("3000 orders written in 8 transactions; 0 had", "0 orders written in 0 transactions; 3000 had"):
+        command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
+        environ = {**os.environ, **spark_environment, **variables}
+        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+        assert expected in ran.stdout, ran.stdout + ran.stderr[-3000:]
+    messages = [json.loads(message.value or b"") for message in read_committed(broker.bootstrap_servers, topic)]
+    engine = sa.create_engine(sqlite_url)
+    with engine.connect() as connection:
+        rows = [dict(row) for row in connection.execute(sa.text("SELECT id, item, quantity FROM orders")).mappings()]
+    engine.dispose()
+    assert len(rows) == 3000
+    assert sorted(messages, key=lambda order: order["quantity"]) == sorted(rows, key=lambda order: order["quantity"])
