@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -68,13 +68,6 @@ class NumberSink:
             insert = sa.insert(numbers).from_select(["number"], chosen).execution_options(preserve_rowcount=True)
             moved += connection.execute(insert).rowcount
         return moved
-
-    def delete(self, connection: sa.Connection, up_to: Mapping[str, int]) -> int:
-        deleted = 0
-        for name, fence in up_to.items():
-            chosen = sa.delete(staged).where(staged.c.dualwrite_id == name, staged.c.dualwrite_fence <= fence)
-            deleted += connection.execute(chosen).rowcount
-        return deleted
 
 
 class JobScene:

@@ -6,7 +6,7 @@ import pytest
 from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
-from dualwrite.cli import recover
+from dualwrite.cli import recover, status
 from dualwrite.errors import JobClosedError
 
 PARTS = [[1, 2, 3], [4, 5], [6]]
@@ -70,6 +70,17 @@ def test_a_release_that_means_nothing(postgres_scene: JobScene) -> None:
     assert unknown.exit_code == 2
     assert "No job holds the prefix 'nobody'" in unknown.output
     assert run(postgres_scene, "--release", "--yes").exit_code == 2
+
+
+def test_status_shows_jobs(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(3, job_id="nightly"), PARTS)
+    result = CliRunner().invoke(status.app, ["--url", scene.url])
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.output.splitlines() if "nightly" in line]
+    assert line.split()[:4] == [scene.prefix, "nightly", "3", "open"]
+    scene.abort(outcomes)
+    assert "ended" in CliRunner().invoke(status.app, ["--url", scene.url]).output
 
 
 def test_a_database_without_tables_for_jobs(postgres_scene: JobScene) -> None:

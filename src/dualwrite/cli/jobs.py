@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import typer
 
-from dualwrite.cli.options import ask, refuse
+from dualwrite.cli.options import ask, refuse, show_table
+from dualwrite.errors import StateTableMissingError
 from dualwrite.jobs.by_hand import JobsByHand
+from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import JobRow
 from dualwrite.jobs.site import JobSite
 from dualwrite.report import RecoveryReport
 from dualwrite.settings import Settings
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import keeps_a_table
+from dualwrite.stores.sql import SqlStateStore
+
+
+def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
+    """The jobs of a database whose prefixes begin so; none where it has no tables for them."""
+    if not isinstance(store, SqlStateStore):
+        return []
+    try:
+        return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
+    except StateTableMissingError:
+        return []
+
+
+def show_jobs(rows: Iterable[JobRow]) -> None:
+    """Print what the database keeps of jobs."""
+    show_table(
+        ("prefix", "job", "batch", "", "held", "owner", "updated"),
+        [
+            (
+                row.prefix,
+                row.job_id,
+                row.batch_id,
+                "open" if row.is_open else "ended",
+                "by this job" if row.keeps_lease or row.is_open else "no",
+                row.owner,
+                f"{row.updated_at:%Y-%m-%d %H:%M:%S%z}",
+            )
+            for row in rows
+        ],
+    )
 
 
 @dataclass(frozen=True)

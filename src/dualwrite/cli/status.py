@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from dualwrite.cli.jobs import jobs_of, show_jobs
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Url, settings_for, show_table, store_for
 from dualwrite.cli.recover import lost_json
 from dualwrite.errors import BrokerError
@@ -59,12 +60,13 @@ def status(
     """Show the transactional ids: who holds them, what is unsettled, what is lost. Changes nothing.
 
     The lanes of an id stand below it. With Kafka's address it also shows what the coordinator says of each unsettled
-    generation, or of the newest.
+    generation, or of the newest. Jobs (Spark) are listed by their prefix.
     """
     settings = settings_for(url, kafka, kafka_config)
     with store_for(settings) as store:
         rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
         description = store.description
+        jobs = [] if as_json else jobs_of(store, prefix)
     trouble = None
     seen: dict[str, list[_Seen]] = {}
     if "bootstrap.servers" in settings.kafka:
@@ -78,6 +80,8 @@ def status(
         _show(rows, seen)
     else:
         typer.echo(f"There is no transactional id in {description}.")
+    if jobs:
+        show_jobs(jobs)
     if trouble is not None:
         raise trouble
 

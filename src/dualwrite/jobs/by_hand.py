@@ -51,4 +51,4 @@ class JobsByHand:
         judge = JobJudge(self._site.store, owner=describe_owner("recoverer"), patience=timeouts.claim)
         row = judge.close(prefix, release=release)
         staged = None if row is None else StagedRows(row.staging_table)
-        return sweep(self._site, prefix, current=None, sink=staged)
+        return sweep(self._site, prefix, current=None, staged=staged)

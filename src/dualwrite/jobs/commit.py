@@ -15,15 +15,20 @@ from dualwrite.jobs.completing import complete, settle_ids
 from dualwrite.jobs.job_rows import Marker
 from dualwrite.jobs.judge import Decided, JobJudge
 from dualwrite.jobs.site import OpenSite
-from dualwrite.jobs.sweep import Staging, delete_staged
+from dualwrite.jobs.staged_rows import StagedRows
+from dualwrite.jobs.sweep import delete_staged
 from dualwrite.recovery import describe_owner
-from dualwrite.report import RecoveryReport
+from dualwrite.report import RecoveryReport, raise_for_lost
 
 log = logging.getLogger(__name__)
 
 
-class Mover(Staging, Protocol):
+class Mover(Protocol):
     """Moves staged rows into their table."""
+
+    @property
+    def staging_table(self) -> str:
+        """The name of the staging table, as `quoted_name` writes it."""
 
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]], /) -> int:
         """Move the rows staged under these ids and fences; how many there were."""
@@ -63,10 +68,9 @@ class JobCommitter:
             BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are.
             JobClosedError: Nothing was committed: another run took the job over.
             TransactionTimeoutError: Nothing was committed: Kafka might have given up a transaction before its commit.
-            InDoubtTransactionError: The database did not answer; whether the batch is committed shows when it does.
-                Everything stays prepared.
-            RecoveryError: The batch is committed in the database, and not all of its messages are at Kafka; they stay
-                prepared, and recovery commits them.
+            InDoubtTransactionError: The database did not answer: whether the batch is committed shows when it does. Or it is
+                committed there (`database_committed`), and Kafka did not answer. Either way everything stays prepared, and
+                the next run or recovery settles it.
             LostTransactionError: The batch is committed in the database, and Kafka gave messages of it up.
         """
         told = _all_told(outcomes)
@@ -87,9 +91,10 @@ class JobCommitter:
         hit("job_after_commit")
         completed = complete(self._site, winners) if decided is Decided.COMMITTED else RecoveryReport()
         hit("job_after_complete")
-        rest = self._settled(run, marker)  # attempts that lost, and the winners of an earlier run
+        done = {one.transactional_id for one in completed.ids}
+        rest = self._settled(run, marker, but=done)  # attempts that lost, and the winners of an earlier run
         self._clear_staging(run)
-        RecoveryReport(completed.ids + rest.ids).raise_for_problems()
+        _raise_for_what_is_left(run, RecoveryReport(completed.ids + rest.ids))
         log.info("%s: %s rows and messages, %s", run.name, f"{marker.row_count:,}", decided.value)
         return rows if decided is Decided.COMMITTED else 0
 
@@ -150,23 +155,40 @@ class JobCommitter:
         report.raise_for_problems()
         log.warning("%s: %s", run.name, decided.value)
 
-    def _settled(self, run: JobRun, marker: Marker | None) -> RecoveryReport:
+    def _settled(self, run: JobRun, marker: Marker | None, *, but: Collection[str] = ()) -> RecoveryReport:
         """Settle what the run's attempts have left open, and the winners of the run that was committed, if one was."""
-        winners: Collection[str] = () if marker is None else marker.winners
-        attempts = self._site.ledger.attempts(run.prefix)
-        wanted = [row for row in attempts if not row.is_settled and (row.token == run.token or row.transactional_id in winners)]
-        return settle_ids(self._site, [(row.transactional_id, row.fence) for row in wanted])
+        attempts = [row for row in self._site.ledger.attempts(run.prefix) if row.token == run.token]
+        if marker is not None:  # the run that was committed may have had another prefix
+            attempts += self._site.ledger.attempts(marker.prefix, marker.winners)
+        fences = {row.transactional_id: row.fence for row in attempts if not row.is_settled and row.transactional_id not in but}
+        return settle_ids(self._site, fences.items())
 
     def _clear_staging(self, run: JobRun) -> None:
         """Delete what the run has staged. What fails here is done by the next sweep: nobody reads these rows any more."""
         of_run = [row for row in self._site.ledger.attempts(run.prefix) if row.token == run.token]
         try:
-            deleted = delete_staged(self._site, of_run, self._sink)
+            deleted = delete_staged(self._site, of_run, StagedRows(self._sink.staging_table))
         except DualWriteError as error:
             log.warning("%s: its tasks' staged rows are left to the next sweep: %s", run.name, error)
         else:
             log.debug("%s: %d staged rows deleted", run.name, deleted)
         hit("job_after_clear")
+
+
+def _raise_for_what_is_left(run: JobRun, report: RecoveryReport) -> None:
+    if report.failed:
+        first = report.failed[0]
+        raise InDoubtTransactionError(
+            f"{run.name} is committed in the database, and {len(report.failed)} of its transactions could not be completed at "
+            "Kafka yet: their messages are prepared, and not visible.",
+            transactional_id=first.transactional_id,
+            cause=str(first.error),
+            next_step="don't write it again: the next run of the job, or "
+            f"`dualwrite recover --prefix {run.prefix}`, completes it",
+            state="",
+            database_committed=True,
+        ) from first.error
+    raise_for_lost(report.unacknowledged)
 
 
 def _all_told(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:

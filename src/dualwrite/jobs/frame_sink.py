@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Engine
 from dualwrite.jobs.columns import TargetTable, compare, table_columns
 from dualwrite.jobs.loading import StagingWriter
 from dualwrite.jobs.messages import MESSAGE_COLUMNS, MessageEncoder
-from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.jobs.staging import StagingTable
 from dualwrite.jobs.table_names import quoted_name
 from dualwrite.kafka.base import TransactionalProducer
@@ -94,7 +93,3 @@ class FrameSink:
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]]) -> int:
         """See Mover."""
         return self._staging.move(connection, keys, upsert_keys=self._settings.upsert_keys)
-
-    def delete(self, connection: Connection, up_to: Mapping[str, int]) -> int:
-        """See Staging."""
-        return StagedRows(self.staging_table).delete(connection, up_to)

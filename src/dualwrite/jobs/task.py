@@ -7,6 +7,7 @@ fences the attempt sees all rows that it will ever have; the Kafka transaction i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -18,7 +19,7 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from dualwrite.errors import DualWriteError, JobClosedError
+from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.clock import database_clock
@@ -26,7 +27,8 @@ from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.names import AttemptId
 from dualwrite.jobs.rules import Opening
 from dualwrite.jobs.site import OpenSite
-from dualwrite.jobs.sweep import Staging, sweep
+from dualwrite.jobs.staged_rows import StagedRows
+from dualwrite.jobs.sweep import sweep
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.recovery import describe_owner
 from dualwrite.session import Session
@@ -57,12 +59,12 @@ class Loader(Protocol[BatchIn_contra]):
     ) -> bool | None: ...
 
 
-class Sink(Staging, Protocol[BatchIn_contra]):
+class Sink(Protocol[BatchIn_contra]):
     """What a job writes, and how; batches are whatever sink and caller agree on."""
 
     @property
     def staging_table(self) -> str:
-        """The name of the staging table, with its schema."""
+        """The name of the staging table, as `quoted_name` writes it."""
 
     def send(self, batch: BatchIn_contra, producer: TransactionalProducer, /) -> int:
         """Send a batch's messages; how many there were."""
@@ -103,9 +105,7 @@ class TaskAttempt(Generic[Batch]):
         if first is None:
             return self._outcome()
         if self._open() is Opening.ALREADY_COMMITTED:
-            for _ in remaining:  # Spark takes a task that leaves rows for a broken one
-                pass
-            return self._outcome(already_committed=True)
+            return self._outcome(already_committed=True)  # the rows that are left are not read: computing them may take hours
         rows, prepared = self._written(itertools.chain((first,), remaining))
         log.info("%s: %d rows staged, %s prepared", self._id, rows, prepared.state)
         return self._outcome(rows=rows, prepared=prepared)
@@ -130,11 +130,11 @@ class TaskAttempt(Generic[Batch]):
         )
         hit("job_after_open")
         if opening is Opening.OPENED and earlier is not None:
-            sweep(self._site, self._run.prefix, current=self._run, sink=self._sink)
+            sweep(self._site, self._run.prefix, current=self._run, staged=StagedRows(earlier.staging_table))
         return opening
 
     def _written(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
-        site, timeouts = self._site, self._site.site.timeouts
+        site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
         producers = site.producers(str(self._id))  # asks Kafka before anything is claimed
         self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeouts.claim)
         hit("job_after_claim")
@@ -146,6 +146,8 @@ class TaskAttempt(Generic[Batch]):
             hit("job_after_start")
             try:
                 return self._produced_and_staged(session, batches, still_ours)
+            except short.driver_errors as error:
+                raise short.errors.translated(error, "staging a task's rows", str(self._id)) from error
             finally:
                 session.drop_producer()  # ends no transaction
 
@@ -170,11 +172,16 @@ class TaskAttempt(Generic[Batch]):
                 state = producer.prepare_transaction(timeout=timeouts.delivery)
                 hit("job_after_prepare")
             except BaseException:
-                connection.rollback()
+                with contextlib.suppress(*self._site.store.short_transactions.driver_errors):  # it may be what is broken
+                    connection.rollback()
                 self._give_up(producer)
                 raise
-        assert state is not None
-        assert sent == rows, f"{sent} messages and {rows} rows"
+        if state is None or sent != rows:
+            raise BatchRefusedError(
+                f"The task sent {sent} messages and staged {rows} rows; each row is one message.",
+                transactional_id=str(self._id),
+                next_step="this is a defect of dualwrite, or of the sink that it was given: please report it",
+            )
         return rows, Prepared(
             str(self._id), claim.fence, claim.owner, session.generation, state, began_at, producer.transaction_timeout
         )

@@ -41,16 +41,19 @@ try:
 except ImportError as error:
     raise MissingDependencyError(
         f"dualwrite.spark needs PySpark and pyarrow, and {error.name} is not installed.",
-        next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or newer)",
+        next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or 21)",
     ) from error
 
 from dualwrite.jobs.chunk_markers import forget_job
+from dualwrite.spark.java import SparkSetupWarning, warn_without_java
 from dualwrite.spark.registration import register, write_batch
 
 if TYPE_CHECKING:
     from dualwrite.spark.partitions import WriteReport, write_partitions
 
-__all__ = ["WriteReport", "forget_job", "register", "write_batch", "write_partitions"]
+__all__ = ["SparkSetupWarning", "WriteReport", "forget_job", "register", "write_batch", "write_partitions"]
+
+warn_without_java()
 
 
 def __getattr__(name: str) -> object:

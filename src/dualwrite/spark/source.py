@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,9 @@ NAME: Final = "dualwrite"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
 _UNKNOWN_BATCH: Final = -1
+_KEPT: Final = 60.0
+"""Seconds."""
+_sinks: Final[dict[tuple[object, ...], tuple[float, FrameSink]]] = {}
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,10 @@ class DualWriteDataSource(DataSource):
             options.batch_id or 0,
             keeps_lease=options.batch_id is not None,
         )
-        return BatchWriter(options, _sink(options, schema), run)
+        sink = _sink(options, schema)
+        with options.site.opened() as site:
+            site.producers(options.prefix)  # what Kafka does not offer is told now, and not by each task
+        return BatchWriter(options, sink, run)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  (Spark's name)
         """For a micro-batch.
@@ -187,6 +194,16 @@ def _checked(options: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
 
 
 def _sink(options: SinkOptions, schema: StructType) -> FrameSink:
+    """What is written where, compared with the table. A stream asks twice for each micro-batch: it is kept for a while."""
+    key = (options.site.url, options.frame, schema.json())
+    found = _sinks.get(key)
+    if found is None or found[0] < time.monotonic():
+        _sinks.clear()
+        found = _sinks[key] = (time.monotonic() + _KEPT, _looked_up(options, schema))
+    return found[1]
+
+
+def _looked_up(options: SinkOptions, schema: StructType) -> FrameSink:
     with SqlStateStore.from_url(options.site.url) as store:
         store.check()
         return FrameSink.found(store.engine, options.frame, arrow_schema(schema))

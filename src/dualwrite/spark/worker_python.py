@@ -1,0 +1,64 @@
+"""Which Python Spark's workers run in: the `python3` of PATH unless PYSPARK_PYTHON is set, whatever the driver's own is."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dualwrite.spark.java import SparkSetupWarning
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NEEDED: Final = ("dualwrite", "pyarrow")
+_LIMIT: Final = 20.0
+
+
+def warn_of_other_python(spark: SparkSession) -> None:
+    """Warn the caller's caller where the session's workers would run in a Python without dualwrite.
+
+    Looks only where the workers are on this machine: with a local master.
+
+    Args:
+        spark: The session.
+    """
+    try:
+        context = spark.sparkContext
+    except AttributeError:  # Spark Connect: its workers are the server's
+        return
+    if not context.master.startswith("local"):  # local-cluster, too, starts its workers here
+        return
+    missing = _missing_in(context.pythonExec)
+    if missing:
+        warnings.warn(
+            f"Spark's Python workers will fail: {context.pythonExec!r} has no {' and no '.join(missing)}. Next step: set "
+            f"PYSPARK_PYTHON={sys.executable} in the environment before the session is made (spark.pyspark.python does not do, "
+            "but for spark-submit).",
+            SparkSetupWarning,
+            stacklevel=3,
+        )
+
+
+@functools.cache
+def _missing_in(python: str) -> tuple[str, ...]:
+    """Those of the needed packages that a Python lacks; none where that can't be found out."""
+    found = shutil.which(python)
+    if found is None or _is_this(Path(found)):
+        return ()
+    code = f"import importlib.util as u; print(*[name for name in {_NEEDED!r} if u.find_spec(name) is None])"
+    try:
+        done = subprocess.run([found, "-c", code], capture_output=True, text=True, timeout=_LIMIT, check=True)  # noqa: S603  (Spark is about to run it)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(done.stdout.split())
+
+
+def _is_this(python: Path) -> bool:
+    """Whether it is this Python: a virtual environment has several names for one, and others have the same file behind them."""
+    here = Path(sys.executable)
+    return python.absolute().parent == here.absolute().parent and python.resolve() == here.resolve()

@@ -1,0 +1,112 @@
+"""The Spark examples run over all flights: table and topic have each of them once, also where the job was killed on its way."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.stores.sql import SqlStateStore
+from fixtures.broker import read_topic
+from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
+from spark.job import SparkJob
+
+pytest.importorskip("pyspark")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FLIGHTS = 336_776
+
+Start = Callable[..., SparkJob]
+Flight = tuple[Any, ...]
+
+
+@pytest.fixture
+def name(new_name: Callable[[str], str]) -> str:
+    """Of the table and of the topic."""
+    return new_name("flights").replace("-", "_")
+
+
+@pytest.fixture
+def start(postgres_url: str, broker: DevCluster, name: str, spark_environment: dict[str, str]) -> Start:
+    """Starts an example, as its first lines say."""
+    ours = {"DUALWRITE_DATABASE_URL": postgres_url, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
+    memory = {"PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false pyspark-shell"}
+
+    def start(example: str, *arguments: str | Path) -> SparkJob:
+        environment = {**spark_environment, **memory, **ours}
+        return SparkJob(EXAMPLES / example, [*arguments, "--name", name], environment=environment)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def flights() -> Iterator[list[Flight]]:
+    """What stands in the package's file, as the example reads it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        import spark_batch  # noqa: PLC0415
+
+        read = spark_batch.read_flights()
+        yield [tuple(each.values()) for each in read.to_pylist()]
+        del sys.modules["spark_batch"]
+
+
+def assert_equal_everywhere(flights: list[Flight], url: str, servers: str, name: str) -> None:
+    """File, table and topic have the same flights, row by row, and nothing is left open or staged."""
+    assert len(flights) == FLIGHTS
+    with SqlStateStore.from_url(url) as store:
+        with store.engine.connect() as connection:
+            found = connection.execute(sa.text(f"SELECT * FROM {name} ORDER BY number"))  # noqa: S608  (the test's own name)
+            columns = tuple(found.keys())
+            assert [tuple(row) for row in found] == flights
+        assert staged_rows(store.engine) == 0
+        assert unsettled(store, f"{name}-import") == []
+    assert open_at_kafka(servers, f"{name}-import") == []
+    messages = []
+    for message in read_topic(servers, name):
+        value = json.loads(message.value() or b"null")
+        value["time_hour"] = datetime.fromisoformat(value["time_hour"])
+        messages.append((value["number"], message.key(), tuple(value.get(column) for column in columns)))
+    messages.sort(key=lambda each: each[0])
+    tail = columns.index("tailnum")
+    assert messages == [(each[0], None if each[tail] is None else each[tail].encode(), each) for each in flights]
+    assert {each[columns.index("time_hour")].utcoffset() for each in flights} == {timedelta(0)}
+
+
+@pytest.mark.slow
+def test_the_batch_is_written_once_however_often_it_is_run(
+    start: Start, flights: list[Flight], postgres_url: str, broker: DevCluster, name: str
+) -> None:
+    for _ in range(2):
+        with start("spark_batch.py") as job:
+            job.wait_for(f"336,776 flights are in the table {name}.")
+            job.wait_for(f"336,776 messages are in the topic {name}")
+            assert job.wait() == 0, job.output
+    assert_equal_everywhere(flights, postgres_url, broker.bootstrap_servers, name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_stream_is_written_once_whenever_it_is_killed(
+    start: Start, flights: list[Flight], postgres_url: str, broker: DevCluster, name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stream"
+    for last in (1, 5):
+        with start("spark_stream.py", folder) as job:
+            job.wait_for(f"batch {last}: ")
+            job.kill_all()  # while the next batch is written, or the one after it
+    with start("spark_stream.py", folder) as job:
+        job.wait_for("batch 11: ")
+        job.wait_for(f"336,776 flights are in the table {name}.")
+        assert job.wait() == 0, job.output
+    assert_equal_everywhere(flights, postgres_url, broker.bootstrap_servers, name)
+    with start("spark_stream.py", folder) as job:  # there is nothing left to do
+        job.wait_for(f"336,776 flights are in the table {name}.")
+        assert job.wait() == 0, job.output

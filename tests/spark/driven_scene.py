@@ -1,0 +1,119 @@
+"""Orders that drivers in processes of their own write, as a stream: processes to be killed, paused and started again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import psutil
+from spark_scene import LIMIT, SCHEMA, SparkScene
+
+from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
+from spark.job import SparkJob
+from spark.processes import Role, SparkProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAM_DRIVER = Path(__file__).with_name("stream_driver.py")
+
+
+class DrivenScene(SparkScene):
+    """A scene without a session of its own.
+
+    Args:
+        url: An empty database with our tables.
+        servers: The brokers.
+        name: The prefix, and the topic.
+        place: A folder for files.
+        environment: Environment variables with which Spark starts.
+        more: More options of the sink.
+    """
+
+    def __init__(
+        self, url: str, servers: str, name: str, place: Path, environment: Mapping[str, str], **more: str
+    ) -> None:
+        super().__init__(cast("SparkSession", None), url, servers, name, place, place / "failpoints", more)
+        self.environment = {**environment, ENVIRONMENT_VARIABLE: f"@{self.failpoints}"}
+        self.checkpoint = place / "checkpoint"
+        self._drivers = 0
+
+    def close(self) -> None:
+        self.store.close()
+
+    def add_files(self, count: int, rows: int = 10) -> range:
+        """Input for that many micro-batches; its ids."""
+        for first in range(0, count * rows, rows):
+            self.add_input(range(first, first + rows))
+        return range(count * rows)
+
+    # --- drivers ----------------------------------------------------------------------------------------------------------
+
+    def stream_driver(self, partitions: int = 3, tries: int = 1) -> SparkJob:
+        """Start a driver that streams what input there is, and ends then."""
+        self._drivers += 1
+        settings = self.place / f"driver-{self._drivers}.json"
+        place = self.place / f"driver-{self._drivers}"
+        place.mkdir()
+        told = {
+            "place": str(place),
+            "input": str(self.input),
+            "checkpoint": str(self.checkpoint),
+            "schema": SCHEMA,
+            "partitions": partitions,
+            "tries": tries,
+            "options": self.options,
+        }
+        settings.write_text(json.dumps(told))
+        return SparkJob(STREAM_DRIVER, [settings], environment=self.environment)
+
+    def stream_to_the_end(self, partitions: int = 2) -> None:
+        """Run a driver that nobody kills."""
+        with self.stream_driver(partitions) as job:
+            assert job.wait() == 0, job.output
+
+    @property
+    def micro_batches(self) -> int:
+        """How many Spark knows to be done."""
+        done = self.checkpoint / "commits"
+        return sum(entry.name.isdecimal() for entry in done.iterdir()) if done.exists() else 0
+
+    def wait_for_micro_batches(self, job: SparkJob, count: int) -> None:
+        """Wait until Spark knows of that many."""
+        wait_until(lambda: self.micro_batches >= count, job, f"{count} micro-batches")
+
+    def stopped_at(self, job: SparkJob, point: str) -> SparkProcess:
+        """Arm a point to stop the first worker that comes there, and wait for that."""
+        self.fail_at(point, "stop")
+        return wait_for_stopped(job)
+
+
+def wait_for_stopped(job: SparkJob) -> SparkProcess:
+    """Wait until one of the job's Python workers is stopped; which."""
+    found: list[SparkProcess] = []
+
+    def look() -> bool:
+        found[:] = [one for one in job.processes() if one.role in (Role.TASK, Role.COMMIT) and is_stopped(one)]
+        return bool(found)
+
+    wait_until(look, job, "a stopped worker")
+    return found[0]
+
+
+def is_stopped(process: SparkProcess) -> bool:
+    try:
+        return bool(process.process.status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], job: SparkJob, what: str) -> None:
+    """Wait for something while the job runs."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert job.process.poll() is None, f"ended before {what}: {job.output[-4000:]}"
+        assert time.monotonic() < deadline, f"no {what} in {LIMIT} s: {job.output[-4000:]}"
+        time.sleep(0.05)

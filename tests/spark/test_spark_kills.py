@@ -1,0 +1,95 @@
+"""A driver of a stream dies, as a whole or in part, at each step of the protocol, and is started again; or it wakes up later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from driven_scene import DrivenScene, is_stopped, wait_until
+
+from dualwrite.devcluster import DevCluster
+from spark.processes import Role
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LIMIT = 120
+
+
+@pytest.fixture
+def driven(
+    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path, spark_environment: dict[str, str]
+) -> Iterator[DrivenScene]:
+    scene = DrivenScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
+    yield scene
+    scene.close()
+
+
+@pytest.mark.parametrize(
+    ("dies", "point"),
+    [
+        (Role.JVM, "job_after_prepare"),
+        (Role.JVM, "job_after_move"),
+        (Role.JVM, "job_after_commit"),
+        (None, "job_after_prepare"),
+        (None, "job_after_commit"),
+        (None, "recover_after_end_txn"),
+        (Role.DRIVER, "job_after_prepare"),
+        (Role.DRIVER, "job_after_commit"),
+    ],
+    ids=lambda part: "all" if part is None else str(part),
+)
+def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) -> None:
+    ids = driven.add_files(4)
+    with driven.stream_driver() as job:
+        driven.wait_for_micro_batches(job, 1)
+        driven.stopped_at(job, point)
+        if dies is None:
+            job.kill_all()
+        else:
+            job.kill(dies)
+            assert job.wait() != 0
+    driven.stream_to_the_end()
+    driven.assert_holds(ids)
+
+
+@pytest.mark.parametrize("point", ["job_before_staged", "job_after_prepare", "job_after_move", "recover_after_end_txn"])
+def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
+    """All its processes are paused, as on a machine that sleeps; another driver has done everything when it goes on."""
+    ids = driven.add_files(4)
+    with driven.stream_driver() as asleep:
+        driven.wait_for_micro_batches(asleep, 1)
+        driven.stopped_at(asleep, point)
+        for process in asleep.processes():
+            process.pause()
+        driven.stream_to_the_end()
+        driven.assert_holds(ids)
+        for process in asleep.processes():
+            process.resume()
+        asleep.wait()
+    driven.assert_holds(ids)
+
+
+@pytest.mark.parametrize("point", ["job_after_claim", "job_after_batch", "job_after_prepare", "job_before_commit", "job_after_commit"])
+def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
+    """It outlives its JVM, since the daemon that would have ended it is killed first."""
+    ids = driven.add_files(4)
+    with driven.stream_driver() as job:
+        driven.wait_for_micro_batches(job, 1)
+        driven.fail_at(point, "sleep:5")
+        wait_until(lambda: driven.has_failed, job, point)
+        job.kill(Role.DAEMON)
+        orphans = [one for one in job.processes() if one.role in (Role.TASK, Role.COMMIT)]
+        for orphan in orphans:
+            orphan.pause()
+        job.kill(Role.JVM)
+        job.process.wait(LIMIT)
+        assert any(is_stopped(orphan) for orphan in orphans)
+        driven.stream_to_the_end()
+        driven.assert_holds(ids)
+        for orphan in orphans:
+            orphan.resume()
+        _, alive = psutil.wait_procs([orphan.process for orphan in orphans], timeout=LIMIT)
+        assert alive == []
+    driven.assert_holds(ids)

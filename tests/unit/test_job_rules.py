@@ -1,0 +1,112 @@
+"""Who may open a batch on a prefix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
+from dualwrite.jobs.base import JobRun
+from dualwrite.jobs.rules import Committed, JobRow, Opening, after_close, opened
+
+NONE = Committed(this=False, newest=None)
+STREAM = JobRun("orders", "query", 7, keeps_lease=True)
+WRITE = JobRun("orders", "nightly")
+
+
+def row_of(run: JobRun) -> JobRow:
+    outcome, row = opened(None, run, NONE, owner="me", staging_table="staged")
+    assert outcome is Opening.OPENED
+    assert row is not None
+    return row
+
+
+def open_on(
+    row: JobRow | None, run: JobRun, committed: Committed = NONE, *, dead: str | None = None
+) -> tuple[Opening, JobRow | None]:
+    return opened(row, run, committed, owner="me", staging_table="staged", dead=dead)
+
+
+def again(run: JobRun, **changes: object) -> JobRun:
+    """Another run, with a token of its own."""
+    return replace(JobRun(run.prefix, run.job_id, run.batch_id, run.keeps_lease), **changes)  # type: ignore[arg-type]
+
+
+def test_the_first_run() -> None:
+    row = row_of(STREAM)
+    assert row.is_open_for(STREAM)
+    assert (row.job_id, row.batch_id, row.keeps_lease, row.earlier_tokens) == ("query", 7, True, ())
+
+
+def test_the_tasks_of_a_run_join_it() -> None:
+    assert open_on(row_of(STREAM), STREAM) == (Opening.JOINED, None)
+
+
+def test_a_closed_run_stays_closed() -> None:
+    with pytest.raises(JobClosedError, match="has been closed"):
+        open_on(after_close(row_of(STREAM)), STREAM)
+
+
+@pytest.mark.parametrize("closed_before", [False, True])
+def test_a_newer_run_of_the_batch(closed_before: bool) -> None:
+    row = row_of(STREAM)
+    newer = again(STREAM)
+    outcome, new = open_on(after_close(row) if closed_before else row, newer)
+    assert outcome is Opening.OPENED
+    assert new is not None
+    assert new.is_open_for(newer)
+    with pytest.raises(JobClosedError, match="was replaced"):
+        open_on(new, STREAM)
+    with pytest.raises(JobClosedError, match="was replaced"):
+        open_on(after_close(new), STREAM)
+
+
+def test_the_next_batch() -> None:
+    outcome, new = open_on(after_close(row_of(STREAM)), again(STREAM, batch_id=8), Committed(this=False, newest=7))
+    assert outcome is Opening.OPENED
+    assert new is not None
+    assert new.earlier_tokens == ()
+    with pytest.raises(JobClosedError):
+        open_on(new, STREAM)
+
+
+def test_a_batch_that_is_committed() -> None:
+    assert open_on(row_of(STREAM), again(STREAM), Committed(this=True, newest=9)) == (Opening.ALREADY_COMMITTED, None)
+
+
+def test_a_batch_that_comes_too_late() -> None:
+    with pytest.raises(BatchRefusedError, match="comes after batch 9"):
+        open_on(row_of(STREAM), again(STREAM), Committed(this=False, newest=9))
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_query_keeps_its_prefix(is_open: bool) -> None:
+    row = row_of(STREAM)
+    with pytest.raises(PrefixLeasedError, match="--release") as caught:
+        open_on(row if is_open else after_close(row), WRITE)
+    assert (caught.value.job_id, caught.value.batch_id, caught.value.owner) == ("query", 7, "me")
+
+
+def test_a_released_prefix() -> None:
+    row = after_close(row_of(STREAM), keeps_lease=False)
+    assert open_on(row, WRITE)[0] is Opening.OPENED
+
+
+def test_a_write_holds_its_prefix_while_it_is_open() -> None:
+    row = row_of(WRITE)
+    other = JobRun("orders", "another")
+    with pytest.raises(PrefixLeasedError, match="signs of life"):
+        open_on(row, other)
+    with pytest.raises(PrefixLeasedError):
+        open_on(row, other, dead="somebody else's token")
+    assert open_on(row, other, dead=row.token)[0] is Opening.OPENED
+    assert open_on(after_close(row), other)[0] is Opening.OPENED
+
+
+def test_errors_cross_process_borders() -> None:
+    import pickle  # noqa: PLC0415
+
+    with pytest.raises(PrefixLeasedError) as caught:
+        open_on(row_of(STREAM), WRITE)
+    assert pickle.loads(pickle.dumps(caught.value)).job_id == "query"

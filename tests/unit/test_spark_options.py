@@ -1,0 +1,111 @@
+"""The options of Spark's data source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.spark.options import NAMES, SinkOptions, database_url
+
+LEAST = {
+    "url": "postgresql+psycopg://me:s3cret@db/shop",
+    "dbtable": "orders",
+    "topic": "orders",
+    "kafka.bootstrap.servers": "kafka:9092",
+    "transactionalIdPrefix": "orders",
+}
+
+
+def of(**changes: Any) -> SinkOptions:
+    return SinkOptions.of({**LEAST, **changes})
+
+
+def test_the_least() -> None:
+    options = of()
+    assert (options.prefix, options.job_id, options.batch_id, options.num_partitions) == ("orders", None, None, None)
+    assert options.frame.topic == "orders"
+    assert options.frame.value_columns == options.frame.upsert_keys == ()
+    assert dict(options.site.kafka) == {"bootstrap.servers": "kafka:9092"}
+    assert (options.site.producer, options.site.two_phase) == ("auto", None)
+
+
+def test_names_are_compared_without_case() -> None:
+    lower = {name.lower(): value for name, value in {**LEAST, "upsertKeys": "a, b", "twoPhase": "TRUE"}.items()}
+    options = SinkOptions.of(lower)
+    assert options.frame.upsert_keys == ("a", "b")
+    assert options.site.two_phase is True
+
+
+def test_no_secret_is_shown() -> None:
+    assert "s3cret" not in repr(of(**{"kafka.sasl.password": "s3cret", "password": "s3cret"}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"), [(None, ("*",)), ("id, item", ("id", "item"))], ids=["all of the row", "some columns"]
+)
+def test_a_value_of_columns(columns: str | None, expected: tuple[str, ...]) -> None:
+    more = {} if columns is None else {"value.columns": columns}
+    assert of(**{"value.format": "JSON", **more}).frame.value_columns == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "user", "password", "expected"),
+    [
+        ("jdbc:postgresql://db:5433/shop", None, None, "postgresql://db:5433/shop"),
+        (
+            "jdbc:postgresql://db/shop?user=me&password=a%40b&sslmode=require",
+            None,
+            None,
+            "postgresql://me:a%40b@db/shop?sslmode=require",
+        ),
+        ("jdbc:mariadb://db/shop", "me", "p:w", "mariadb://me:p%3Aw@db/shop"),
+        ("postgresql+psycopg://you:old@db/shop", "me", None, "postgresql+psycopg://me:old@db/shop"),
+        ("sqlite:////data/shop.db", None, None, "sqlite:////data/shop.db"),
+    ],
+)
+def test_addresses(url: str, user: str | None, password: str | None, expected: str) -> None:
+    assert database_url(url, user, password) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"url": "nonsense"}, "url can't be read"),
+        ({"topics": "orders"}, "topics is none of its options (did you mean topic?)"),
+        ({"value.columns": "id"}, "value.columns is set without value.format=json"),
+        ({"batchId": "-1"}, "batchId is '-1', not a whole number from 0"),
+        ({"numPartitions": "0"}, "numPartitions is '0', not a whole number from 1"),
+        ({"commitTimeout": "soon"}, "commitTimeout is 'soon', not a number of seconds"),
+        ({"kafkaTimeout": "nan"}, "kafkaTimeout is 'nan'"),
+        ({"twoPhase": "maybe"}, "twoPhase is 'maybe', not one of true, false"),
+    ],
+)
+def test_what_is_wrong(changes: dict[str, str], expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        of(**changes)
+    assert expected in str(caught.value)
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        SinkOptions.of({"producer": "quick", "dbTabel": "x"})
+    told = str(caught.value)
+    for part in (
+        "url is missing",
+        "dbtable is missing",
+        "transactionalIdPrefix is missing",
+        "kafka.bootstrap.servers",
+        "quick",
+    ):
+        assert part in told
+
+
+def test_every_option_is_documented() -> None:
+    import dualwrite.spark  # noqa: PLC0415
+
+    documented = dualwrite.spark.__doc__ or ""
+    assert [name for name in NAMES if f"`{name}`" not in documented] == []

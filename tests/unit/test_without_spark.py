@@ -1,0 +1,37 @@
+"""A machine without Spark: dualwrite and its command line work, and `dualwrite.spark` says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SPARKS = ("pyspark", "pyarrow", "pandas")
+
+
+def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process in which packages can't be imported, as if they were not installed."""
+    hidden = f"import sys; sys.modules |= dict.fromkeys({missing!r})\n"
+    command = [sys.executable, "-W", "ignore", "-c", hidden + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("module", ["dualwrite", "dualwrite.cli.recover", "dualwrite.migration", "dualwrite.jobs.by_hand"])
+def test_the_rest_does_without_spark(module: str) -> None:
+    done = run(f"import {module}", *SPARKS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_dualwrite_loads_nothing_of_sparks() -> None:
+    done = run(f"import dualwrite, dualwrite.cli.recover; print([name for name in {SPARKS!r} if name in sys.modules])")
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_dualwrite_spark_says_what_to_install(missing: str) -> None:
+    done = run("import dualwrite.spark", missing)
+    assert done.returncode == 1
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("dualwrite.errors.MissingDependencyError")]
+    assert f"needs PySpark and pyarrow, and {missing} is not installed" in told
+    assert "Next step: pip install 'dualwrite[spark]'" in told
