@@ -91,8 +91,7 @@ def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[subproce
             process.kill()
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("point", TASK_POINTS + COMMIT_POINTS)
+@pytest.mark.parametrize(("point", "nth"), [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS)])
 def test_a_process_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str, nth: int) -> None:
     job = Job(postgres_scene, tmp_path)
     assert job.run(f"{point}#{nth}=kill") == -signal.SIGKILL

@@ -1,21 +1,19 @@
-"""Transactional ids of a job's task attempts: `<prefix>.<partition>.<attempt>`, read back exactly.
+"""Transactional ids of a job's task attempts: `<prefix>.<partition>.<attempt>`.
 
-The last two parts are numbers, whatever the prefix holds: `orders.eu.0.1` belongs to the prefix `orders.eu` and never to
-`orders`, and `orders.0.1` to `orders` and never to `orders.0`.
+Two numbers come after the prefix, so that no two prefixes share an id: `orders.0.1` is of `orders`, never of `orders.0`.
+Which prefix an id belongs to is never guessed from its text, though: the table `kafka_job_attempt` tells.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from dualwrite.errors import InvalidTransactionalIdError
 from dualwrite.state import MAX_TRANSACTIONAL_ID_LENGTH, validate_transactional_id
 
 SEPARATOR: Final = "."
 _NUMBERS_LENGTH: Final = 22  # two separators and two numbers of ten digits: Spark counts both in 32 bits
-_ID: Final = re.compile(r"(?P<prefix>.+)\.(?P<partition>0|[1-9][0-9]*)\.(?P<attempt>0|[1-9][0-9]*)", re.ASCII | re.DOTALL)
 
 MAX_PREFIX_LENGTH: Final = MAX_TRANSACTIONAL_ID_LENGTH - _NUMBERS_LENGTH
 """Characters of a prefix."""
@@ -38,12 +36,6 @@ class AttemptId:
     def __str__(self) -> str:
         """The logical transactional id."""
         return f"{self.prefix}{SEPARATOR}{self.partition}{SEPARATOR}{self.attempt}"
-
-    @classmethod
-    def parse(cls, transactional_id: str) -> Self | None:
-        """What the id stands for, or None where it is none of this form."""
-        found = _ID.fullmatch(transactional_id)
-        return None if found is None else cls(found["prefix"], int(found["partition"]), int(found["attempt"]))
 
 
 def validate_prefix(prefix: str) -> str:
