@@ -4,6 +4,7 @@ import os as _os
 
 from dualwrite.assembly import connect, open_recoverer, recover
 from dualwrite.errors import (
+    BatchRefusedError,
     BrokerAuthorizationError,
     BrokerError,
     BrokerUnavailableError,
@@ -17,11 +18,13 @@ from dualwrite.errors import (
     InvalidMessageError,
     InvalidTransactionalIdError,
     InvalidTransitionError,
+    JobClosedError,
     LostTransactionError,
     MessageTooLargeError,
     MissingDependencyError,
     NestedTransactionError,
     NotSettledError,
+    PrefixLeasedError,
     PrepareError,
     ProducerFencedError,
     RecoveryError,
@@ -54,6 +57,7 @@ from dualwrite.writer import DualWriter
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchRefusedError",
     "BrokerAuthorizationError",
     "BrokerError",
     "BrokerUnavailableError",
@@ -70,6 +74,7 @@ __all__ = [
     "InvalidMessageError",
     "InvalidTransactionalIdError",
     "InvalidTransitionError",
+    "JobClosedError",
     "LostTransactionError",
     "MessageTooLargeError",
     "MissingDependencyError",
@@ -77,6 +82,7 @@ __all__ = [
     "NotSettledError",
     "Outcome",
     "Phase",
+    "PrefixLeasedError",
     "PrepareError",
     "PreparedTxnState",
     "ProducerFencedError",

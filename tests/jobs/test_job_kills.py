@@ -17,31 +17,9 @@ from job_driver import rows_of
 from job_scene import JobScene
 
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
+from fixtures.job_points import COMMIT_POINTS, SETTLING_POINTS, TASK_POINTS
 
 HERE = Path(__file__).parent
-TASK_POINTS = (
-    "job_after_open",
-    "job_after_claim",
-    "before_take_over",
-    "after_take_over",
-    "job_after_start",
-    "job_after_batch",
-    "job_before_staged",
-    "job_after_staged",
-    "job_after_prepare",
-)
-COMMIT_POINTS = (
-    "job_before_commit",
-    "job_after_record",
-    "job_after_move",
-    "job_after_commit",
-    "recover_after_describe",
-    "recover_after_decision",
-    "recover_after_end_txn",
-    "recover_after_settle",
-    "job_after_complete",
-    "job_after_clear",
-)
 BATCHES = 3
 LIMIT = 60.0
 
@@ -91,7 +69,9 @@ def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[subproce
             process.kill()
 
 
-@pytest.mark.parametrize(("point", "nth"), [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS)])
+@pytest.mark.parametrize(
+    ("point", "nth"), [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + SETTLING_POINTS)]
+)
 def test_a_process_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str, nth: int) -> None:
     job = Job(postgres_scene, tmp_path)
     assert job.run(f"{point}#{nth}=kill") == -signal.SIGKILL
@@ -107,7 +87,7 @@ def test_a_task_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str)
     postgres_scene.assert_holds(all_rows())
 
 
-@pytest.mark.parametrize("point", COMMIT_POINTS)
+@pytest.mark.parametrize("point", COMMIT_POINTS + SETTLING_POINTS)
 def test_a_commit_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path)
     job.run(f"{point}#2=raise")

@@ -33,9 +33,7 @@ class DrivenScene(SparkScene):
         more: More options of the sink.
     """
 
-    def __init__(
-        self, url: str, servers: str, name: str, place: Path, environment: Mapping[str, str], **more: str
-    ) -> None:
+    def __init__(self, url: str, servers: str, name: str, place: Path, environment: Mapping[str, str], **more: str) -> None:
         super().__init__(cast("SparkSession", None), url, servers, name, place, place / "failpoints", more)
         self.environment = {**environment, ENVIRONMENT_VARIABLE: f"@{self.failpoints}"}
         self.checkpoint = place / "checkpoint"
@@ -96,16 +94,16 @@ def wait_for_stopped(job: SparkJob) -> SparkProcess:
     found: list[SparkProcess] = []
 
     def look() -> bool:
-        found[:] = [one for one in job.processes() if one.role in (Role.TASK, Role.COMMIT) and is_stopped(one)]
+        found[:] = [one for one in job.processes() if one.role in (Role.TASK, Role.COMMIT) and is_stopped(one.process)]
         return bool(found)
 
     wait_until(look, job, "a stopped worker")
     return found[0]
 
 
-def is_stopped(process: SparkProcess) -> bool:
+def is_stopped(process: psutil.Process) -> bool:
     try:
-        return bool(process.process.status() == psutil.STATUS_STOPPED)
+        return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
 

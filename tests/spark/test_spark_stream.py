@@ -11,31 +11,10 @@ from pyspark.errors import StreamingQueryException
 from spark_scene import SparkScene
 
 import dualwrite.spark
+from fixtures.job_points import COMMIT_POINTS, TASK_POINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-TASK_POINTS = (
-    "job_after_open",
-    "job_after_claim",
-    "before_take_over",
-    "after_take_over",
-    "job_after_start",
-    "job_after_batch",
-    "job_before_staged",
-    "job_after_staged",
-    "job_after_prepare",
-)
-COMMIT_POINTS = (
-    "job_before_commit",
-    "job_after_record",
-    "job_after_move",
-    "job_after_commit",
-    "recover_after_end_txn",
-    "recover_after_settle",
-    "job_after_complete",
-    "job_after_clear",
-)
 
 
 def add_three_files(scene: SparkScene) -> range:

@@ -31,7 +31,7 @@ def warn_of_other_python(spark: SparkSession) -> None:
         context = spark.sparkContext
     except AttributeError:  # Spark Connect: its workers are the server's
         return
-    if not context.master.startswith("local"):  # local-cluster, too, starts its workers here
+    if not (context.master or "").startswith("local"):  # local-cluster, too, starts its workers here
         return
     missing = _missing_in(context.pythonExec)
     if missing:
