@@ -76,9 +76,11 @@ def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) 
     ids = driven.add_files(4)
     with driven.stream_driver() as job:
         driven.wait_for_micro_batches(job, 1)
-        driven.fail_at(point, "sleep:5")
+        driven.fail_at(point, "sleep:8")
         wait_until(lambda: driven.has_failed, job, point)
+        daemons = [one.process for one in job.processes(Role.DAEMON)]
         job.kill(Role.DAEMON)
+        psutil.wait_procs(daemons, timeout=LIMIT)  # with it the kernel sends SIGHUP to those of its group that are stopped
         orphans = [one for one in job.processes() if one.role in (Role.TASK, Role.COMMIT)]
         for orphan in orphans:
             orphan.pause()

@@ -49,6 +49,8 @@ class JobsByHand:
         """
         timeouts = self._site.site.timeouts
         judge = JobJudge(self._site.store, owner=describe_owner("recoverer"), patience=timeouts.claim)
-        row = judge.close(prefix, release=release)
-        staged = None if row is None else StagedRows(row.staging_table)
-        return sweep(self._site, prefix, current=None, staged=staged)
+        closed = judge.close(prefix, release=release)
+        if closed is None:
+            return RecoveryReport()
+        row, verdict = closed
+        return sweep(self._site, verdict.left, StagedRows(row.staging_table))

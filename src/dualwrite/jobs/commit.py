@@ -13,12 +13,13 @@ from dualwrite.failpoints import hit
 from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.completing import complete, settle_ids
 from dualwrite.jobs.job_rows import Marker
-from dualwrite.jobs.judge import Decided, JobJudge
+from dualwrite.jobs.judge import Decided, JobJudge, Verdict
 from dualwrite.jobs.site import OpenSite
 from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.jobs.sweep import delete_staged
 from dualwrite.recovery import describe_owner
 from dualwrite.report import RecoveryReport, raise_for_lost
+from dualwrite.stores.base import LostTransaction
 
 log = logging.getLogger(__name__)
 
@@ -80,25 +81,20 @@ class JobCommitter:
         winners = [outcome.prepared for outcome in told if outcome.prepared is not None]
         rows = sum(outcome.rows for outcome in told)
         hit("job_before_commit")
-        if winners:
-            decided, marker = self._decided(run, winners, rows)
-        else:  # every task was empty, or the batch had been committed before
-            decided, found = self._judge.abort(run)
-            if found is None:
-                log.info("%s: nothing to write", run.name)
-                return 0
-            marker = found
+        verdict = self._decided(run, winners, rows) if winners else self._judge.abort(run)  # the latter has nothing to write
         hit("job_after_commit")
-        completed = complete(self._site, winners) if decided is Decided.COMMITTED else RecoveryReport()
+        completed = complete(self._site, winners) if winners and verdict.decided is Decided.COMMITTED else RecoveryReport()
         hit("job_after_complete")
-        done = {one.transactional_id for one in completed.ids}
-        rest = self._settled(run, marker, but=done)  # attempts that lost, and the winners of an earlier run
-        self._clear_staging(run)
-        _raise_for_what_is_left(run, RecoveryReport(completed.ids + rest.ids))
-        log.info("%s: %s rows and messages, %s", run.name, f"{marker.row_count:,}", decided.value)
-        return rows if decided is Decided.COMMITTED else 0
+        rest = self._settled(verdict, but={one.transactional_id for one in completed.ids})
+        self._clear_staging(run, verdict, winners)
+        if verdict.marker is None:
+            log.info("%s: nothing to write", run.name)
+            return 0
+        self._raise_for_what_is_left(run, verdict.marker, RecoveryReport(completed.ids + rest.ids))
+        log.info("%s: %s rows and messages, %s", run.name, f"{verdict.marker.row_count:,}", verdict.decided.value)
+        return rows if verdict.decided is Decided.COMMITTED else 0
 
-    def _decided(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> tuple[Decided, Marker]:
+    def _decided(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:
         keys = [(winner.transactional_id, winner.fence) for winner in winners]
 
         def move(connection: Connection) -> int:
@@ -143,52 +139,67 @@ class JobCommitter:
     def _aborted(self, told: Sequence[TaskOutcome], prefix: str, batch_id: int) -> None:
         if told:
             run = told[0].run
+            verdict = self._judge.abort(run)
         else:
-            row = self._judge.close(prefix, batch_id=batch_id)
-            if row is None or row.batch_id != batch_id:
+            closed = self._judge.close(prefix, batch_id=batch_id)
+            if closed is None:
                 return
+            row, verdict = closed
             run = JobRun(prefix, row.job_id, row.batch_id, row.keeps_lease, row.token)
-        decided, marker = self._judge.abort(run)
         hit("job_after_abort")
-        report = self._settled(run, marker)
-        self._clear_staging(run)
+        report = self._settled(verdict)
+        self._clear_staging(run, verdict)
         report.raise_for_problems()
-        log.warning("%s: %s", run.name, decided.value)
+        log.warning("%s: %s", run.name, verdict.decided.value)
 
-    def _settled(self, run: JobRun, marker: Marker | None, *, but: Collection[str] = ()) -> RecoveryReport:
-        """Settle what the run's attempts have left open, and the winners of the run that was committed, if one was."""
-        attempts = [row for row in self._site.ledger.attempts(run.prefix) if row.token == run.token]
-        if marker is not None:  # the run that was committed may have had another prefix
-            attempts += self._site.ledger.attempts(marker.prefix, marker.winners)
-        fences = {row.transactional_id: row.fence for row in attempts if not row.is_settled and row.transactional_id not in but}
-        return settle_ids(self._site, fences.items())
+    def _settled(self, verdict: Verdict, *, but: Collection[str] = ()) -> RecoveryReport:
+        """Settle what is left open: by attempts that lost, by earlier runs, and the winners of the run that was committed."""
+        fences = {row.transactional_id: row.fence for row in verdict.left if not row.is_settled}
+        names: set[str] = set()
+        if verdict.marker is not None:  # the run that was committed may have had another prefix
+            names = {winner.transactional_id for winner in verdict.marker.winners}
+            stored = self._site.ledger.attempts(verdict.marker.prefix, names)
+            fences.update((row.transactional_id, row.fence) for row in stored if not row.is_settled)
+        ids = [(name, fence) for name, fence in fences.items() if name not in but]
+        return settle_ids(self._site, ids, awaited=names)
 
-    def _clear_staging(self, run: JobRun) -> None:
-        """Delete what the run has staged. What fails here is done by the next sweep: nobody reads these rows any more."""
-        of_run = [row for row in self._site.ledger.attempts(run.prefix) if row.token == run.token]
+    def _clear_staging(self, run: JobRun, verdict: Verdict, winners: Sequence[Prepared] = ()) -> None:
+        """Delete what was staged. What fails here is done by the next sweep: nobody reads these rows any more."""
+        up_to = {row.transactional_id: row.fence for row in verdict.left}
+        up_to.update((winner.transactional_id, winner.fence) for winner in winners)
         try:
-            deleted = delete_staged(self._site, of_run, StagedRows(self._sink.staging_table))
+            deleted = delete_staged(self._site, up_to, StagedRows(self._sink.staging_table))
         except DualWriteError as error:
             log.warning("%s: its tasks' staged rows are left to the next sweep: %s", run.name, error)
         else:
             log.debug("%s: %d staged rows deleted", run.name, deleted)
         hit("job_after_clear")
 
+    def _raise_for_what_is_left(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
+        """The batch is committed; raise where not all of its messages are visible, whoever found that."""
+        names = {winner.transactional_id for winner in marker.winners}
+        failed = [one for one in report.failed if one.transactional_id in names]
+        if failed:
+            raise InDoubtTransactionError(
+                f"{run.name} is committed in the database, and {len(failed)} of its transactions could not be completed at "
+                "Kafka yet: their messages are prepared, and not visible.",
+                transactional_id=failed[0].transactional_id,
+                cause=str(failed[0].error),
+                next_step="don't write it again: the next run of the job, or "
+                f"`dualwrite recover --prefix {run.prefix}`, completes it",
+                state="",
+                database_committed=True,
+            ) from failed[0].error
+        raise_for_lost(self._lost(marker))
 
-def _raise_for_what_is_left(run: JobRun, report: RecoveryReport) -> None:
-    if report.failed:
-        first = report.failed[0]
-        raise InDoubtTransactionError(
-            f"{run.name} is committed in the database, and {len(report.failed)} of its transactions could not be completed at "
-            "Kafka yet: their messages are prepared, and not visible.",
-            transactional_id=first.transactional_id,
-            cause=str(first.error),
-            next_step="don't write it again: the next run of the job, or "
-            f"`dualwrite recover --prefix {run.prefix}`, completes it",
-            state="",
-            database_committed=True,
-        ) from first.error
-    raise_for_lost(report.unacknowledged)
+    def _lost(self, marker: Marker) -> list[tuple[str, LostTransaction]]:
+        """What stands in the rows of the batch's transactions as lost or unverified, and nobody has acknowledged."""
+        found = []
+        for name, generation, state in marker.winners:
+            row = self._site.store.read(name)
+            entries = () if row is None else row.lost
+            found += [(name, lost) for lost in entries if (lost.generation, str(lost.state)) == (generation, state)]
+        return found
 
 
 def _all_told(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final
@@ -35,7 +35,7 @@ def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
     return _in_parallel(site, claims, lambda claim: _settled(site, claim))
 
 
-def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]]) -> RecoveryReport:
+def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
     """Settle ids by the states in their rows, each only while it has the fence that was read.
 
     One that was claimed since is left to its claimant.
@@ -43,6 +43,7 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]]) -> RecoveryReport
     Args:
         site: Where.
         ids: Transactional ids, each with its fence.
+        awaited: Those whose claimants are waited for, until what was prepared is settled.
     """
     owner = describe_owner("job recovery")
 
@@ -53,6 +54,8 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]]) -> RecoveryReport
             outcomes = settle_generations(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
             return IdReport(name, outcomes, _lost(outcomes))
         except FencedError as error:
+            if name in awaited:
+                return _seen_settled(site, claim)
             return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
 
     return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], settle)

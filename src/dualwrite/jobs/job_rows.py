@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
@@ -26,6 +26,14 @@ LOCKED: Final = PLAIN.with_for_update()
 _MARKER: Final = select(b).where(b.c.job_id == bindparam("job"), b.c.batch_id == bindparam("batch"))
 
 
+class Winner(NamedTuple):
+    """One Kafka transaction of a committed batch."""
+
+    transactional_id: str
+    generation: int
+    state: str
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """A committed batch.
@@ -34,14 +42,14 @@ class Marker:
         prefix: The prefix that it was written under.
         token: The run that was committed.
         row_count: How many rows it moved into the table.
-        winners: The transactional ids whose messages it consists of.
+        winners: The transactions whose messages it consists of.
         committed_at: When (UTC, aware; the driver's clock).
     """
 
     prefix: str
     token: str
     row_count: int
-    winners: tuple[str, ...]
+    winners: tuple[Winner, ...]
     committed_at: datetime
 
 
@@ -70,7 +78,49 @@ def read_marker(connection: Connection, job_id: str, batch_id: int) -> Marker | 
     found = connection.execute(_MARKER, {"job": job_id, "batch": batch_id}).one_or_none()
     if found is None:
         return None
-    return Marker(found.prefix, found.token, found.row_count, tuple(json.loads(found.winners)), found.committed_at)
+    winners = tuple(Winner(*entry) for entry in json.loads(found.winners))
+    return Marker(found.prefix, found.token, found.row_count, winners, found.committed_at)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One transactional id of a job, with the run that claimed it last.
+
+    Args:
+        transactional_id: The logical id of the task attempt.
+        token: The run.
+        fence: The fence of the id's row.
+        is_settled: Whether nothing is open on it.
+    """
+
+    transactional_id: str
+    token: str
+    fence: int
+    is_settled: bool
+
+
+def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] | None = None) -> list[AttemptRow]:
+    """The transactional ids that tasks have used under a prefix, or those of them that are given; sorted."""
+    query = select(a.c.transactional_id, a.c.token, t.c.fence, t.c.generation, t.c.settled_generation).where(
+        a.c.prefix == prefix, a.c.transactional_id == t.c.transactional_id
+    )
+    if ids is not None:
+        query = query.where(a.c.transactional_id.in_(list(ids)))
+    rows = (
+        AttemptRow(row.transactional_id, row.token, row.fence, row.settled_generation >= row.generation)
+        for row in connection.execute(query)
+    )
+    return sorted(rows, key=lambda row: row.transactional_id)
+
+
+def left_behind(connection: Connection, row: JobRow) -> tuple[AttemptRow, ...]:
+    """The attempts of a prefix that are of no open run: nobody but who settles them will claim them under their fences.
+
+    To be asked while the job's row is locked, with the row as it will be: a run that opens later may claim each of them, and
+    has another fence then.
+    """
+    attempts = read_attempts(connection, row.prefix)
+    return tuple(attempt for attempt in attempts if not (row.is_open and attempt.token == row.token))
 
 
 def fence_attempts(connection: Connection, prefix: str, token: str, owner: str, *, keep: Collection[str] = ()) -> None:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
-from dualwrite.errors import BatchRefusedError, TransactionTimeoutError
+from dualwrite.errors import BatchRefusedError, DualWriteError, TransactionTimeoutError
 from dualwrite.jobs.base import JobRun, Prepared
 from dualwrite.jobs.clock import database_clock
-from dualwrite.jobs.job_rows import LOCKED, Marker, fence_attempts, read_job, read_marker, write_job
-from dualwrite.jobs.rules import JobRow, after_close, closed
+from dualwrite.jobs.job_rows import (
+    LOCKED,
+    AttemptRow,
+    Marker,
+    Winner,
+    fence_attempts,
+    left_behind,
+    read_job,
+    read_marker,
+    write_job,
+)
+from dualwrite.jobs.rules import Committed, JobRow, Opening, after_close, closed, opened
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.kafka.time_budget import reserve_for
 from dualwrite.stores.sql import SqlStateStore
@@ -49,6 +59,22 @@ class Decided(Enum):
     """The run is given up; nothing of it was committed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A decision.
+
+    Args:
+        decided: What it came to.
+        marker: The marker, where the batch is committed.
+        left: Attempts of the prefix that are of no open run and no winners of this one: to be settled, and what they staged
+            to be deleted.
+    """
+
+    decided: Decided
+    marker: Marker | None = None
+    left: tuple[AttemptRow, ...] = ()
+
+
 class JobJudge:
     """Decides over runs, and ends them. Safe to use from several threads.
 
@@ -64,9 +90,7 @@ class JobJudge:
         self._owner = owner
         self._patience = patience
 
-    def commit(
-        self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]
-    ) -> tuple[Decided, Marker]:
+    def commit(self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]) -> Verdict:
         """Decide for the run, in one transaction: the winners' states, their rows, the marker, the end of the run.
 
         Where the answer to COMMIT is lost, the transaction runs again and finds the marker, or decides anew.
@@ -77,9 +101,6 @@ class JobJudge:
             rows: How many rows they have staged.
             move: Moves them into the table, and says how many there were.
 
-        Returns:
-            Whether this run was committed or an earlier one had been; and the marker of that.
-
         Raises:
             JobClosedError: The run is no longer open.
             BatchRefusedError: A winner was fenced, or the rows are not all there. Nothing was committed.
@@ -88,13 +109,11 @@ class JobJudge:
         """
         names = [winner.transactional_id for winner in winners]
 
-        def work(connection: Connection) -> tuple[Decided, Marker]:
+        def work(connection: Connection) -> Verdict:
             row = read_job(connection, run.prefix, LOCKED)
             found = read_marker(connection, run.job_id, run.batch_id)
             if found is not None:
-                if row is not None and row.is_open_for(run):
-                    self._close(connection, row)
-                return (Decided.COMMITTED if found.token == run.token else Decided.COMMITTED_BEFORE), found
+                return self._given_up(connection, run, row, found, winners=names)
             if row is None or not row.is_open_for(run):
                 raise closed(run, row)
             now = datetime.now(UTC)
@@ -103,33 +122,29 @@ class JobJudge:
             moved = move(connection)
             if moved != rows:
                 raise _refused(run, f"The tasks staged {rows} rows, and {moved} are there.")
-            marker = Marker(run.prefix, run.token, rows, tuple(names), now)
+            named = tuple(Winner(one.transactional_id, one.generation, str(one.state)) for one in winners)
+            marker = Marker(run.prefix, run.token, rows, named, now)
             _mark(connection, run, marker)
-            self._close(connection, row, winners=names)
+            ended = self._close(connection, row, winners=names)
+            verdict = Verdict(Decided.COMMITTED, marker, _without(left_behind(connection, ended), names))
             _check_time_left(connection, run, winners)
-            return Decided.COMMITTED, marker
+            return verdict
 
         return self._short.run(work, f"committing {run.name}", patience=self._patience)
 
-    def abort(self, run: JobRun) -> tuple[Decided, Marker | None]:
+    def abort(self, run: JobRun) -> Verdict:
         """Give the run up, unless its batch is committed: close it, and fence its attempts.
 
-        Returns:
-            What became of the run, and the marker where its batch is committed.
+        A run that no task has opened yet is noted as ended, so that a task that is late finds it so.
         """
 
-        def work(connection: Connection) -> tuple[Decided, Marker | None]:
+        def work(connection: Connection) -> Verdict:
             row = read_job(connection, run.prefix, LOCKED)
-            if row is not None and row.is_open_for(run):
-                self._close(connection, row)
-            found = read_marker(connection, run.job_id, run.batch_id)
-            if found is None:
-                return Decided.ABORTED, None
-            return (Decided.COMMITTED if found.token == run.token else Decided.COMMITTED_BEFORE), found
+            return self._given_up(connection, run, row, read_marker(connection, run.job_id, run.batch_id))
 
         return self._short.run(work, f"aborting {run.name}", patience=self._patience)
 
-    def close(self, prefix: str, *, batch_id: int | None = None, release: bool = False) -> JobRow | None:
+    def close(self, prefix: str, *, batch_id: int | None = None, release: bool = False) -> tuple[JobRow, Verdict] | None:
         """Close what is open on a prefix, whoever opened it, and fence its attempts.
 
         Args:
@@ -138,24 +153,62 @@ class JobJudge:
             release: Let the next job have the prefix, also where the one that holds it would keep it.
 
         Returns:
-            The row as it was, or None where there is none.
+            The row as it was, with what is left behind; None where there is none, or it is of another batch.
         """
 
-        def work(connection: Connection) -> JobRow | None:
+        def work(connection: Connection) -> tuple[JobRow, Verdict] | None:
             row = read_job(connection, prefix, LOCKED)
-            if row is not None and batch_id in (None, row.batch_id):
-                self._close(connection, row, release=release)
-            return row
+            if row is None or batch_id not in (None, row.batch_id):
+                return None
+            ended = self._close(connection, row, release=release)
+            marker = read_marker(connection, row.job_id, row.batch_id)
+            return row, Verdict(_decided(marker, row.token), marker, left_behind(connection, ended))
 
         return self._short.run(work, f"closing the job on {prefix!r}", patience=self._patience)
 
-    def _close(self, connection: Connection, row: JobRow, *, winners: Collection[str] = (), release: bool = False) -> None:
+    def _given_up(
+        self, connection: Connection, run: JobRun, row: JobRow | None, marker: Marker | None, *, winners: Collection[str] = ()
+    ) -> Verdict:
+        """The run goes on no longer: its batch is committed, by it or by an earlier one, or it is aborted."""
+        if row is not None and row.is_open_for(run):
+            row = self._close(connection, row)
+        elif marker is None:
+            row = self._note_ended(connection, run, row)
+        decided = _decided(marker, run.token)
+        left = () if row is None else left_behind(connection, row)
+        return Verdict(decided, marker, _without(left, winners if decided is Decided.COMMITTED else ()))
+
+    def _note_ended(self, connection: Connection, run: JobRun, row: JobRow | None) -> JobRow | None:
+        """Open and close it at once, if it could be opened: it can't be any more then. Which it can't, needs no note."""
+        try:
+            outcome, new = opened(row, run, Committed(this=False, newest=None), owner=self._owner, staging_table="")
+        except DualWriteError:
+            return row
+        if new is None or outcome is not Opening.OPENED or (row is not None and row.is_open):
+            return row
+        new = after_close(replace(new, staging_table="" if row is None else row.staging_table))
+        write_job(connection, new, is_new=row is None)
+        return new
+
+    def _close(self, connection: Connection, row: JobRow, *, winners: Collection[str] = (), release: bool = False) -> JobRow:
         if row.is_open:
             fence_attempts(connection, row.prefix, row.token, self._owner, keep=winners)
-        write_job(connection, after_close(row, keeps_lease=False if release else None), is_new=False)
+        ended = after_close(row, keeps_lease=False if release else None)
+        write_job(connection, ended, is_new=False)
+        return ended
 
 
 # --- inside -------------------------------------------------------------------------------------------------------------------
+
+
+def _decided(marker: Marker | None, token: str) -> Decided:
+    if marker is None:
+        return Decided.ABORTED
+    return Decided.COMMITTED if marker.token == token else Decided.COMMITTED_BEFORE
+
+
+def _without(attempts: Iterable[AttemptRow], names: Collection[str]) -> tuple[AttemptRow, ...]:
+    return tuple(attempt for attempt in attempts if attempt.transactional_id not in names)
 
 
 def _mark(connection: Connection, run: JobRun, marker: Marker) -> None:

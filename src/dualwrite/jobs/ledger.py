@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,7 +20,19 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 from dualwrite.errors import PrefixLeasedError
 from dualwrite.jobs.base import JobRun
 from dualwrite.jobs.clock import database_clock
-from dualwrite.jobs.job_rows import LOCKED, SHARED, Marker, fence_attempts, job_row, read_job, read_marker, write_job
+from dualwrite.jobs.job_rows import (
+    LOCKED,
+    SHARED,
+    AttemptRow,
+    Marker,
+    fence_attempts,
+    job_row,
+    left_behind,
+    read_attempts,
+    read_job,
+    read_marker,
+    write_job,
+)
 from dualwrite.jobs.names import AttemptId
 from dualwrite.jobs.rules import Committed, JobRow, Opening, closed, opened
 from dualwrite.jobs.tables import attempt_table as a
@@ -43,20 +55,18 @@ _CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bin
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """One transactional id of a job, with the run that claimed it last.
+class Opened:
+    """What opening a run came to.
 
     Args:
-        transactional_id: The logical id of the task attempt.
-        token: The run.
-        fence: The fence of the id's row.
-        is_settled: Whether nothing is open on it.
+        outcome: Whether it was opened, joined, or has been committed before.
+        earlier: The job's row as it was before, or None where there was none.
+        left: If it was opened: what earlier runs have used, to be settled.
     """
 
-    transactional_id: str
-    token: str
-    fence: int
-    is_settled: bool
+    outcome: Opening
+    earlier: JobRow | None
+    left: tuple[AttemptRow, ...] = ()
 
 
 class JobLedger:
@@ -74,9 +84,7 @@ class JobLedger:
 
     # --- a run begins -----------------------------------------------------------------------------------------------------
 
-    def open(
-        self, run: JobRun, *, owner: str, staging_table: str, lease_timeout: float = DEFAULT_LEASE_TIMEOUT
-    ) -> tuple[Opening, JobRow | None]:
+    def open(self, run: JobRun, *, owner: str, staging_table: str, lease_timeout: float = DEFAULT_LEASE_TIMEOUT) -> Opened:
         """Open the run, or join it. What an earlier run left open on the prefix is closed, and its attempts are fenced.
 
         Where a job without a lease of its own (a batch write) holds the prefix, its attempts are watched: if none gives a
@@ -87,9 +95,6 @@ class JobLedger:
             owner: Who opens, for people.
             staging_table: Where the run stages its rows.
             lease_timeout: Seconds without a sign of life, after which an open batch write is given up.
-
-        Returns:
-            What it came to, and the row as it was before, or None where there was none.
 
         Raises: as `rules.opened`, and StoreError.
         """
@@ -106,15 +111,16 @@ class JobLedger:
                 log.warning("%s: job %s gave no sign of life for %g s; taking over", run.prefix, row.job_id, lease_timeout)
                 dead = row.token
 
-    def _open_once(self, run: JobRun, owner: str, staging_table: str, dead: str | None) -> tuple[Opening, JobRow | None]:
-        def work(connection: Connection) -> tuple[Opening, JobRow | None]:
+    def _open_once(self, run: JobRun, owner: str, staging_table: str, dead: str | None) -> Opened:
+        def work(connection: Connection) -> Opened:
             row = read_job(connection, run.prefix, LOCKED)
             outcome, new = opened(row, run, _committed(connection, run), owner=owner, staging_table=staging_table, dead=dead)
             if new is not None:
                 if row is not None and row.is_open:
                     fence_attempts(connection, row.prefix, row.token, owner)
                 write_job(connection, new, is_new=row is None)
-            return outcome, row
+                return Opened(outcome, row, left_behind(connection, new))
+            return Opened(outcome, row)
 
         def is_race(error: BaseException) -> bool:
             return isinstance(error, self._short.driver_errors) and self._short.errors.trouble(error) is Trouble.DUPLICATE
@@ -125,8 +131,8 @@ class JobLedger:
             wait=wait_random(0, 0.05),
             reraise=True,
         )
-        outcome: tuple[Opening, JobRow | None] = retrying(self._short.run, work, f"opening {run.name}", patience=self._patience)
-        return outcome
+        made: Opened = retrying(self._short.run, work, f"opening {run.name}", patience=self._patience)
+        return made
 
     def _seems_dead(self, row: JobRow, lease_timeout: float) -> bool:
         """Watch an open run for signs of life: its row, and the beats of its attempts. By our own clock alone."""
@@ -219,18 +225,9 @@ class JobLedger:
         """The marker of a batch, or None where it was not committed."""
         return self._short.query(lambda connection: read_marker(connection, job_id, batch_id), "reading a batch's marker")
 
-    def attempts(self, prefix: str, ids: Iterable[str] | None = None) -> list[AttemptRow]:
+    def attempts(self, prefix: str, ids: Collection[str] | None = None) -> list[AttemptRow]:
         """The transactional ids that tasks have used under a prefix, or those of them that are given; sorted."""
-        query = select(a.c.transactional_id, a.c.token, t.c.fence, t.c.generation, t.c.settled_generation).where(
-            a.c.prefix == prefix, a.c.transactional_id == t.c.transactional_id
-        )
-        if ids is not None:
-            query = query.where(a.c.transactional_id.in_(list(ids)))
-        found = self._short.query(lambda connection: connection.execute(query).all(), "listing the ids of tasks")
-        rows = (
-            AttemptRow(row.transactional_id, row.token, row.fence, row.settled_generation >= row.generation) for row in found
-        )
-        return sorted(rows, key=lambda row: row.transactional_id)
+        return self._short.query(lambda connection: read_attempts(connection, prefix, ids=ids), "listing the ids of tasks")
 
     def prefix_of(self, ids: Collection[str]) -> dict[str, str]:
         """The prefixes of those of the ids that are task attempts."""

@@ -30,6 +30,8 @@ class StagedRows:
 
         A table that is not there any more holds nothing.
         """
+        if not self._name:  # of a run that no task has opened
+            return 0
         schema, name = split_name(self._name, connection.dialect.name)
         if not inspect(connection).has_table(name, schema=schema):
             return 0

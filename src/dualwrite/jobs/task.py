@@ -122,16 +122,16 @@ class TaskAttempt(Generic[Batch]):
 
     def _open(self) -> Opening:
         """Open the run, and settle what earlier ones left, if nobody has yet."""
-        opening, earlier = self._site.ledger.open(
+        made = self._site.ledger.open(
             self._run,
             owner=describe_owner("task"),
             staging_table=self._sink.staging_table,
             lease_timeout=self._site.site.lease_timeout,
         )
         hit("job_after_open")
-        if opening is Opening.OPENED and earlier is not None:
-            sweep(self._site, self._run.prefix, current=self._run, staged=StagedRows(earlier.staging_table))
-        return opening
+        if made.earlier is not None and made.left:
+            sweep(self._site, made.left, StagedRows(made.earlier.staging_table))
+        return made.outcome
 
     def _written(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
         site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions

@@ -8,6 +8,7 @@ comes to a stream's commit in the tasks' messages.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import time
@@ -211,7 +212,9 @@ def _looked_up(options: SinkOptions, schema: StructType) -> FrameSink:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The columns of a frame as Arrow sees them."""
-    return to_arrow_schema(schema, timezone="UTC")
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # from Spark 4.2 on; UTC before
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
 
 
 def _outcomes(messages: Sequence[WriterCommitMessage | None]) -> list[TaskOutcome | None]:

@@ -1,0 +1,178 @@
+"""Servers that go away in the middle of a job: the broker, the database; and a broker that gives transactions up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from job_scene import JobScene
+
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BatchRefusedError, DualWriteError, ProducerFencedError, TransactionTimeoutError
+from dualwrite.jobs.base import TaskOutcome
+from dualwrite.testing import failpoints
+from dualwrite.testing.postgres import PostgresServer
+from fixtures.broker import started
+
+PARTS = [[1, 2, 3, 4], [5, 6], [7]]
+ROWS = [1, 2, 3, 4, 5, 6, 7]
+TASK_MOMENTS = ("job_after_batch", "job_before_staged", "job_after_staged", "job_after_prepare")
+COMMIT_MOMENTS = ("job_before_commit", "job_after_move", "job_after_commit", "job_after_complete")
+TIMEOUT_MS = 4000
+LIMIT = 120
+
+MakeScene = Callable[..., JobScene]
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[DevCluster]:
+    """A broker to restart, which looks for timed-out transactions all the time."""
+    with started(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make_scene(new_name: Callable[[str], str]) -> Iterator[MakeScene]:
+    made: list[JobScene] = []
+
+    def make(url: str, cluster: DevCluster, **settings: object) -> JobScene:
+        made.append(JobScene(url, cluster.bootstrap_servers, new_name("job"), **settings))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
+
+
+class Gate:
+    """Has the first thread that passes a point wait while the test's own does something: servers end with their thread."""
+
+    def __init__(self) -> None:
+        self._first = threading.Lock()
+        self._reached, self._done = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        if self._first.acquire(blocking=False):
+            self._reached.set()
+            assert self._done.wait(LIMIT)
+
+    def do(self, what: Callable[[], object]) -> None:
+        """Do it while the thread waits."""
+        assert self._reached.wait(LIMIT)
+        try:
+            what()
+        finally:
+            self._done.set()
+
+
+def driven(scene: JobScene, batch_id: int, runs: int = 3) -> list[DualWriteError]:
+    """Run a batch as a driver does, until it is committed; why it was run again."""
+    failed: list[DualWriteError] = []
+    for _ in range(runs):
+        outcomes: list[TaskOutcome | None] = []
+        try:
+            outcomes += scene.write(scene.run(batch_id), PARTS)
+            scene.commit(outcomes)
+        except DualWriteError as error:
+            failed.append(error)
+            scene.abort(outcomes, batch_id)
+        else:
+            return failed
+    raise failed[-1]
+
+
+def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) -> list[DualWriteError]:
+    """Run two batches, the second with trouble at a moment of it."""
+    scene.commit(scene.write(scene.run(0), [[100], [101]]))
+    gate = Gate()
+    with ThreadPoolExecutor(1) as job, failpoints.armed(moment, gate.wait):
+        running = job.submit(driven, scene, 1)
+        gate.do(trouble)
+        return running.result(LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["restarted", "killed"])
+@pytest.mark.parametrize("moment", TASK_MOMENTS + COMMIT_MOMENTS)
+def test_a_broker_that_goes_away(postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
+    scene = make_scene(postgres_url, fragile)
+
+    def trouble() -> None:
+        if way == "killed":
+            fragile.kill()
+        fragile.restart()
+
+    failed = driven_through(scene, moment, trouble)
+    scene.assert_holds([*ROWS, 100, 101])
+    if moment in COMMIT_MOMENTS:
+        assert failed == []
+
+
+@pytest.fixture
+def own_postgres_url(own_postgres_server: PostgresServer) -> str:
+    url = own_postgres_server.create_database("job")
+    migration.upgrade(url)
+    return url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", TASK_MOMENTS + COMMIT_MOMENTS)
+def test_a_database_that_crashes(
+    own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene, moment: str
+) -> None:
+    """What is staged is gone then, as in the staging tables that dualwrite makes: the batch is refused, and runs again."""
+    scene = make_scene(own_postgres_url, broker)
+    with scene.store.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE staged SET UNLOGGED")
+
+    def trouble() -> None:
+        own_postgres_server.kill()
+        own_postgres_server.start()
+
+    failed = driven_through(scene, moment, trouble)
+    scene.store.engine.dispose()  # our own connections have been ended, too
+    scene.assert_holds([*ROWS, 100, 101])
+    if moment in ("job_before_commit", "job_after_move"):
+        assert [type(error) for error in failed] == [BatchRefusedError]
+    if moment in ("job_after_commit", "job_after_complete"):
+        assert failed == []
+
+
+@pytest.mark.slow
+def test_a_database_that_does_not_come_back_in_time(
+    own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene
+) -> None:
+    """Nothing is guessed: what was prepared stays so, and the next run settles it."""
+    scene = make_scene(own_postgres_url, broker)
+    scene.site = replace(scene.site, timeouts=replace(scene.site.timeouts, claim=2.0))
+    outcomes = scene.write(scene.run(0), PARTS)
+    with failpoints.armed("job_after_move", failpoints.only_at(1, own_postgres_server.kill)), pytest.raises(DualWriteError):
+        scene.commit(outcomes)
+    scene.abort(outcomes)
+    own_postgres_server.start()
+    scene.store.engine.dispose()  # our own connections have been ended, too
+    assert scene.open_ids() != []
+    assert driven(scene, 0) == []
+    scene.assert_holds(ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["job_after_batch", "job_after_staged", "job_before_commit", "job_after_move"])
+def test_a_broker_that_gives_transactions_up(
+    postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str
+) -> None:
+    """Without two-phase commit a transaction has a timeout: nothing is committed past it, on either side."""
+    scene = make_scene(postgres_url, fragile, two_phase=False)
+    scene.site = replace(scene.site, kafka={**scene.site.kafka, "transaction.timeout.ms": TIMEOUT_MS})
+    longer = failpoints.only_at(1, lambda: time.sleep(TIMEOUT_MS / 1000 + 1))
+    told = pytest.raises((TransactionTimeoutError, ProducerFencedError), match=r"transaction\.timeout\.ms|timed out")
+    with failpoints.armed(moment, longer), told:
+        driven(scene, 0, runs=1)
+    scene.assert_holds([])
+    assert driven(scene, 0) == []
+    scene.assert_holds(ROWS)

@@ -1,0 +1,187 @@
+"""What the model of the job protocol is made of: its rules by name, the state, and Kafka's and the database's small changes.
+
+One batch, whose rows are numbered; a row is a message as well. Everything is a tuple, so that states can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+RULES: Final = {
+    "claim-open": "a task claims only under the open run",
+    "claim-locked": "... and the run can't be closed between the look and the claim",
+    "close-fences": "who closes a run raises the fences of its attempts",
+    "record-fence": "the decision records a state only WHERE fence = the task's fence",
+    "decide-open": "the decision requires that the run is the open one",
+    "marker-inside": "the marker is looked for inside the decision",
+    "stage-fence": "staged rows are committed with the fence checked last",
+    "move-fence": "rows are moved by (id, fence), not by id",
+    "move-count": "the rows moved are as many as were staged",
+    "token-once": "a token is opened once",
+    "own-id": "an id that another attempt of the run has is left to it",
+    "start-fence": "a task reads its fence again after it has taken the id at Kafka",
+    "sweep-fence": "a sweeper claims only with the fence that it read",
+    "rows-decide": "who gives a run up asks the row of each id how its transaction ends",
+    "see-settled": "commit() waits for whoever has taken a committed task's id from it",
+    "see-stored": "... also where the stored winners are those of an earlier run",
+    "see-lost": "... and tells of messages of the batch that were found lost, whoever found it",
+    "note-given-up": "a run that is given up before it was opened is not opened any more",
+    "fit-to-sweep": "a sweeper leaves alone what a run has claimed that was opened after its own",
+}
+MISCOUNTED: Final = "the rows are not as many as were staged"
+TAKEN: Final = "an attempt of the open run loses its id to another process"
+KAFKA_ABORTS: Final = "broker's timeout"
+STAGING_EMPTIED: Final = "staging emptied"
+
+
+class Id(NamedTuple):
+    """A transactional id: its row in the database (and that of kafka_job_attempt), and what the coordinator keeps of it."""
+
+    fence: int = 0  # 0: no row
+    stored: int | None = None  # S, an epoch: with native producers it names the transaction
+    settled: bool = True
+    lost: bool = False
+    token: int = 0
+    status: str = "N"  # N unknown, E empty, O ongoing, C complete commit, A complete abort
+    epoch: int = -1
+    sent: tuple[int, ...] = ()
+
+
+class P(NamedTuple):
+    """A process: where it is, and its local variables."""
+
+    pc: str
+    id: int = -1
+    fence: int = 0
+    epoch: int = -1
+    seen: tuple[Any, ...] = ()  # what was described, then with the decision
+    then: str = ""  # after settling
+    todo: tuple[tuple[int, int], ...] = ()  # ids with fences
+    kept: tuple[Any, ...] = ()  # winners of a driver, what a sweeper will delete
+    runs: tuple[int, ...] = ()  # what a sweeper knows to be over, what an abort gives up
+    is_lost: bool = False  # what it will tell
+
+
+class State(NamedTuple):
+    """Everything."""
+
+    job: tuple[int, bool, tuple[int, ...]]  # token, is it open, earlier tokens
+    marker: tuple[int, tuple[int, ...]] | None  # token, ids of the winners
+    ids: tuple[Id, ...]
+    staged: tuple[tuple[int, int, int], ...]  # id, fence, row
+    table: tuple[int, ...]  # how often each row is there
+    topic: tuple[int, ...]
+    processes: tuple[P, ...]
+    swept: bool = False  # the final recovery by hand has run
+    budget: tuple[str, ...] = ()  # of what the environment may still do
+    violation: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Which processes there are.
+
+    A process is ("task", token, partition, rows), ("commit", token, partitions), ("abort", token or 0 for one that knows of no
+    outcome), ("recover",), or ("recover id",).
+    """
+
+    processes: tuple[tuple[Any, ...], ...]
+    without: frozenset[str] = frozenset()
+    budget: tuple[str, ...] = ()
+    strict: bool = False
+    rows: int = 2
+    numbers: int = 2  # attempts of a partition
+
+    def has(self, rule: str) -> bool:
+        """Whether the rule is kept."""
+        return rule not in self.without
+
+
+END: Final = P("over")
+_FIRST: Final = {"task": "open", "commit": "wait", "abort": "give up", "recover": "close", "recover id": "claim"}
+
+
+def first_state(scene: Scene) -> State:
+    """Nothing has happened."""
+    partitions = 1 + max((spec[2] for spec in scene.processes if spec[0] == "task"), default=0)
+    none = (0,) * scene.rows
+    processes = tuple(P(_FIRST[spec[0]]) for spec in scene.processes)
+    return State((0, False, ()), None, (Id(),) * (partitions * scene.numbers), (), none, none, processes, budget=scene.budget)
+
+
+# --- Kafka: native producers, EndTxn v5 -------------------------------------------------------------------------------------
+
+
+def end_txn(s: State, i: int, epoch: int, *, commit: bool) -> tuple[State, bool, int]:
+    """EndTxn v5, a compare-and-set by the epoch; whether it answers NONE, and the epoch in the answer."""
+    k = s.ids[i]
+    if k.status == "N":
+        return s, False, -1
+    retried = epoch == k.epoch - 1 and k.status in "CA"
+    if retried:
+        return s, commit == (k.status == "C"), k.epoch
+    if epoch != k.epoch or (commit and k.status != "O"):
+        return s, False, -1
+    return _ended(s, i, commit=commit), True, k.epoch + 1
+
+
+def _ended(s: State, i: int, *, commit: bool) -> State:
+    k = s.ids[i]
+    if commit:
+        s = s._replace(topic=tuple(n + k.sent.count(row) for row, n in enumerate(s.topic)))
+    return with_id(s, i, status="C" if commit else "A", epoch=k.epoch + 1, sent=())
+
+
+def decision(stored: int | None, status: str, epoch: int) -> str:
+    """decision.py's table."""
+    if stored is not None and status != "E" and epoch == (stored if status == "O" else stored + 1):
+        return {"O": "commit", "C": "committed", "A": "lost"}.get(status, "lost")
+    if stored is not None and (status in "NE" or epoch <= stored):
+        return "lost"  # unverified, which is told like lost
+    return "abort" if status == "O" else "nothing"
+
+
+# --- small changes ------------------------------------------------------------------------------------------------------------
+
+
+def with_id(s: State, i: int, **changes: Any) -> State:
+    """With another row or another coordinator's entry of an id."""
+    return s._replace(ids=(*s.ids[:i], s.ids[i]._replace(**changes), *s.ids[i + 1 :]))
+
+
+def go(s: State, n: int, pc: str = "", /, **changes: Any) -> State:
+    """With a process elsewhere."""
+    if pc:
+        changes["pc"] = pc
+    p = END if pc == "over" else s.processes[n]._replace(**changes)
+    return s._replace(processes=(*s.processes[:n], p, *s.processes[n + 1 :]))
+
+
+def is_whole(s: State) -> bool:
+    """Whether the batch is in table and topic."""
+    return all(n == 1 for n in s.table) and all(n == 1 for n in s.topic)
+
+
+def closed(scene: Scene, s: State, keep: tuple[int, ...] = ()) -> State:
+    """The open run is ended."""
+    token, is_open, earlier = s.job
+    if is_open and scene.has("close-fences"):
+        raised = (k._replace(fence=k.fence + 1) if k.token == token and i not in keep else k for i, k in enumerate(s.ids))
+        s = s._replace(ids=tuple(raised))
+    return s._replace(job=(token, False, earlier))
+
+
+def given_up(scene: Scene, s: State, token: int) -> State:
+    """The run is ended, or can't be opened any more."""
+    if s.job[:2] == (token, True):
+        return closed(scene, s)
+    if token not in (0, s.job[0], *s.job[2]) and s.marker is None and scene.has("note-given-up"):
+        return s._replace(job=(*s.job[:2], tuple(sorted((*s.job[2], token)))))
+    return s
+
+
+def deleted(s: State, up_to: tuple[tuple[int, int], ...]) -> State:
+    """Without the rows that were staged under these ids, and fences up to these."""
+    limit = dict(up_to)
+    return s._replace(staged=tuple(row for row in s.staged if row[1] > limit.get(row[0], -1)))

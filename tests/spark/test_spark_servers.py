@@ -1,0 +1,116 @@
+"""Servers that go away in the middle of a Spark job: the broker, the database; and a broker that gives transactions up.
+
+The same at more moments, without Spark: tests/jobs/test_job_servers.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from spark_scene import LIMIT, SparkScene
+
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing.postgres import PostgresServer
+from fixtures.broker import started
+
+pytestmark = pytest.mark.slow
+
+MakeScene = Callable[[str, DevCluster, str], SparkScene]
+BOUNDED = {"twoPhase": "false", "kafka.transaction.timeout.ms": "4000"}
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[DevCluster]:
+    """A broker to restart, which looks for timed-out transactions all the time."""
+    with started(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_scene(
+    make_scene: MakeScene, own_postgres_server: PostgresServer, fragile: DevCluster, new_name: Callable[[str], str]
+) -> SparkScene:
+    """A job on servers that may be killed."""
+    url = own_postgres_server.create_database("orders")
+    migration.upgrade(url)
+    return make_scene(url, fragile, new_name("spark"))
+
+
+def through(scene: SparkScene, point: str, trouble: Callable[[], None]) -> bool:
+    """Run the query over all input, with trouble while a worker is stopped at a point; whether it came to its end."""
+    scene.fail_at(point, "stop")
+    query = scene.start()
+    stopped = stopped_worker()
+    trouble()
+    stopped.resume()
+    try:
+        assert query.awaitTermination(LIMIT), "the query does not end"
+    except StreamingQueryException:
+        return False
+    return True
+
+
+def stopped_worker() -> psutil.Process:
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        for process in psutil.Process().children(recursive=True):
+            if process.is_running() and process.status() == psutil.STATUS_STOPPED:
+                return process
+        time.sleep(0.05)
+    raise AssertionError("no worker came to the point")
+
+
+@pytest.mark.parametrize("point", ["job_after_batch", "job_after_prepare", "job_after_commit"])
+def test_a_broker_that_is_killed(own_scene: SparkScene, fragile: DevCluster, point: str) -> None:
+    own_scene.add_input(range(10))
+    own_scene.run()
+    for first in (10, 20):
+        own_scene.add_input(range(first, first + 10))
+
+    def trouble() -> None:
+        fragile.kill()
+        fragile.start()
+
+    assert through(own_scene, point, trouble)
+    own_scene.assert_holds(range(30))
+
+
+@pytest.mark.parametrize("point", ["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"])
+def test_a_database_that_crashes(own_scene: SparkScene, own_postgres_server: PostgresServer, point: str) -> None:
+    """The staging table is empty then: what was staged is refused, and the batch runs again."""
+    own_scene.add_input(range(10))
+    own_scene.run()
+    for first in (10, 20):
+        own_scene.add_input(range(first, first + 10))
+
+    def trouble() -> None:
+        own_postgres_server.kill()
+        own_postgres_server.start()
+        own_scene.store.engine.dispose()  # our own connections have been ended, too
+
+    came_through = through(own_scene, point, trouble)
+    if point in ("job_after_prepare", "job_after_move"):
+        assert not came_through
+    if point == "job_after_commit":
+        assert came_through
+    if not came_through:
+        own_scene.run()
+    own_scene.assert_holds(range(30))
+
+
+def test_a_commit_past_the_timeout_of_its_transactions(
+    make_scene: MakeScene, postgres_url: str, fragile: DevCluster, new_name: Callable[[str], str]
+) -> None:
+    scene = make_scene(postgres_url, fragile, new_name("spark"))
+    scene.fail_at("job_before_commit", "sleep:5")
+    with pytest.raises(PySparkException, match=r"can't be committed in time.*transaction\.timeout\.ms"):
+        scene.write(scene.orders(range(30)), **BOUNDED)
+    assert scene.has_failed
+    scene.assert_holds([])
+    scene.write(scene.orders(range(30)), **BOUNDED)
+    scene.assert_holds(range(30))
