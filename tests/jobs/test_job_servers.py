@@ -18,11 +18,13 @@ from dualwrite.jobs.base import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import started
+from fixtures.chaos import mostly_chaos
 
 PARTS = [[1, 2, 3, 4], [5, 6], [7]]
 ROWS = [1, 2, 3, 4, 5, 6, 7]
 TASK_MOMENTS = ("job_after_batch", "job_before_staged", "job_after_staged", "job_after_prepare")
 COMMIT_MOMENTS = ("job_before_commit", "job_after_move", "job_after_commit", "job_after_complete")
+KEPT = ("job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit")
 TIMEOUT_MS = 4000
 LIMIT = 120
 
@@ -97,8 +99,8 @@ def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["restarted", "killed"])
-@pytest.mark.parametrize("moment", TASK_MOMENTS + COMMIT_MOMENTS)
+@pytest.mark.parametrize("way", mostly_chaos(["restarted", "killed"], kept=["killed"]))
+@pytest.mark.parametrize("moment", mostly_chaos(TASK_MOMENTS + COMMIT_MOMENTS, kept=KEPT))
 def test_a_broker_that_goes_away(postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
     scene = make_scene(postgres_url, fragile)
 
@@ -121,7 +123,7 @@ def own_postgres_url(own_postgres_server: PostgresServer) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", TASK_MOMENTS + COMMIT_MOMENTS)
+@pytest.mark.parametrize("moment", mostly_chaos(TASK_MOMENTS + COMMIT_MOMENTS, kept=KEPT))
 def test_a_database_that_crashes(
     own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:

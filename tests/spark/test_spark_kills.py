@@ -10,6 +10,7 @@ import pytest
 from driven_scene import DrivenScene, is_stopped, wait_until
 
 from dualwrite.devcluster import DevCluster
+from fixtures.chaos import mostly_chaos
 from spark.processes import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,15 +29,18 @@ def driven(
 
 @pytest.mark.parametrize(
     ("dies", "point"),
-    [
-        (Role.JVM, "job_after_prepare"),
-        (Role.JVM, "job_after_move"),
-        (Role.JVM, "job_after_commit"),
-        (None, "job_after_commit"),
-        (None, "recover_after_end_txn"),
-        (Role.DRIVER, "job_after_prepare"),
-        (Role.DRIVER, "job_after_commit"),
-    ],
+    mostly_chaos(
+        [
+            (Role.JVM, "job_after_prepare"),
+            (Role.JVM, "job_after_move"),
+            (Role.JVM, "job_after_commit"),
+            (None, "job_after_commit"),
+            (None, "recover_after_end_txn"),
+            (Role.DRIVER, "job_after_prepare"),
+            (Role.DRIVER, "job_after_commit"),
+        ],
+        kept=[(Role.JVM, "job_after_move"), (None, "job_after_commit"), (Role.DRIVER, "job_after_prepare")],
+    ),
     ids=lambda part: "all" if part is None else str(part),
 )
 def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) -> None:
@@ -53,6 +57,7 @@ def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) 
     driven.assert_holds(ids)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("point", ["job_before_staged", "job_after_prepare", "job_after_move", "recover_after_end_txn"])
 def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
     """All its processes are paused, as on a machine that sleeps; another driver has done everything when it goes on."""
@@ -70,6 +75,7 @@ def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> N
     driven.assert_holds(ids)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_before_commit", "job_after_commit"])
 def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
     """It outlives its JVM, since the daemon that would have ended it is killed first."""

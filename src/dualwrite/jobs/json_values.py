@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from dualwrite.errors import ConfigurationError
 
-_SPECIAL: Final = '["\\\\\\x00-\\x1f]'  # what a text of JSON can't hold as it is
-_CONTROL: Final = "[\\x00-\\x1f]"
+_CONTROL: Final = bytes(range(32))
+_SPECIAL: Final = b'"\\' + _CONTROL  # what a text of JSON can't hold as it is; in UTF-8 no part of another character
 _SHORT: Final = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WHOLE: Final = "^-?[0-9]+$"
 _NOTHING: Final = pa.scalar(None, pa.string())
@@ -108,11 +108,11 @@ def json_texts(column: pa.Array) -> pa.Array:  # noqa: C901, PLR0911  (one case 
 
 def escaped(texts: pa.Array) -> pa.Array:
     """Texts as they stand between the quotes of a JSON text. A column without special characters is looked through once."""
-    if not pc.any(pc.match_substring_regex(texts, _SPECIAL)).as_py():
+    if not _has_any(texts, _SPECIAL):
         return texts
     texts = pc.replace_substring(texts, "\\", "\\\\")
     texts = pc.replace_substring(texts, '"', '\\"')
-    if not pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
+    if not _has_any(texts, _CONTROL):
         return texts
     for character in map(chr, range(32)):
         if pc.any(pc.match_substring(texts, character)).as_py():
@@ -121,6 +121,21 @@ def escaped(texts: pa.Array) -> pa.Array:
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _has_any(texts: pa.StringArray, characters: bytes) -> bool:
+    """Whether one of the characters is in one of the texts, looked for in their memory: a sixth of a regular expression's time.
+
+    What lies in the memory for a null may be anything; then the answer may be yes where it is no.
+    """
+    if not len(texts):
+        return False
+    places = memoryview(texts.buffers()[1]).cast("i")
+    first, last = places[texts.offset], places[texts.offset + len(texts)]
+    if first == last:
+        return False
+    content = texts.buffers()[2].slice(first, last - first).to_pybytes()
+    return len(content.translate(None, characters)) != len(content)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -141,6 +156,11 @@ def _joined(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
+def _joined_over_nulls(*parts: Any) -> pa.Array:
+    """Texts side by side, with nothing where one is null."""
+    return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="")
+
+
 def _objects(names: list[str], columns: list[pa.Array], length: int) -> pa.Array:
     """An object for each row. Every field begins with its comma; the first one's is cut off."""
     parts: list[Any] = []
@@ -150,14 +170,14 @@ def _objects(names: list[str], columns: list[pa.Array], length: int) -> pa.Array
         texts = json_texts(column)
         if texts.null_count:
             may_begin_with_comma |= not parts
-            parts.append(pc.fill_null(_joined(f",{label}", texts), ""))
+            parts += (pc.if_else(texts.is_valid(), f",{label}", ""), texts)
         else:
             parts += (label if not parts else f",{label}", texts)
     if not parts:
         return pa.repeat("{}", length)
     if may_begin_with_comma:
-        return _joined("{", pc.ascii_ltrim(_joined(*parts), ","), "}")
-    return _joined("{", *parts, "}")
+        return _joined("{", pc.ascii_ltrim(_joined_over_nulls(*parts), ","), "}")
+    return _joined_over_nulls("{", *parts, "}")
 
 
 def _maps(column: pa.Array) -> pa.Array:
@@ -215,10 +235,11 @@ def _floats(column: pa.Array) -> pa.Array:
 
 def _timestamps(column: pa.Array) -> pa.Array:
     zone = column.type.tz
-    microseconds = column.cast(pa.timestamp("us", None if zone is None else "UTC"), safe=False)
-    texts = microseconds.cast(pa.timestamp("us")).cast(pa.string())  # always with six digits
-    texts = pc.replace_substring(texts, " ", "T")
-    whole = pc.ends_with(texts, "000")
-    if pc.any(whole).as_py():
-        texts = pc.if_else(whole, pc.utf8_slice_codeunits(texts, 0, -3), texts)
-    return _joined('"', texts, '"' if zone is None else 'Z"')
+    moments = column.cast(pa.timestamp("us", None if zone is None else "UTC"), safe=False).cast(pa.timestamp("us"))
+    milliseconds = moments.cast(pa.timestamp("ms"), safe=False)
+    if milliseconds.cast(pa.timestamp("us")).equals(moments):
+        texts = milliseconds.cast(pa.string())  # with three digits each
+    else:
+        texts = moments.cast(pa.string())  # with six
+        texts = pc.if_else(pc.ends_with(texts, "000"), pc.utf8_slice_codeunits(texts, 0, -3), texts)
+    return _joined('"', pc.replace_substring(texts, " ", "T"), '"' if zone is None else 'Z"')

@@ -4,7 +4,7 @@ Rows are kept under the id and the fence of the task attempt that loaded them, s
 never taken for a winner's. On PostgreSQL the table is UNLOGGED: loading costs no write-ahead log, and a crash of the server
 empties it. The decision counts what it moves, finds rows missing then, and is refused: the batch is run again, nothing is lost.
 
-The index by id and fence costs a load about a sixth of its time; without it each delete by id would read the whole table with
+The index by id and fence costs a load about a quarter of its time; without it each delete by id would read the whole table with
 the dead rows of earlier batches, and InnoDB would lock every row that it reads.
 """
 

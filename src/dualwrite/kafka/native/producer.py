@@ -318,7 +318,11 @@ class NativeProducer:
         A transaction that somebody else ends meanwhile is told here only if its markers were written; else commit tells it.
         """
         check_allowed(self._state, "prepare_transaction", self._id)
-        self._flush(timeout)
+        try:
+            self._flush(timeout)
+        except ProducerFencedError:
+            self.check_time_left()  # the likeliest reason, where its time is over: the broker has aborted it
+            raise
         self.check_time_left()
         self._prepared = PreparedTxnState(self._producer_id, self._epoch) if self._has_content else None
         self._state = ProducerState.PREPARED

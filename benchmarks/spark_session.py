@@ -1,0 +1,105 @@
+"""A Spark of the benchmark's own, with the packages of Spark's own sinks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JDBC_DRIVER: Final = "org.postgresql:postgresql:42.7.7"
+_KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+_WHOLE_FILES: Final = str(1 << 40)  # each file is one partition: neither split nor put together
+_STOPPING: Final = 60.0
+
+
+class SparkError(RuntimeError):
+    """Spark could not be started, or could not write."""
+
+
+class PackagesError(SparkError):
+    """The packages of Spark's own sinks can't be had."""
+
+
+def packages() -> str:
+    """What Spark's own sinks need, for `spark.jars.packages`: as new as the PySpark that is installed."""
+    import pyspark  # noqa: PLC0415  (the script answers --help where no Spark is)
+
+    return f"{_KAFKA}:{pyspark.__version__},{JDBC_DRIVER}"
+
+
+@contextmanager
+def session(
+    place: Path, *, cores: int, memory: str, packages: str | None = None, jars: str | None = None
+) -> Iterator[SparkSession]:
+    """A Spark session of this machine alone; it and its JVM end with the block.
+
+    Args:
+        place: A folder for Spark's files.
+        cores: How many tasks run at once.
+        memory: Of the JVM, such as `4g`.
+        packages: For `spark.jars.packages`.
+        jars: For `spark.jars`.
+
+    Raises:
+        PackagesError: The packages can't be had.
+        SparkError: Spark does not start.
+    """
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415  (see above)
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # workers: spark_parts
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.files.maxPartitionBytes": _WHOLE_FILES,
+        "spark.sql.files.openCostInBytes": _WHOLE_FILES,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        **({} if packages is None else {"spark.jars.packages": packages}),
+        **({} if jars is None else {"spark.jars": jars}),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName("dualwrite-benchmark")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if packages is None:
+            raise SparkError(f"Spark does not start: {error}") from error
+        raise PackagesError(
+            f"Spark does not start with the packages {packages}; why stands above. Where no registry that it reaches has "
+            "them, give their files by --jars, or leave Spark's sinks out: --sinks read,dualwrite"
+        ) from error
+    try:
+        yield spark
+    finally:
+        _end(spark)
+
+
+def _end(spark: SparkSession) -> None:
+    """Stop the session and the JVM behind it, which would otherwise run until this process ends."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001  (Spark has no other way)
+    spark.stop()
+    if gateway is None:
+        return
+    gateway.shutdown()
+    process = gateway.proc
+    process.stdin.close()  # what the JVM takes as the end of its driver
+    try:
+        process.wait(timeout=_STOPPING)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,72 @@
+"""The Spark benchmark runs, and checks what it measures."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dualwrite.devcluster import DevCluster
+from spark.session import NOT_OURS
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "spark.py"
+NO_PACKAGES = 3
+SMALL = ("--times", 2, "--flights", 1500, "--rounds", 1, "--partitions", 2, "--memory", "768m")
+
+
+def run(environment: Mapping[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_") and name not in NOT_OURS}
+    return subprocess.run(
+        [sys.executable, BENCHMARK, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**ours, **environment},
+    )
+
+
+@pytest.mark.slow
+def test_this_sink_is_measured_and_verified(
+    broker: DevCluster, postgres_url: str, spark_environment: dict[str, str], tmp_path: Path
+) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+    file = tmp_path / "figures.json"
+
+    done = run(spark_environment, *SMALL, "--sinks", "read,dualwrite", "--json", file, *servers)
+
+    assert done.returncode == 0, done.stderr
+    assert "| this sink" in done.stdout
+    assert "Verified: 3,000 rows" in done.stdout
+    found = json.loads(file.read_text())
+    assert {measured["name"]: measured["rows"] for measured in found["rounds"]} == {"read": 3000, "dualwrite": 3000}
+    phases = {part["phase"]: part["share"] for part in found["parts"]["2"] if not part["name"]}
+    assert phases.pop("whole") == 1
+    assert sum(phases.values()) == pytest.approx(1)
+    parts = {part["name"] for part in found["parts"]["2"]}
+    assert {"rows: made, COPY into staging", "database transaction (rows moved)", "staging cleared"} <= parts
+
+
+@pytest.mark.slow
+def test_sparks_own_sinks_are_measured_and_verified(
+    broker: DevCluster, postgres_url: str, spark_environment: dict[str, str]
+) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+
+    done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite,spark", *servers)
+
+    if done.returncode == NO_PACKAGES:  # also under CI: no registry that is reached there has to have them
+        pytest.skip(f"Spark's resolver does not find the packages of Spark's own sinks: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    assert "| Spark's two sinks" in done.stdout
+    assert "Verified: 6,000 rows" in done.stdout
+
+
+def test_unknown_sinks_are_refused() -> None:
+    done = run({}, "--sinks", "dualwrite,magic")
+
+    assert done.returncode == 2
+    assert "magic: choose from" in done.stderr

@@ -1,0 +1,111 @@
+"""The end of a run, where somebody else has a hand in it: what tests/model found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+from job_scene import JobScene
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import JobClosedError, LostTransactionError
+from dualwrite.jobs.base import TaskOutcome
+from dualwrite.jobs.by_hand import JobsByHand
+from dualwrite.jobs.job_rows import AttemptRow
+from dualwrite.jobs.ledger import JobLedger
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.recovery import Recoverer
+from dualwrite.state import kafka_transactional_id
+from dualwrite.testing import failpoints
+from dualwrite.testing.failpoints import FailpointError
+
+PARTS = [[1, 2], [3]]
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.disarm()
+
+
+def decided_only(scene: JobScene, outcomes: list[TaskOutcome]) -> None:
+    """A driver that dies right after the database has committed."""
+    with failpoints.armed("job_after_commit", failpoints.raises(FailpointError("dead"))), pytest.raises(FailpointError):
+        scene.commit(outcomes)
+
+
+def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene: JobScene) -> None:
+    run = scene.run()
+    scene.abort([TaskOutcome(run, 0, 0), None])
+    with pytest.raises(JobClosedError, match="has been closed"):
+        scene.task(run, 1, [9])
+    scene.commit(scene.write(scene.run(), PARTS))
+    scene.assert_holds([1, 2, 3])
+
+
+def test_a_task_that_opened_the_run_and_died_before_it_had_swept(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.write(scene.run(), [[1], [2], [3], [4]])  # by a driver that died
+    run = scene.run()
+    with failpoints.armed("job_after_open", failpoints.raises(FailpointError("dead"))), pytest.raises(FailpointError):
+        scene.task(run, 0, [1, 2, 3, 4])
+    scene.commit([scene.task(run, 0, [1, 2, 3, 4], attempt=1)])
+    scene.assert_holds([1, 2, 3, 4])
+
+
+def test_commit_waits_for_whoever_settles_a_winner_of_the_run_before(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    decided_only(scene, scene.write(scene.run(), PARTS))
+    again = scene.write(scene.run(), PARTS)
+    assert all(outcome.already_committed for outcome in again)
+    name = f"{scene.prefix}.0.0"
+    claimed = threading.Event()
+
+    listed = JobLedger.attempts
+
+    def listed_too_early(ledger: JobLedger, *arguments: Any) -> list[AttemptRow]:
+        """Somebody else claims between what commit has read of the id and its own claim."""
+        found = listed(ledger, *arguments)
+        scene.store.claim(name, "a slow recoverer", timeout=5)
+        claimed.set()
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(JobLedger, "attempts", listed_too_early)
+            committing = thread.submit(scene.commit, again)
+            assert claimed.wait(30)
+            assert wait([committing], 2).not_done, "commit returned though a message is not visible yet"
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
+        Recoverer(scene.store, coordinator).recover([name])
+        coordinator.close()
+        committing.result(60)
+    scene.assert_holds([1, 2, 3])
+
+
+def test_a_loss_that_somebody_else_has_found(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
+    outcomes = scene.write(scene.run(), PARTS)
+    decided_only(scene, outcomes)
+    prepared = outcomes[0].prepared
+    assert prepared is not None
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
+    state = prepared.state
+    kafka_id = kafka_transactional_id(prepared.transactional_id, prepared.generation)
+    ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
+    assert ended.proven  # as the broker does when its time is over
+    coordinator.close()
+    with scene.site.opened() as opened:
+        report = JobsByHand(opened).recover(scene.prefix)
+    assert [one.transactional_id for one in report.ids if one.unacknowledged] == [prepared.transactional_id]
+    with pytest.raises(LostTransactionError):
+        scene.commit(scene.write(scene.run(), PARTS))
+    scene.store.acknowledge(prepared.transactional_id)
+    assert scene.commit(scene.write(scene.run(), PARTS)) == 0
+    assert scene.table() == [1, 2, 3]
+    assert scene.topic() == [3]  # what is lost is lost, and was told
+    scene.close()
