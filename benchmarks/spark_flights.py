@@ -49,7 +49,7 @@ def write_frame(path: Path, *, times: int, partitions: int, limit: int | None = 
     """Write the flights, so many times over, as one Parquet file for each partition.
 
     Args:
-        path: A folder that is not there yet.
+        path: A folder; what an earlier call has written there is written again.
         times: How often each flight occurs.
         partitions: How many files.
         limit: Take only so many flights of them.
@@ -57,7 +57,7 @@ def write_frame(path: Path, *, times: int, partitions: int, limit: int | None = 
     flights = _flights().slice(0, limit)
     whole = pa.concat_tables([flights] * times)
     whole = whole.add_column(0, "id", pa.array(range(len(whole)), pa.int64()))
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     size = -(-len(whole) // partitions)
     for number in range(partitions):
         parquet.write_table(whole.slice(number * size, size), path / f"{number}.parquet")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SPARKS_OWN: Final = "org.slf4j:slf4j-api"  # Spark has it already; a registry need not
 JDBC_DRIVER: Final = "org.postgresql:postgresql:42.7.7"
 _KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _WHOLE_FILES: Final = str(1 << 40)  # each file is one partition: neither split nor put together
@@ -69,7 +70,7 @@ def session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        **({} if packages is None else {"spark.jars.packages": packages}),
+        **({} if packages is None else {"spark.jars.packages": packages, "spark.jars.excludes": _SPARKS_OWN}),
         **({} if jars is None else {"spark.jars": jars}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName("dualwrite-benchmark")
@@ -82,7 +83,8 @@ def session(
             raise SparkError(f"Spark does not start: {error}") from error
         raise PackagesError(
             f"Spark does not start with the packages {packages}; why stands above. Where no registry that it reaches has "
-            "them, give their files by --jars, or leave Spark's sinks out: --sinks read,dualwrite"
+            f"them, give those of another release (--packages {_KAFKA}:4.0.0,{JDBC_DRIVER} runs on Spark 4.3, too), give "
+            "files by --jars, or leave Spark's sinks out: --sinks read,dualwrite"
         ) from error
     try:
         yield spark

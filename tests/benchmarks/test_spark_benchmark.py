@@ -14,6 +14,7 @@ from spark.session import NOT_OURS
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "spark.py"
 NO_PACKAGES = 3
+PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,org.postgresql:postgresql:42.7.7"
 SMALL = ("--times", 2, "--flights", 1500, "--rounds", 1, "--partitions", 2, "--memory", "768m")
 
 
@@ -56,7 +57,7 @@ def test_sparks_own_sinks_are_measured_and_verified(
 ) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 
-    done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite,spark", *servers)
+    done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite,spark", "--packages", PACKAGES, *servers)
 
     if done.returncode == NO_PACKAGES:  # also under CI: no registry that is reached there has to have them
         pytest.skip(f"Spark's resolver does not find the packages of Spark's own sinks: {done.stderr.splitlines()[-1]}")
