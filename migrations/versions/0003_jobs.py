@@ -17,6 +17,7 @@ branch_labels = None
 depends_on = None
 
 _MYSQL = ("mysql", "mariadb")
+_INDEX = "ix_kafka_job_attempt_prefix"
 _TABLES = ("kafka_job", "kafka_job_batch", "kafka_job_attempt", "kafka_job_chunk")
 
 
@@ -56,9 +57,10 @@ def upgrade() -> None:
         sa.Column("token", sa.String(32), nullable=False),
         sa.Column("task", sa.String(32), nullable=False),
         sa.Column("beats", sa.Integer, nullable=False),
-        sa.Index("ix_kafka_job_attempt_prefix", "prefix"),
         **_options(),
     )
+    if not _index_was_left_by_a_killed_run():
+        op.create_index(_INDEX, "kafka_job_attempt", ["prefix"])
     op.create_table(
         "kafka_job_chunk",
         sa.Column("job_id", sa.String(200), primary_key=True),
@@ -69,6 +71,13 @@ def upgrade() -> None:
         sa.Column("committed_at", moment, nullable=False),
         **_options(),
     )
+
+
+def _index_was_left_by_a_killed_run() -> bool:
+    """Whether the index is there already; never so where DDL is part of the transaction, nor in a script."""
+    if op.get_context().as_sql or op.get_context().dialect.name not in _MYSQL:
+        return False
+    return any(index["name"] == _INDEX for index in sa.inspect(op.get_bind()).get_indexes("kafka_job_attempt"))
 
 
 def downgrade() -> None:
