@@ -144,6 +144,21 @@ class BatchRefusedError(DualWriteError):
     """A batch can't be committed, and surely was not; its messages are aborted. Attributes: `prefix`, `job_id`, `batch_id`."""
 
 
+class JobPlanChangedError(DualWriteError):
+    """A job of this id was cut in another way before: another number of partitions, or of rows in a transaction.
+
+    Nothing was written by the attempt that found it. Attributes: `job_id`, `before` and `now` (a JobPlan's texts).
+    """
+
+
+class ChunkChangedError(DualWriteError):
+    """A chunk that was committed holds other rows now, or is gone: what feeds the job does not give the same rows again.
+
+    Nothing was written by the attempt that found it. Attributes: `job_id`, `partition`, `chunk`, `committed_rows`, and `rows`
+    (None where the chunk is gone).
+    """
+
+
 # --- the database side ------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, St
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.report import IdReport, RecoveryReport
-from dualwrite.settling import settle_generations
+from dualwrite.settling import settle_id
 from dualwrite.state import LANE_MARK, is_lane_of, lanes_of, split_lane_id
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.timeouts import Timeouts
@@ -224,5 +224,4 @@ class Recoverer:
             return IdReport(transactional_id, unacknowledged=row.lost)
         claim = self._store.claim(transactional_id, describe_owner("recoverer"), timeout=self._timeouts.claim)
         hit("recover_after_claim")
-        outcomes = settle_generations(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
-        return IdReport(transactional_id, outcomes, self._store.read_claimed(claim).lost)
+        return settle_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)

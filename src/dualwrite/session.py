@@ -12,8 +12,8 @@ from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClose
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.recovery import describe_owner
-from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
-from dualwrite.settling import GenerationSettler, settle_generations
+from dualwrite.report import GenerationOutcome, Outcome, RecoveryReport
+from dualwrite.settling import GenerationSettler, settle_id
 from dualwrite.state import LAST_EPOCH, kafka_transactional_id
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 from dualwrite.timeouts import Timeouts
@@ -109,21 +109,21 @@ class Session:
     def settle(self) -> tuple[GenerationOutcome, ...]:
         """Settle every unsettled generation under our claim; what was found stands in `report`.
 
-        Raises: as `settle_generations`.
+        Raises: as `settle_id`.
         """
-        outcomes = settle_generations(self._store, self._coordinator, self.claim, timeout=self._timeouts.kafka)
-        self.report = RecoveryReport((IdReport(self._id, outcomes, self._store.read_claimed(self.claim).lost),))
-        for found in outcomes:
+        report = settle_id(self._store, self._coordinator, self.claim, timeout=self._timeouts.kafka)
+        self.report = RecoveryReport((report,))
+        for found in report.outcomes:
             if found.outcome is not Outcome.NOTHING:
                 log.info("%s: recovered generation %d: %s", self._id, found.generation, found.outcome.value)
-        return outcomes
+        return report.outcomes
 
     def start(self) -> None:
         """Take the id at Kafka, by a producer of our own, and see that the claim is still ours after it.
 
         Raises:
             FencedError: Somebody else has claimed the id; nothing was sent by the producer.
-            DualWriteError: As `TxnStateStore.take_generation`, `settle_generations`, `TransactionalProducer.init_transactions`.
+            DualWriteError: As `TxnStateStore.take_generation`, `settle_id`, `TransactionalProducer.init_transactions`.
         """
         self.drop_producer()
         hit("before_take_over")

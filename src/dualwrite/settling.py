@@ -21,7 +21,7 @@ from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
 from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
-from dualwrite.report import GenerationOutcome, Outcome
+from dualwrite.report import GenerationOutcome, IdReport, Outcome
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, kafka_transactional_id
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
 
@@ -36,9 +36,7 @@ _OUTCOMES: Final = {
 }
 
 
-def settle_generations(
-    store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float
-) -> tuple[GenerationOutcome, ...]:
+def settle_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float) -> IdReport:
     """Settle every unsettled generation of the claim's id, so that nothing is open on any of them.
 
     Args:
@@ -46,6 +44,9 @@ def settle_generations(
         coordinator: Kafka's side.
         claim: Ours, and the newest.
         timeout: Seconds to wait at most for one generation to leave a state in between.
+
+    Returns:
+        What was found, with what stands in the row as lost or unverified, from now and from earlier.
 
     Raises:
         FencedError: Somebody else has claimed the id since; that claimant settles it.
@@ -59,11 +60,11 @@ def settle_generations(
     )
     if outcomes:
         store.settle(claim, Settlement(settled_generation=row.generation))
-    return outcomes
+    return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
 
 
 class GenerationSettler:
-    """Settles one generation of one id; arguments as in `settle_generations`.
+    """Settles one generation of one id; arguments as in `settle_id`.
 
     Attributes:
         raised: EndTxn v5's answer that raised the epoch at the end, with the producer id and epoch to go on with (rule F5);
@@ -89,7 +90,7 @@ class GenerationSettler:
         self.raised: EndTxnAnswer | None = None
 
     def settle(self) -> GenerationOutcome:
-        """Go round until the generation is settled and its epoch raised; see `settle_generations` for errors."""
+        """Go round until the generation is settled and its epoch raised; see `settle_id` for errors."""
         Retrying(
             retry=retry_if_result(lambda done: not done),
             stop=stop_after_delay(self._timeout),

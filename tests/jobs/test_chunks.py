@@ -16,8 +16,7 @@ from crash.databases import Databases
 from crash.events import events_at
 from dualwrite import FencedError, SqlStateStore, StateTableMissingError, Transaction, UsageError, migration
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.chunk_errors import ChunkChangedError, JobPlanChangedError
+from dualwrite.errors import ChunkChangedError, ConfigurationError, JobPlanChangedError
 from dualwrite.jobs.chunk_markers import JobPlan, forget_job, markers_of
 from dualwrite.jobs.chunks import PartitionReport
 from dualwrite.testing import failpoints

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from job_scene import JobScene
+from typer.testing import CliRunner
 
+from dualwrite.cli import recover
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import JobClosedError, LostTransactionError
 from dualwrite.jobs.base import TaskOutcome
-from dualwrite.jobs.by_hand import JobsByHand
+from dualwrite.jobs.by_hand import recover_job
 from dualwrite.jobs.job_rows import AttemptRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.kafka.config import KafkaConfig
@@ -100,11 +102,15 @@ def test_a_loss_that_somebody_else_has_found(postgres_url: str, broker: DevClust
     assert ended.proven  # as the broker does when its time is over
     coordinator.close()
     with scene.site.opened() as opened:
-        report = JobsByHand(opened).recover(scene.prefix)
+        report = recover_job(opened, scene.prefix)
     assert [one.transactional_id for one in report.ids if one.unacknowledged] == [prepared.transactional_id]
     with pytest.raises(LostTransactionError):
         scene.commit(scene.write(scene.run(), PARTS))
-    scene.store.acknowledge(prepared.transactional_id)
+    told = CliRunner().invoke(
+        recover.app, ["--url", scene.url, "--kafka", scene.servers, "--prefix", scene.prefix, "--acknowledge", "--yes"]
+    )
+    assert told.exit_code == 0, told.output
+    assert str(prepared.state) in told.output.partition("Acknowledged:")[2]
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     assert scene.table() == [1, 2, 3]
     assert scene.topic() == [3]  # what is lost is lost, and was told

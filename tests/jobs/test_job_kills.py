@@ -79,16 +79,9 @@ def test_a_process_that_is_killed(postgres_scene: JobScene, tmp_path: Path, poin
     postgres_scene.assert_holds(all_rows())
 
 
-@pytest.mark.parametrize("point", TASK_POINTS)
-def test_a_task_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
-    job = Job(postgres_scene, tmp_path)
-    job.run(f"{point}#2=raise")
-    job.run_to_the_end()
-    postgres_scene.assert_holds(all_rows())
-
-
-@pytest.mark.parametrize("point", COMMIT_POINTS + SETTLING_POINTS)
-def test_a_commit_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize("point", TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS)
+def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
+    """A task is tried again; a batch is aborted, and the next start runs it again."""
     job = Job(postgres_scene, tmp_path)
     job.run(f"{point}#2=raise")
     job.run_to_the_end()

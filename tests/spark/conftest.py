@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from driven_scene import DrivenScene
 from spark_scene import SparkScene
 
 import dualwrite.spark
@@ -41,3 +42,13 @@ def scene(
 ) -> SparkScene:
     """A job on PostgreSQL."""
     return make_scene(postgres_url, broker, new_name("spark"))
+
+
+@pytest.fixture
+def driven(
+    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path, spark_environment: dict[str, str]
+) -> Iterator[DrivenScene]:
+    """A job whose driver is a process of its own."""
+    scene = DrivenScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
+    yield scene
+    scene.close()

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import psutil
 import pytest
 from driven_scene import DrivenScene, is_stopped, wait_until
 
-from dualwrite.devcluster import DevCluster
 from fixtures.chaos import mostly_chaos
 from spark.processes import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT = 120
-
-
-@pytest.fixture
-def driven(
-    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path, spark_environment: dict[str, str]
-) -> Iterator[DrivenScene]:
-    scene = DrivenScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize(

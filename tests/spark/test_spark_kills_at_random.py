@@ -10,14 +10,11 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from driven_scene import DrivenScene
 from spark_scene import LIMIT
 
-from dualwrite.devcluster import DevCluster
 from spark.job import SparkJob
 from spark.processes import Role
 
@@ -28,15 +25,6 @@ BETWEEN_KILLS = (2, 4)
 """Micro-batches, at least and at most."""
 
 KILLED = ("task", "jvm", "commit", "all")
-
-
-@pytest.fixture
-def driven(
-    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path, spark_environment: dict[str, str]
-) -> Iterator[DrivenScene]:
-    scene = DrivenScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
-    yield scene
-    scene.close()
 
 
 class Killer:

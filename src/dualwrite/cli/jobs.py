@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import typer
 
 from dualwrite.cli.options import ask, refuse, show_table
-from dualwrite.errors import StateTableMissingError
-from dualwrite.jobs.by_hand import JobsByHand
+from dualwrite.jobs.by_hand import recover_job
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import JobRow
-from dualwrite.jobs.site import JobSite
+from dualwrite.jobs.site import JobSite, OpenSite
 from dualwrite.report import RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -25,10 +24,7 @@ def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
     """The jobs of a database whose prefixes begin so; none where it has no tables for them."""
     if not isinstance(store, SqlStateStore):
         return []
-    try:
-        return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
-    except StateTableMissingError:
-        return []
+    return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
 
 
 def show_jobs(rows: Iterable[JobRow]) -> None:
@@ -55,13 +51,13 @@ class JobsToRecover:
     """The jobs that a call is about.
 
     Args:
-        by_hand: What recovers them.
+        site: Where they are, opened.
         rows: Their rows.
         attempts: The ids of all jobs' tasks, which are not to be recovered one by one.
         at_work: Jobs that are open and were not named.
     """
 
-    by_hand: JobsByHand
+    site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
     at_work: tuple[JobRow, ...]
@@ -76,7 +72,7 @@ class JobsToRecover:
                     f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; nothing of that run is committed any more. Go on?",
                     yes=yes,
                 )
-            reports.append(self.by_hand.recover(row.prefix, release=release))
+            reports.append(recover_job(self.site, row.prefix, release=release))
         for row in self.at_work:
             typer.echo(
                 f"Left alone: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
@@ -105,8 +101,7 @@ def jobs_to_recover(
         yield None
         return
     with JobSite(settings.database_url, dict(settings.kafka), timeouts=settings.timeouts).opened() as site:
-        by_hand = JobsByHand(site)
-        rows = by_hand.jobs()
+        rows = site.ledger.jobs()
         if prefix:
             ours = [row for row in rows if row.prefix == prefix]
             if release and not ours:
@@ -114,4 +109,5 @@ def jobs_to_recover(
         else:
             ours = [row for row in rows if not row.is_open]
         at_work = () if prefix else tuple(row for row in rows if row.is_open)
-        yield JobsToRecover(by_hand, tuple(ours), frozenset(by_hand.attempts_among(chosen)), at_work)
+        attempts = site.ledger.attempts_among(chosen) if rows else frozenset()
+        yield JobsToRecover(site, tuple(ours), attempts, at_work)

@@ -21,8 +21,7 @@ from typing import Final, Generic, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
-from dualwrite.errors import DualWriteError, FencedError, UsageError
-from dualwrite.jobs.chunk_errors import ChunkChangedError, JobPlanChangedError
+from dualwrite.errors import ChunkChangedError, DualWriteError, FencedError, JobPlanChangedError, UsageError
 from dualwrite.jobs.chunk_markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPlan, markers_of
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter

@@ -83,7 +83,7 @@ class JobCommitter:
         hit("job_before_commit")
         verdict = self._decided(run, winners, rows) if winners else self._judge.abort(run)  # the latter has nothing to write
         hit("job_after_commit")
-        completed = complete(self._site, winners) if winners and verdict.decided is Decided.COMMITTED else RecoveryReport()
+        completed = complete(self._site, winners) if verdict.decided is Decided.COMMITTED else RecoveryReport()
         hit("job_after_complete")
         rest = self._settled(verdict, but={one.transactional_id for one in completed.ids})
         self._clear_staging(run, verdict, winners)
@@ -149,7 +149,7 @@ class JobCommitter:
         hit("job_after_abort")
         report = self._settled(verdict)
         self._clear_staging(run, verdict)
-        report.raise_for_problems()
+        RecoveryReport(report.failed).raise_for_problems()
         log.warning("%s: %s", run.name, verdict.decided.value)
 
     def _settled(self, verdict: Verdict, *, but: Collection[str] = ()) -> RecoveryReport:

@@ -9,16 +9,15 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import Final
 
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError
 from dualwrite.jobs.base import Prepared
 from dualwrite.jobs.site import OpenSite
 from dualwrite.recovery import describe_owner
-from dualwrite.report import GenerationOutcome, IdReport, RecoveryReport
-from dualwrite.settling import settle_generations
-from dualwrite.stores.base import Claim, LostTransaction
+from dualwrite.report import IdReport, RecoveryReport
+from dualwrite.settling import settle_id
+from dualwrite.stores.base import Claim
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +50,7 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Colle
         name = claim.transactional_id
         try:
             claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
-            outcomes = settle_generations(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
-            return IdReport(name, outcomes, _lost(outcomes))
+            return settle_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
         except FencedError as error:
             if name in awaited:
                 return _seen_settled(site, claim)
@@ -63,22 +61,10 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Colle
 
 def _settled(site: OpenSite, claim: Claim) -> IdReport:
     """Settle under the task's own claim; where somebody has claimed since, see that it gets done."""
-    name = claim.transactional_id
     try:
-        outcomes = settle_generations(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
-        return IdReport(name, outcomes, _lost(outcomes))
+        return settle_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
     except FencedError:
         return _seen_settled(site, claim)
-
-
-def _lost(outcomes: Iterable[GenerationOutcome]) -> tuple[LostTransaction, ...]:
-    """What was found lost just now; what is older has been told before."""
-    now = datetime.now(UTC)
-    return tuple(
-        LostTransaction(found.outcome.lost_kind, found.state, found.generation, now)
-        for found in outcomes
-        if found.outcome.lost_kind is not None and found.state is not None
-    )
 
 
 def _seen_settled(site: OpenSite, claim: Claim) -> IdReport:

@@ -17,14 +17,12 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
-from dualwrite.errors import PrefixLeasedError
+from dualwrite.errors import PrefixLeasedError, StateTableMissingError
 from dualwrite.jobs.base import JobRun
-from dualwrite.jobs.clock import database_clock
 from dualwrite.jobs.job_rows import (
     LOCKED,
     SHARED,
     AttemptRow,
-    Marker,
     fence_attempts,
     job_row,
     left_behind,
@@ -217,27 +215,21 @@ class JobLedger:
         return self._short.query(lambda connection: read_job(connection, prefix), "reading a job's row")
 
     def jobs(self) -> list[JobRow]:
-        """The rows of all prefixes, sorted by them."""
-        found = self._short.query(lambda connection: connection.execute(select(j)).all(), "listing jobs")
+        """The rows of all prefixes, sorted by them; none where the database has no tables for jobs yet."""
+        try:
+            found = self._short.query(lambda connection: connection.execute(select(j)).all(), "listing jobs")
+        except StateTableMissingError:
+            return []
         return sorted(map(job_row, found), key=lambda row: row.prefix)
-
-    def marker(self, job_id: str, batch_id: int) -> Marker | None:
-        """The marker of a batch, or None where it was not committed."""
-        return self._short.query(lambda connection: read_marker(connection, job_id, batch_id), "reading a batch's marker")
 
     def attempts(self, prefix: str, ids: Collection[str] | None = None) -> list[AttemptRow]:
         """The transactional ids that tasks have used under a prefix, or those of them that are given; sorted."""
         return self._short.query(lambda connection: read_attempts(connection, prefix, ids=ids), "listing the ids of tasks")
 
-    def prefix_of(self, ids: Collection[str]) -> dict[str, str]:
-        """The prefixes of those of the ids that are task attempts."""
-        query = select(a.c.transactional_id, a.c.prefix).where(a.c.transactional_id.in_(list(ids)))
-        found = self._short.query(lambda connection: connection.execute(query).all(), "listing the ids of tasks")
-        return {row.transactional_id: row.prefix for row in found}
-
-    def clock(self) -> float:
-        """The database's clock, in seconds."""
-        return self._short.query(database_clock, "reading the clock")
+    def attempts_among(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of the ids that are task attempts of jobs."""
+        query = select(a.c.transactional_id).where(a.c.transactional_id.in_(list(ids)))
+        return frozenset(self._short.query(lambda connection: connection.scalars(query).all(), "listing the ids of tasks"))
 
 
 # --- inside -------------------------------------------------------------------------------------------------------------------

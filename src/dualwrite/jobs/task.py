@@ -40,7 +40,7 @@ Batch = TypeVar("Batch")
 BatchIn_contra = TypeVar("BatchIn_contra", contravariant=True)
 
 BEAT: Final = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two signs of life, at most."""
 
 
 class Loader(Protocol[BatchIn_contra]):
@@ -139,7 +139,7 @@ class TaskAttempt(Generic[Batch]):
         self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeouts.claim)
         hit("job_after_claim")
         session = Session(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
-        with signs_of_life(site.ledger, self._run, str(self._id)) as still_ours:
+        with signs_of_life(site.ledger, self._run, str(self._id), every=min(BEAT, site.site.lease_timeout / 3)) as still_ours:
             session.hold(claim)
             session.settle()
             session.start()
@@ -223,7 +223,7 @@ class Pulse:
 
 
 @contextmanager
-def signs_of_life(ledger: JobLedger, run: JobRun, transactional_id: str, *, every: float = BEAT) -> Iterator[Pulse]:
+def signs_of_life(ledger: JobLedger, run: JobRun, transactional_id: str, *, every: float) -> Iterator[Pulse]:
     """Give a sign of life every few seconds while the block runs, so that the run is not taken for dead."""
     pulse, stop = Pulse(run), threading.Event()
 

@@ -11,6 +11,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.jobs.chunk_markers import validate_job_id
 from dualwrite.jobs.frame_sink import ALL_COLUMNS, FrameSettings
 from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
 from dualwrite.jobs.names import validate_prefix
@@ -96,6 +97,7 @@ class SinkOptions:
         take("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
         take("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
         take("value_columns", lambda: _value_columns(reader))
+        take("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
         take("batch_id", lambda: reader.whole_number("batchId", 0))
         take("num_partitions", lambda: reader.whole_number("numPartitions", 1))
         for name, option, default in (
@@ -126,7 +128,7 @@ class SinkOptions:
                 value_columns=read["value_columns"],
             ),
             prefix=read["prefix"],
-            job_id=given.get("jobid"),
+            job_id=read["job_id"],
             batch_id=read["batch_id"],
             num_partitions=read["num_partitions"],
         )
