@@ -29,6 +29,7 @@ NAMES: Final = (
     "job_after_start",
     "job_after_batch",
     "job_before_staged",
+    "job_after_fence",
     "job_after_staged",
     "job_after_prepare",
     "job_before_commit",

@@ -199,11 +199,13 @@ class JobLedger:
     def check_fence(self, connection: Connection, claim: Claim) -> None:
         """See that the claim is still the newest, and that nobody claims before the connection's transaction ends.
 
-        The last statement before the COMMIT of staged rows: who fences the attempt after it sees them, and deletes them.
+        The last statement before the COMMIT of staged rows: who fences the attempt after it sees them, and deletes them. A
+        process that is paused between the two loses its transaction, since nobody could open the next run before that.
 
         Raises:
             FencedError: It is not.
         """
+        self._short.dialect.limit_pause(connection)
         current = connection.execute(_CURRENT.with_for_update(read=True), {"id": claim.transactional_id}).first()
         if current is None or current.fence != claim.fence:
             raise fenced(claim, *((None, None) if current is None else (current.fence, current.owner)))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
-from sqlalchemy import Connection
-
+from dualwrite.errors import StoreUnavailableError
 from dualwrite.jobs.completing import settle_ids
 from dualwrite.jobs.job_rows import AttemptRow
 from dualwrite.jobs.site import OpenSite
 from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.report import Outcome, RecoveryReport
+from dualwrite.stores.sql.dialect import Trouble
+from dualwrite.stores.sql.short import ShortTransactions
 
 log = logging.getLogger(__name__)
+
+_LOCK_TIMEOUT: Final = 1.0
+_DOING: Final = "deleting staged rows"
 
 
 def sweep(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
@@ -36,9 +43,29 @@ def sweep(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> Rec
 
 
 def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
-    """Delete what was staged under ids, up to a fence each; a claim that came later has another. How many rows there were."""
+    """Delete what was staged under ids, up to a fence each; a claim that came later has another. How many rows there were.
 
-    def work(connection: Connection) -> int:
-        return staged.delete(connection, up_to) if up_to else 0
+    MariaDB and MySQL lock the rows that a task is about to load, a paused one perhaps. They are passed over: its fence was
+    raised, so that it can but roll them back. What somebody else is about to delete is left to them, or to the next sweep.
+    """
+    if not up_to:
+        return 0
+    short = replace(site.store.short_transactions, lock_timeout=_LOCK_TIMEOUT, work_time=site.site.commit_timeout)
+    try:
+        return short.run(lambda connection: staged.delete(connection, up_to), _DOING)
+    except StoreUnavailableError as error:
+        if not _is_locked(short, error):
+            raise
+    deleted = 0
+    for name, fence in short.run(lambda connection: staged.committed_keys(connection, up_to), _DOING):
+        try:
+            deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DOING)
+        except StoreUnavailableError as error:
+            if not _is_locked(short, error):
+                raise
+            log.info("The staged rows of %s (fence %d) are left to the next sweep: somebody has a lock on them.", name, fence)
+    return deleted
 
-    return site.store.short_transactions.run(work, "deleting staged rows")
+
+def _is_locked(short: ShortTransactions, error: StoreUnavailableError) -> bool:
+    return isinstance(error.__cause__, short.driver_errors) and short.errors.trouble(error.__cause__) is Trouble.LOCKED

@@ -7,7 +7,6 @@ fences the attempt sees all rows that it will ever have; the Kafka transaction i
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -152,11 +151,11 @@ class TaskAttempt(Generic[Batch]):
                 session.drop_producer()  # ends no transaction
 
     def _produced_and_staged(self, session: Session, batches: Iterator[Batch], still_ours: Pulse) -> tuple[int, Prepared]:
-        producer, claim, timeouts = session.producer, session.claim, self._site.site.timeouts
-        with self._site.store.engine.connect() as connection:
-            began_at = database_clock(connection)
-            producer.begin_transaction()
-            try:
+        producer, claim, short = session.producer, session.claim, self._site.store.short_transactions
+        began_at = short.query(database_clock, "reading the database's clock", str(self._id))
+        producer.begin_transaction()
+        try:
+            with short.begin_long() as connection:
                 with self._sink.loader(connection, claim) as loader:
                     sent = 0
                     for batch in batches:
@@ -167,15 +166,13 @@ class TaskAttempt(Generic[Batch]):
                     rows = loader.finish()
                 hit("job_before_staged")
                 self._site.ledger.check_fence(connection, claim)
-                connection.commit()
-                hit("job_after_staged")
-                state = producer.prepare_transaction(timeout=timeouts.delivery)
-                hit("job_after_prepare")
-            except BaseException:
-                with contextlib.suppress(*self._site.store.short_transactions.driver_errors):  # it may be what is broken
-                    connection.rollback()
-                self._give_up(producer)
-                raise
+                hit("job_after_fence")
+            hit("job_after_staged")
+            state = producer.prepare_transaction(timeout=self._site.site.timeouts.delivery)
+            hit("job_after_prepare")
+        except BaseException:
+            self._give_up(producer)
+            raise
         if state is None or sent != rows:
             raise BatchRefusedError(
                 f"The task sent {sent} messages and staged {rows} rows; each row is one message.",

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -59,6 +59,10 @@ class BlockerHiddenError(Exception):
         self.next_step = next_step
 
 
+WORK_TIME: Final = 5.0
+"""Seconds that a statement of our own may take, beside waiting for locks: those on single rows take less than a millisecond."""
+
+
 class StoreDialect(ABC):
     """One SQL database. Stateless: every store and every transaction share one."""
 
@@ -93,8 +97,17 @@ class StoreDialect(ABC):
         """Begin the transaction that the user's block runs in, on a connection that has none."""
 
     @abstractmethod
-    def begin_short(self, connection: Connection, timeout: float) -> None:
-        """Begin a transaction of our own that waits at most `timeout` seconds for each lock."""
+    def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
+        """Begin a transaction of our own that waits at most `timeout` seconds for each lock.
+
+        No statement takes more than `work_time` seconds beside that, where the server can see to it.
+        """
+
+    def limit_pause(self, connection: Connection) -> None:  # noqa: B027  (SQLite has no server that could)
+        """Have the server roll the rest of a transaction back when we are silent for ten seconds: paused, perhaps.
+
+        To be called before a long transaction takes a lock that others wait for. `finish` puts the session's settings back.
+        """
 
     @abstractmethod
     def marks(self) -> ColumnElement[Any] | None:

@@ -15,7 +15,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.mysql_locks import holder_of_row
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -102,6 +102,7 @@ _SOCKET_OPTIONS: Final = {
 }
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
 _LIMITS_BEFORE: Final = "dualwrite.limits"
+_MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
 
 
 class MysqlDialect(StoreDialect):
@@ -139,18 +140,27 @@ class MysqlDialect(StoreDialect):
         _start(connection)
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
 
-    def begin_short(self, connection: Connection, timeout: float) -> None:
-        """See StoreDialect. The limits are whole seconds, rounded up; `finish` puts the user's own back."""
+    def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
+        """See StoreDialect. The limits are whole seconds, rounded up; `finish` puts the user's own back.
+
+        It reads what is committed: with InnoDB's default it would wait for the rows beside its own as well, such as those that
+        a task of a job is about to load, and the decision over another job would wait for that task.
+        """
+        del work_time
         connection.begin()
-        before = connection.exec_driver_sql(f"SELECT {', '.join(f'@@SESSION.{name}' for name in _LIMITS)}").one()
-        connection.info[_LIMITS_BEFORE] = tuple(before)
+        _note_limits(connection)
         try:
             connection.exec_driver_sql(_set_limits((_seconds(timeout), _seconds(timeout), _PAUSED)))
-            _start(connection)
+            _start(connection, "READ COMMITTED" if _may_read_committed(connection) else None)
         except BaseException:
             if not connection.invalidated:
                 _put_back(connection)
             raise
+
+    def limit_pause(self, connection: Connection) -> None:
+        """See StoreDialect."""
+        rows, table, _ = _note_limits(connection)
+        connection.exec_driver_sql(_set_limits((rows, table, _PAUSED)))
 
     def marks(self) -> ColumnElement[Any] | None:
         """None: `begin` has set the savepoint."""
@@ -247,7 +257,7 @@ def _connected(raw: Any, _record: object) -> None:
                 raw._sock.setsockopt(socket.IPPROTO_TCP, option, value)  # noqa: SLF001  (it has no public way to it)
 
 
-def _start(connection: Connection) -> None:
+def _start(connection: Connection, isolation: str | None = None) -> None:
     """Begin a transaction, with autocommit off: it would keep what the block writes after a statement that ended it."""
     if connection.get_transaction() is None:
         connection.begin()
@@ -257,7 +267,29 @@ def _start(connection: Connection) -> None:
     if raw.get_autocommit():
         connection.info[_AUTOCOMMIT_WAS_ON] = True
         connection.exec_driver_sql("SET SESSION autocommit = 0")
+    if isolation is not None:
+        connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {isolation}")  # of this transaction only
     connection.exec_driver_sql("START TRANSACTION")
+
+
+def _may_read_committed(connection: Connection) -> bool:
+    """A binary log of statements refuses writes of such transactions (error 1665). Asked once a connection."""
+    known = connection.info.get(_MAY_READ_COMMITTED)
+    if known is None:
+        names = "('log_bin', 'binlog_format')"
+        rows = connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN {names}")
+        found = {row[0]: row[1] for row in rows}
+        known = connection.info[_MAY_READ_COMMITTED] = (
+            found.get("log_bin") == "OFF" or found.get("binlog_format") != "STATEMENT"
+        )
+    return bool(known)
+
+
+def _note_limits(connection: Connection) -> tuple[int, ...]:
+    """The session's limits, noted for `_put_back`."""
+    before = tuple(connection.exec_driver_sql(f"SELECT {', '.join(f'@@SESSION.{name}' for name in _LIMITS)}").one())
+    connection.info[_LIMITS_BEFORE] = before
+    return before
 
 
 def _put_back(connection: Connection) -> None:

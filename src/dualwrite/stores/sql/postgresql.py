@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.sql.table import state_table as t
@@ -62,6 +62,7 @@ _WAITING: Final = text(
     # a claimer that is paused between its UPDATE and its COMMIT must not hold up everybody else
     "set_config('idle_in_transaction_session_timeout', :idle, true), pg_backend_pid()"
 )
+_PAUSED_LIMIT: Final = text("SELECT set_config('idle_in_transaction_session_timeout', :idle, true)")
 _PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
     "SELECT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_backend_pid() "
@@ -126,11 +127,11 @@ class PostgresqlDialect(StoreDialect):
             connection.execution_options(isolation_level=connection.default_isolation_level or "READ COMMITTED")
         connection.begin()
 
-    def begin_short(self, connection: Connection, timeout: float) -> None:
+    def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
         """See StoreDialect."""
         self.begin(connection)
-        lock = max(1, int(timeout * 1000))
-        waiting = connection.execute(_WAITING, {"lock": str(lock), "statement": str(lock + 5000), "idle": _PAUSED}).one()
+        lock, statement = (max(1, int(seconds * 1000)) for seconds in (timeout, timeout + work_time))
+        waiting = connection.execute(_WAITING, {"lock": str(lock), "statement": str(statement), "idle": _PAUSED}).one()
         raw = _raw(connection)
         if waiting.pg_backend_pid != raw.info.backend_pid and raw.prepare_threshold is not None:
             log.warning(
@@ -140,6 +141,10 @@ class PostgresqlDialect(StoreDialect):
                 "max_prepared_statements, and libpq 17).",
                 address(connection.engine.url),
             )
+
+    def limit_pause(self, connection: Connection) -> None:
+        """See StoreDialect."""
+        connection.execute(_PAUSED_LIMIT, {"idle": _PAUSED})
 
     def marks(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
-from dualwrite.stores.sql.dialect import StoreDialect, Trouble
+from dualwrite.stores.sql.dialect import WORK_TIME, StoreDialect, Trouble
 from dualwrite.stores.sql.errors import ErrorMap, locked_too_long
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 
@@ -32,6 +32,7 @@ class ShortTransactions:
         errors: Translates its errors.
         lock_timeout: Seconds to wait for a lock, where the caller gives no time.
         driver_errors: What the driver and SQLAlchemy raise.
+        work_time: Seconds that a statement may take beside waiting, where the server can see to it.
     """
 
     engine: Engine
@@ -39,27 +40,45 @@ class ShortTransactions:
     errors: ErrorMap
     lock_timeout: float
     driver_errors: tuple[type[BaseException], ...]
+    work_time: float = WORK_TIME
 
     @contextmanager
     def begin(self, timeout: float) -> Iterator[Connection]:
         """A transaction that waits at most `timeout` seconds for a lock; committed at the end of the `with` block."""
-        with InterruptsFirst():
-            connection = self._begun(timeout)
+        with InterruptsFirst(), self._ended(self._begun(timeout)) as connection:
+            yield connection
+
+    @contextmanager
+    def begin_long(self) -> Iterator[Connection]:
+        """A transaction without limits, for loading rows; committed at the end of the `with` block."""
+        with InterruptsFirst(), self._ended(self.engine.connect()) as connection:
+            self.dialect.begin(connection)
+            yield connection
+
+    @contextmanager
+    def _ended(self, connection: Connection) -> Iterator[Connection]:
+        try:
             try:
-                try:
-                    yield connection
-                    connection.commit()
-                    self.dialect.finish(connection, "COMMIT")
-                except Exception:
-                    if not connection.invalidated:
-                        connection.rollback()
-                        self.dialect.finish(connection, "ROLLBACK")
-                    raise
-                except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
-                    connection.invalidate()
-                    raise
-            finally:
-                connection.close()
+                yield connection
+                connection.commit()
+                self.dialect.finish(connection, "COMMIT")
+            except Exception:
+                self._roll_back(connection)
+                raise
+            except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
+                connection.invalidate()
+                raise
+        finally:
+            connection.close()
+
+    def _roll_back(self, connection: Connection) -> None:
+        """Roll back, if the connection is not what is broken."""
+        try:
+            if not connection.invalidated:
+                connection.rollback()
+                self.dialect.finish(connection, "ROLLBACK")
+        except self.driver_errors:
+            connection.invalidate()
 
     def _begun(self, timeout: float) -> Connection:
         deadline = time.monotonic() + timeout
@@ -68,7 +87,8 @@ class ShortTransactions:
             wait_slice = self.dialect.wait_slice
             connection = self.engine.connect()
             try:
-                self.dialect.begin_short(connection, left if wait_slice is None else min(left, wait_slice))
+                limit = left if wait_slice is None else min(left, wait_slice)
+                self.dialect.begin_short(connection, limit, work_time=self.work_time)
             except BaseException as error:
                 connection.close()  # the pool rolls back
                 again = wait_slice is not None and left > wait_slice

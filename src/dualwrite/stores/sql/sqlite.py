@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from sqlalchemy import URL, ColumnElement, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
 
 _MARKER: Final = "dualwrite_transaction"
 _LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -67,8 +67,9 @@ class SqliteDialect(StoreDialect):
         raw.execute("BEGIN IMMEDIATE")
         raw.execute(f"SAVEPOINT {_MARKER}")
 
-    def begin_short(self, connection: Connection, timeout: float) -> None:
+    def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
         """See StoreDialect. The user's busy timeout is put back, since the connection goes back to the user's pool."""
+        del work_time
         raw = _raw(connection)
         (before,) = raw.execute("PRAGMA busy_timeout").fetchone()
         raw.execute(f"PRAGMA busy_timeout = {max(1, int(timeout * 1000))}")
