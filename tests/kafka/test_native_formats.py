@@ -29,7 +29,7 @@ Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 
 PASSING = (3, 6, 14, 15, 16, 51)  # the topic or the coordinator is new to the broker, or markers are being written
 PARTITIONS = 7
-NOW = 1_700_000_000_000
+NOW = int(time.time() * 1000)  # retention goes by the timestamps: a broker deletes records of another year
 
 
 def answered(call: Callable[[], Any], code_of: Callable[[Any], int]) -> Any:

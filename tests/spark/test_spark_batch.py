@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -62,12 +63,13 @@ def test_an_old_broker(
 
 
 def test_the_columns_of_a_message(scene: SparkScene) -> None:
+    began = int(time.time() * 1000)  # retention goes by the timestamps: a broker deletes records of another year
     frame = scene.spark.sql(f"""
         SELECT id, 'thing' AS item, CAST(0 AS double) AS price,
                CAST(CONCAT('key ', id) AS binary) AS key, CONCAT('value ', id) AS value,
                CONCAT('{scene.name}-', id % 2) AS topic, 0 AS partition,
                array(named_struct('key', 'kind', 'value', CAST('order' AS binary))) AS headers,
-               timestamp_millis(1700000000000 + id) AS timestamp
+               timestamp_millis({began} + id) AS timestamp
         FROM range(0, 10, 1, 2)""")
     options = {name: text for name, text in scene.options.items() if name not in ("topic", "value.format")}
     frame.write.format("dualwrite").mode("append").options(**options).save()
@@ -76,7 +78,7 @@ def test_the_columns_of_a_message(scene: SparkScene) -> None:
         assert [message.value() for message in messages] == [f"value {i}".encode() for i in range(odd, 10, 2)]
         assert [message.key() for message in messages] == [f"key {i}".encode() for i in range(odd, 10, 2)]
         assert {tuple(message.headers() or ()) for message in messages} == {(("kind", b"order"),)}
-        assert [message.timestamp()[1] for message in messages] == [1700000000000 + i for i in range(odd, 10, 2)]
+        assert [message.timestamp()[1] for message in messages] == [began + i for i in range(odd, 10, 2)]
     assert [row[0] for row in scene.rows()] == list(range(10))
 
 

@@ -151,6 +151,11 @@ def frame(spark: SparkSession, number: int = 4, count: int = COUNT) -> DataFrame
     return numbered(spark, count).repartition(number, "id").sortWithinPartitions("id")
 
 
+def frame_with_rows_in_one(spark: SparkSession) -> DataFrame:
+    """Four partitions, three of them empty: where its only writer has failed, nobody is left who goes on writing."""
+    return numbered(spark).selectExpr("*", "0 AS same").repartition(4, "same").drop("same").sortWithinPartitions("id")
+
+
 ALL = (list(range(COUNT)), list(range(COUNT)))
 
 
@@ -211,11 +216,11 @@ def test_a_job_that_failed_goes_on(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
 
     with pytest.raises(PythonException, match="DiedError"):
-        replace(job, trouble="always").run(frame(spark))
+        replace(job, trouble="always").run(frame_with_rows_in_one(spark))
     database, topic = job.found()
     assert database == topic
     assert 0 < len(database) < COUNT
-    report = job.run(frame(spark))
+    report = job.run(frame_with_rows_in_one(spark))
     assert (report.rows, report.rows_before) == (COUNT - len(database), len(database))
     assert job.found() == ALL
 
@@ -237,14 +242,14 @@ def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) 
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 
     with pytest.raises(PythonException):
-        replace(job, trouble="always").run(frame(spark))
+        replace(job, trouble="always").run(frame_with_rows_in_one(spark))
     before = job.found()
     with pytest.raises(PythonException, match=r"JobPlanChangedError.* 4 partitions, 50 rows .* then, 3 partitions"):
         job.run(frame(spark, 3))
     with pytest.raises(ConfigurationError, match="has 4 partitions, not 3"):
-        job.run(frame(spark), partitions=3)
+        job.run(frame_with_rows_in_one(spark), partitions=3)
     assert job.found() == before
-    job.run(frame(spark), partitions=4)
+    job.run(frame_with_rows_in_one(spark), partitions=4)
     assert job.found() == ALL
 
 
