@@ -553,6 +553,45 @@ def test_too_many_connections_are_waited_for() -> None:
                 assert claiming.result(20).fence == 1
 
 
+def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlStateStore) -> None:
+    """InnoDB's default isolation would have INSERT … SELECT wait for the rows beside those that it reads."""
+    user_metadata.create_all(mariadb_store.engine)
+    copied = sa.insert(orders).from_select(["id", "item"], sa.select(orders.c.id + 100, orders.c.item).where(orders.c.id < 50))
+    with mariadb_store.short_transactions.begin_long() as loading:
+        loading.execute(insert(orders).values(id=1, item="chair"))
+        with mariadb_store.short_transactions.begin(1) as connection:
+            connection.execute(copied)
+        with mariadb_store.engine.connect() as connection:  # of the user's own kind
+            connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+            with pytest.raises(sa.exc.OperationalError, match="1205"):
+                connection.execute(copied)
+            connection.invalidate()
+    assert rows(mariadb_store.engine) == 1
+
+
+def test_a_binary_log_of_statements(new_mariadb: Callable[..., MariaDBServer]) -> None:
+    """It takes no writes of transactions that read what is committed (error 1665)."""
+    server = new_mariadb({"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"})
+    migration.upgrade(server.url)
+    with SqlStateStore.from_url(server.url) as store:
+        assert store.claim(ID, "ours", timeout=5).fence == 1
+        assert store.claim(ID, "ours", timeout=5).fence == 2
+
+
+def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    """Its session's limits are what they were after it."""
+    short = mariadb_store.short_transactions
+    with short.begin_long() as connection:
+        before = connection.exec_driver_sql("SELECT @@SESSION.wait_timeout").scalar()
+        short.dialect.limit_pause(connection)
+        assert connection.exec_driver_sql("SELECT @@SESSION.wait_timeout").scalar() == 10
+        number = connection.exec_driver_sql("SELECT connection_id()").scalar()
+    with mariadb_store.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT connection_id()").scalar() == number
+        assert connection.exec_driver_sql("SELECT @@SESSION.wait_timeout").scalar() == before
+    assert mariadb_store.claim(ID, "theirs", timeout=5).fence == mariadb_claim.fence + 1
+
+
 def test_what_mariadb_says_of_its_durability(mariadb_store: SqlStateStore) -> None:
     found = mariadb_store.durability()
     assert found["innodb_flush_log_at_trx_commit"] == "1"

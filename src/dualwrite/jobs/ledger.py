@@ -120,11 +120,8 @@ class JobLedger:
                 return Opened(outcome, row, left_behind(connection, new))
             return Opened(outcome, row)
 
-        def is_race(error: BaseException) -> bool:
-            return isinstance(error, self._short.driver_errors) and self._short.errors.trouble(error) is Trouble.DUPLICATE
-
         retrying = Retrying(
-            retry=retry_if_exception(lambda error: is_race(error.__cause__ or error)),
+            retry=retry_if_exception(lambda error: self._short.came_of(error, Trouble.DUPLICATE)),
             stop=stop_after_attempt(_OPEN_ATTEMPTS),
             wait=wait_random(0, 0.05),
             reraise=True,

@@ -15,7 +15,6 @@ from dualwrite.jobs.site import OpenSite
 from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.report import Outcome, RecoveryReport
 from dualwrite.stores.sql.dialect import Trouble
-from dualwrite.stores.sql.short import ShortTransactions
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +53,14 @@ def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) 
     try:
         return short.run(lambda connection: staged.delete(connection, up_to), _DOING)
     except StoreUnavailableError as error:
-        if not _is_locked(short, error):
+        if not short.came_of(error, Trouble.LOCKED):
             raise
     deleted = 0
     for name, fence in short.run(lambda connection: staged.committed_keys(connection, up_to), _DOING):
         try:
             deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DOING)
         except StoreUnavailableError as error:
-            if not _is_locked(short, error):
+            if not short.came_of(error, Trouble.LOCKED):
                 raise
             log.info("The staged rows of %s (fence %d) are left to the next sweep: somebody has a lock on them.", name, fence)
     return deleted
-
-
-def _is_locked(short: ShortTransactions, error: StoreUnavailableError) -> bool:
-    return isinstance(error.__cause__, short.driver_errors) and short.errors.trouble(error.__cause__) is Trouble.LOCKED

@@ -134,6 +134,11 @@ class ShortTransactions:
                 raise locked_too_long(self.errors, transactional_id, self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
 
+    def came_of(self, error: BaseException, trouble: Trouble) -> bool:
+        """Whether this is what an error means that `run` or `query` raised, or the driver's error behind it."""
+        behind = error.__cause__ or error
+        return isinstance(behind, self.driver_errors) and self.errors.trouble(behind) is trouble
+
     def query(self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None) -> T:
         """Run reading `work`, once more where the pool's connection turns out dead.
 
