@@ -14,6 +14,7 @@ from crash.cases import LEFT, RECOVERY_CASES, WRITER_CASES, after_crash_at, cras
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
+from fixtures.chaos import mostly_chaos
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def producer() -> str:
     return "auto"
 
 
-@pytest.fixture(scope="module", params=["librdkafka", "native"])
+@pytest.fixture(scope="module", params=mostly_chaos(["librdkafka", "native"], kept=["native"]))
 def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[dict[tuple[str, ...], Scene]]:
     with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUALWRITE_PRODUCER", request.param)

@@ -17,6 +17,7 @@ from job_driver import rows_of
 from job_scene import JobScene
 
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
+from fixtures.chaos import mostly_chaos
 from fixtures.job_points import COMMIT_POINTS, SETTLING_POINTS, TASK_POINTS
 
 HERE = Path(__file__).parent
@@ -142,7 +143,8 @@ def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: st
     postgres_scene.assert_holds(all_rows())
 
 
-@pytest.mark.parametrize("point", TASK_POINTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", mostly_chaos(TASK_POINTS, kept=["job_after_batch", "job_before_staged", "job_after_fence"]))
 def test_a_zombie_that_wakes_on_mariadb(mariadb_scene: JobScene, tmp_path: Path, point: str) -> None:
     """It may lock staged rows beside its own, which are deleted by the next sweep after its end."""
     replaced_while_paused(mariadb_scene, tmp_path, point)

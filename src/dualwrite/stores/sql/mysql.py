@@ -263,7 +263,9 @@ def _start(connection: Connection, isolation: str | None = None) -> None:
         connection.begin()
     raw = _raw(connection)
     if raw.server_status & SERVER_STATUS_IN_TRANS:
-        connection.exec_driver_sql("ROLLBACK AND NO CHAIN")  # a `begin` listener of the user's; START TRANSACTION would commit it
+        connection.exec_driver_sql(
+            "ROLLBACK AND NO CHAIN"
+        )  # a `begin` listener of the user's; START TRANSACTION would commit it
     if raw.get_autocommit():
         connection.info[_AUTOCOMMIT_WAS_ON] = True
         connection.exec_driver_sql("SET SESSION autocommit = 0")
