@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from job_scene import JobScene
+from job_scene import JobScene, NumberLoader
 from typer.testing import CliRunner
 
 from dualwrite.cli import recover
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import JobClosedError, LostTransactionError
+from dualwrite.errors import BatchRefusedError, DualWriteError, FencedError, JobClosedError, LostTransactionError
 from dualwrite.jobs.base import TaskOutcome
 from dualwrite.jobs.by_hand import recover_job
 from dualwrite.jobs.job_rows import AttemptRow
@@ -40,6 +41,18 @@ def decided_only(scene: JobScene, outcomes: list[TaskOutcome]) -> None:
         scene.commit(outcomes)
 
 
+@contextmanager
+def ended_at(point: str, scene: JobScene) -> Iterator[None]:
+    """Somebody recovers the job by hand while a task is at this point."""
+
+    def end() -> None:
+        with scene.site.opened() as opened:
+            recover_job(opened, scene.prefix)
+
+    with failpoints.armed(point, failpoints.only_at(1, end)):
+        yield
+
+
 def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene: JobScene) -> None:
     run = scene.run()
     scene.abort([TaskOutcome(run, 0, 0), None])
@@ -47,6 +60,39 @@ def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene
         scene.task(run, 1, [9])
     scene.commit(scene.write(scene.run(), PARTS))
     scene.assert_holds([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("point", "error"),
+    [
+        ("job_after_open", JobClosedError),
+        ("job_after_claim", FencedError),
+        ("job_after_start", DualWriteError),
+        ("job_after_batch", DualWriteError),
+        ("job_before_staged", FencedError),
+    ],
+)
+def test_a_run_that_is_ended_while_a_task_is_at_work(postgres_scene: JobScene, point: str, error: type[DualWriteError]) -> None:
+    """The task goes no further, and nothing of it is left that only a later sweep would find."""
+    scene = postgres_scene
+    scene.commit([scene.task(scene.run(), 0, [9])])  # by which the id was used before, and is settled
+    with ended_at(point, scene), pytest.raises(error):
+        scene.task(scene.run(1), 0, [1, 2])
+    scene.assert_holds([9])
+
+
+def test_a_run_that_is_ended_once_its_last_task_has_prepared(postgres_scene: JobScene) -> None:
+    with ended_at("job_after_prepare", postgres_scene):
+        outcome = postgres_scene.task(postgres_scene.run(), 0, [1, 2])
+    with pytest.raises(JobClosedError):
+        postgres_scene.commit([outcome])
+    postgres_scene.assert_holds([])
+
+
+def test_a_sink_that_loses_a_row(postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NumberLoader, "finish", lambda _: 1)
+    with pytest.raises(BatchRefusedError, match="sent 2 messages and staged 1 rows"):
+        postgres_scene.task(postgres_scene.run(), 0, [1, 2])
 
 
 def test_a_task_that_opened_the_run_and_died_before_it_had_swept(postgres_scene: JobScene) -> None:
