@@ -328,8 +328,8 @@ def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
     def of_another_id(transactional_id: str) -> DualWriter:
         return job.writer(job.name)
 
-    with pytest.raises(PythonException, match="partitions would fence each other"):
-        partitions.write_partitions(frame(spark), of_another_id, job.write, job_id=job.name)
+    with pytest.raises(PythonException, match="partitions would fence each other"):  # one, which nobody else does before
+        partitions.write_partitions(frame(spark, 1), of_another_id, job.write, job_id=job.name)
     with pytest.raises(PythonException, match="gave a str, not a DualWriter"):
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
