@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from job_scene import JobScene, NumberLoader
+from job_scene import JobScene, NumberLoader, staged
 from typer.testing import CliRunner
 
 from dualwrite.cli import recover
@@ -19,6 +19,8 @@ from dualwrite.jobs.base import TaskOutcome
 from dualwrite.jobs.by_hand import recover_job
 from dualwrite.jobs.job_rows import AttemptRow
 from dualwrite.jobs.ledger import JobLedger
+from dualwrite.jobs.staged_rows import StagedRows
+from dualwrite.jobs.sweep import delete_staged
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.recovery import Recoverer
@@ -87,6 +89,18 @@ def test_a_run_that_is_ended_once_its_last_task_has_prepared(postgres_scene: Job
     with pytest.raises(JobClosedError):
         postgres_scene.commit([outcome])
     postgres_scene.assert_holds([])
+
+
+def test_staged_rows_that_somebody_has_locked(scene: JobScene) -> None:
+    """They are left to the next sweep, which is no failure."""
+    outcomes = scene.write(scene.run(), PARTS)
+    fences = {one.prepared.transactional_id: one.prepared.fence for one in outcomes if one.prepared is not None}
+    with scene.store.short_transactions.begin(5) as connection, scene.site.opened() as opened:
+        connection.execute(staged.update().values(number=staged.c.number))
+        assert delete_staged(opened, fences, StagedRows("staged")) == 0
+    assert scene.staged() == 3
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3])
 
 
 def test_a_sink_that_loses_a_row(postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch) -> None:

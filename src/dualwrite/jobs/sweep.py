@@ -56,7 +56,7 @@ def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) 
         if not short.came_of(error, Trouble.LOCKED):
             raise
     deleted = 0
-    for name, fence in short.run(lambda connection: staged.committed_keys(connection, up_to), _DOING):
+    for name, fence in short.query(lambda connection: staged.committed_keys(connection, up_to), _DOING):
         try:
             deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DOING)
         except StoreUnavailableError as error:
