@@ -1,32 +1,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from job_scene import JobScene
 
 from dualwrite.devcluster import DevCluster
 
+MakeScene = Callable[[str], JobScene]
+
 
 @pytest.fixture
-def scene(database_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
+def make_scene(broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[MakeScene]:
+    """Makes a job on a database."""
+    with ExitStack() as scenes:
+
+        def make(url: str) -> JobScene:
+            made = JobScene(url, broker.bootstrap_servers, new_name("job"))
+            scenes.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def scene(make_scene: MakeScene, database_url: str) -> JobScene:
     """A job on each kind of database."""
-    made = JobScene(database_url, broker.bootstrap_servers, new_name("job"))
-    yield made
-    made.close()
+    return make_scene(database_url)
 
 
 @pytest.fixture
-def mariadb_scene(mariadb_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
+def mariadb_scene(make_scene: MakeScene, mariadb_url: str) -> JobScene:
     """A job on MariaDB."""
-    made = JobScene(mariadb_url, broker.bootstrap_servers, new_name("job"))
-    yield made
-    made.close()
+    return make_scene(mariadb_url)
 
 
 @pytest.fixture
-def postgres_scene(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
+def postgres_scene(make_scene: MakeScene, postgres_url: str) -> JobScene:
     """A job on PostgreSQL."""
-    made = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"))
-    yield made
-    made.close()
+    return make_scene(postgres_url)

@@ -123,12 +123,12 @@ class JobScene:
     def unsettled(self) -> list[str]:
         return unsettled(self.store, self.prefix)
 
-    def assert_holds(self, expected: Sequence[int], *, and_staged: int | None = 0) -> None:
-        """Table and topic have exactly these, and nothing is left open or staged (None: some rows may be)."""
+    def assert_holds(self, expected: Sequence[int], *, may_be_staged: bool = False) -> None:
+        """Table and topic have exactly these, and nothing is left open, nor staged unless it may be."""
         assert self.open_ids() == []
         assert self.table() == sorted(expected)
         assert self.topic() == sorted(expected)
-        assert and_staged is None or self.staged() == and_staged
+        assert may_be_staged or self.staged() == 0
         assert self.unsettled() == []
 
 

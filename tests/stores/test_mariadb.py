@@ -569,13 +569,13 @@ def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlSta
     assert rows(mariadb_store.engine) == 1
 
 
-def test_a_binary_log_of_statements(new_mariadb: Callable[..., MariaDBServer]) -> None:
+def test_a_binary_log_of_statements() -> None:
     """It takes no writes of transactions that read what is committed (error 1665)."""
-    server = new_mariadb({"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"})
-    migration.upgrade(server.url)
-    with SqlStateStore.from_url(server.url) as store:
-        assert store.claim(ID, "ours", timeout=5).fence == 1
-        assert store.claim(ID, "ours", timeout=5).fence == 2
+    with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:
+        migration.upgrade(server.url)
+        with SqlStateStore.from_url(server.url) as store:
+            assert store.claim(ID, "ours", timeout=5).fence == 1
+            assert store.claim(ID, "ours", timeout=5).fence == 2
 
 
 def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:

@@ -263,9 +263,8 @@ def _start(connection: Connection, isolation: str | None = None) -> None:
         connection.begin()
     raw = _raw(connection)
     if raw.server_status & SERVER_STATUS_IN_TRANS:
-        connection.exec_driver_sql(
-            "ROLLBACK AND NO CHAIN"
-        )  # a `begin` listener of the user's; START TRANSACTION would commit it
+        # a `begin` listener of the user's, or a chained transaction; START TRANSACTION would commit it
+        connection.exec_driver_sql("ROLLBACK AND NO CHAIN")
     if raw.get_autocommit():
         connection.info[_AUTOCOMMIT_WAS_ON] = True
         connection.exec_driver_sql("SET SESSION autocommit = 0")
@@ -278,12 +277,9 @@ def _may_read_committed(connection: Connection) -> bool:
     """A binary log of statements refuses writes of such transactions (error 1665). Asked once a connection."""
     known = connection.info.get(_MAY_READ_COMMITTED)
     if known is None:
-        names = "('log_bin', 'binlog_format')"
-        rows = connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN {names}")
-        found = {row[0]: row[1] for row in rows}
-        known = connection.info[_MAY_READ_COMMITTED] = (
-            found.get("log_bin") == "OFF" or found.get("binlog_format") != "STATEMENT"
-        )
+        rows = connection.exec_driver_sql("SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')")
+        known = {row[0]: row[1] for row in rows} != {"log_bin": "ON", "binlog_format": "STATEMENT"}
+        connection.info[_MAY_READ_COMMITTED] = known
     return bool(known)
 
 

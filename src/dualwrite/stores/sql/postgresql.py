@@ -57,12 +57,12 @@ _REFUSALS: Final = (
 _STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
 _PREPARED: Final = "prepare_threshold"
 
+_LIMIT_PAUSE: Final = "set_config('idle_in_transaction_session_timeout', :idle, true)"
 _WAITING: Final = text(
     "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :statement, true), "
     # a claimer that is paused between its UPDATE and its COMMIT must not hold up everybody else
-    "set_config('idle_in_transaction_session_timeout', :idle, true), pg_backend_pid()"
+    f"{_LIMIT_PAUSE}, pg_backend_pid()"
 )
-_PAUSED_LIMIT: Final = text("SELECT set_config('idle_in_transaction_session_timeout', :idle, true)")
 _PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
     "SELECT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_backend_pid() "
@@ -144,7 +144,7 @@ class PostgresqlDialect(StoreDialect):
 
     def limit_pause(self, connection: Connection) -> None:
         """See StoreDialect."""
-        connection.execute(_PAUSED_LIMIT, {"idle": _PAUSED})
+        connection.execute(text(f"SELECT {_LIMIT_PAUSE}"), {"idle": _PAUSED})
 
     def marks(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""
