@@ -1,6 +1,7 @@
 """Many micro-batches with a kill every few, of whatever part of Spark: table and topic are equal in the end.
 
-Twelve of them with some three kills by default. More: DUALWRITE_SPARK_BATCHES=100 pytest -s test_spark_kills_at_random.py
+Twelve files, one a micro-batch, with some three kills by default. More:
+DUALWRITE_SPARK_BATCHES=100 pytest -s test_spark_kills_at_random.py
 """
 
 from __future__ import annotations
@@ -69,10 +70,11 @@ def test_micro_batches_with_kills(driven: DrivenScene) -> None:
             job.wait()
             if job.process.returncode == 0:
                 break
-    assert driven.micro_batches == BATCHES
-    assert killer.kills.total() >= BATCHES // 6
     driven.assert_holds(ids)
+    # Spark's file source notes a file before Spark notes the micro-batch: after a kill in between, the next file comes along.
+    assert BATCHES - drivers < driven.micro_batches <= BATCHES
+    assert killer.kills.total() >= BATCHES // 6
     kills = ", ".join(f"{whom} {count}" for whom, count in sorted(killer.kills.items()))
     print(  # noqa: T201  (pytest -s shows the numbers)
-        f"{BATCHES} micro-batches, {killer.kills.total()} kills ({kills}), {drivers} drivers, {time.monotonic() - began:.0f} s"
+        f"{driven.micro_batches} micro-batches, {killer.kills.total()} kills ({kills}), {drivers} drivers, {time.monotonic() - began:.0f} s"
     )
