@@ -2,7 +2,7 @@
 
 import os as _os
 
-from dualwrite.assembly import connect, open_recoverer, recover
+from dualwrite.assembly import connect, open_recoverer
 from dualwrite.errors import (
     BatchRefusedError,
     BrokerAuthorizationError,
@@ -43,6 +43,7 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
+from dualwrite.jobs.recovering import recover
 from dualwrite.lifecycle import Phase
 from dualwrite.recovery import Recoverer
 from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport

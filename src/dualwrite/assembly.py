@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import URL, Engine
@@ -13,7 +13,6 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import check_settings
 from dualwrite.producer_choice import choose_producer
 from dualwrite.recovery import Recoverer
-from dualwrite.report import RecoveryReport
 from dualwrite.settings import OnLost, ProducerName, Settings
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore
@@ -112,23 +111,6 @@ def open_recoverer(
     config = _kafka_config(kafka, chosen)
     store = _store(database, chosen)
     return Recoverer(store, WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka), timeouts=chosen.timeouts)
-
-
-def recover(
-    database: Database | None = None,
-    *,
-    kafka: Kafka | None = None,
-    ids: Iterable[str] | None = None,
-    prefix: str = "",
-    timeouts: Timeouts | None = None,
-    settings: Settings | None = None,
-) -> RecoveryReport:
-    """Settle what crashes left behind, in one call: a start-up hook of a service. See `Recoverer.recover`.
-
-    It takes the ids from live writers. Opening a writer recovers its own id by itself; this is for the ids of others.
-    """
-    with open_recoverer(database, kafka=kafka, timeouts=timeouts, settings=settings) as recoverer:
-        return recoverer.recover(ids, prefix=prefix)
 
 
 def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:

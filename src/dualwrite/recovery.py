@@ -189,6 +189,11 @@ class Recoverer:
                 removed[transactional_id] = entries
         return removed
 
+    @property
+    def store(self) -> TxnStateStore:
+        """The database."""
+        return self._store
+
     def close(self) -> None:
         """Close store and coordinator."""
         self._coordinator.close()

@@ -312,7 +312,8 @@ def test_status_shows_the_row_and_what_kafka_says(
     with live_writer.transaction() as tx:
         tx.send(new_name("topic"), b"v")
     scene.lose("orders")
-    code, rows = json_of(capsys, "status")
+    code, status = json_of(capsys, "status")
+    rows = status["ids"]
     assert code == 0
     live, orders = rows
     assert (live["transactional_id"], live["generation"], live["settled_generation"]) == ("live", 1, 0)
@@ -336,7 +337,8 @@ def test_status_shows_lanes_below_their_id(
 ) -> None:
     scene.lose("live-2")  # sorts between "live" and "live~1"
     scene.lose("gone~1")  # its lane 0 is not there
-    code, found = json_of(capsys, "status")
+    code, status = json_of(capsys, "status")
+    found = status["ids"]
     assert code == 0
     assert [one["transactional_id"] for one in found] == ["gone~1", "live", "live-2"]
     assert [[lane["transactional_id"] for lane in one["lanes"]] for one in found] == [[], ["live~1", "live~2"], []]
@@ -353,7 +355,8 @@ def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str],
     assert code == 0
     assert "no transactional id in sqlite" in out
     scene.lose("orders")
-    code, rows = json_of(capsys, "status")
+    code, status = json_of(capsys, "status")
+    rows = status["ids"]
     assert code == 0
     assert rows[0]["kafka"] is None
 
@@ -395,7 +398,7 @@ def test_an_id_with_something_unsettled_is_not_forgotten(
     code, _, err = output_of(capsys, "forget", "--id", "live", "--yes")
     assert code == 1
     assert "live" in err
-    assert json_of(capsys, "status")[1][0]["transactional_id"] == "live"
+    assert json_of(capsys, "status")[1]["ids"][0]["transactional_id"] == "live"
 
 
 def test_forget_wants_an_id(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,7 +410,7 @@ def test_an_id_is_forgotten_with_its_lanes(scene: Scene, three_lanes: None, caps
         dualwrite.connect(transactional_id=name).close()
     code, out, _ = output_of(capsys, "forget", "--id", "old", "--yes")
     assert (code, out) == (0, "old is forgotten with its 3 lanes; their fences stay.\n")
-    assert [one["transactional_id"] for one in json_of(capsys, "status")[1]] == ["old2"]
+    assert [one["transactional_id"] for one in json_of(capsys, "status")[1]["ids"]] == ["old2"]
     with store_from_url(scene.url) as store:
         tombstones = [store.read(name) for name in ("old", "old~1", "old~2")]
     assert [(row.forgotten, row.fence) for row in tombstones if row is not None] == [(True, 2)] * 3
@@ -424,7 +427,7 @@ def test_an_id_with_an_unsettled_lane_is_not_forgotten_in_part(
     assert code == 1
     assert "lane 'old~1'" in err
     assert "dualwrite recover --id old~1 --acknowledge" in err
-    assert len(json_of(capsys, "status")[1][0]["lanes"]) == 2
+    assert len(json_of(capsys, "status")[1]["ids"][0]["lanes"]) == 2
     assert output_of(capsys, "recover", "--id", "old~1", "--acknowledge", "--yes")[0] == 0
     assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
 

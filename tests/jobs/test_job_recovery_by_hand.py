@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
+import dualwrite
 from dualwrite.cli import recover, status
-from dualwrite.errors import JobClosedError
+from dualwrite.errors import BatchRefusedError, JobClosedError
+from dualwrite.testing import failpoints
+from dualwrite.testing.failpoints import FailpointError
 
 PARTS = [[1, 2, 3], [4, 5], [6]]
 
@@ -48,6 +53,42 @@ def test_without_a_prefix_a_job_at_work_is_left_alone(postgres_scene: JobScene) 
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
+@pytest.mark.parametrize("prefix", ["", "shop"])
+def test_a_service_that_starts_beside_a_job_at_work(postgres_scene: JobScene, prefix: str) -> None:
+    scene, orders = postgres_scene, "shop.orders"
+    outcomes = scene.write(scene.run(prefix="shop.nightly"), PARTS)
+    scene.store.claim(orders, "a service that is gone", timeout=10)
+    report = dualwrite.recover(scene.url, kafka=scene.servers, prefix=prefix)
+    assert [one.transactional_id for one in report.ids] == [orders]
+    report.raise_for_problems()
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_tasks_that_are_named_are_recovered(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    ids = [one.prepared.transactional_id for one in outcomes if one.prepared is not None]
+    report = dualwrite.recover(scene.url, kafka=scene.servers, ids=ids)
+    assert [one.outcome for one in report] == [dualwrite.Outcome.ABORTED] * 3
+    with pytest.raises(BatchRefusedError):
+        scene.commit(outcomes)
+    scene.abort(outcomes)
+    scene.assert_holds([])
+
+
+def test_what_a_job_left_that_has_ended_is_recovered(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    dies = failpoints.raises(FailpointError("dead"))
+    with failpoints.armed("job_after_commit", dies), pytest.raises(FailpointError):
+        scene.commit(outcomes)
+    report = dualwrite.recover(scene.url, kafka=scene.servers)
+    assert [one.outcome for one in report] == [dualwrite.Outcome.COMMITTED] * 3
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
 def test_a_prefix_is_meant_exactly(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(prefix=f"{scene.prefix}.eu"), PARTS)
@@ -79,6 +120,11 @@ def test_status_shows_jobs(postgres_scene: JobScene) -> None:
     assert result.exit_code == 0, result.output
     (line,) = [line for line in result.output.splitlines() if "nightly" in line]
     assert line.split()[:4] == [scene.prefix, "nightly", "3", "open"]
+    told = CliRunner().invoke(status.app, ["--url", scene.url, "--json"])
+    (job,) = json.loads(told.stdout)["jobs"]
+    assert (job["prefix"], job["job_id"], job["batch_id"]) == (scene.prefix, "nightly", 3)
+    assert (job["is_open"], job["is_held"]) == (True, True)
+    assert job["owner"]
     scene.abort(outcomes)
     assert "ended" in CliRunner().invoke(status.app, ["--url", scene.url]).output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import typer
 
@@ -44,6 +45,19 @@ def show_jobs(rows: Iterable[JobRow]) -> None:
             for row in rows
         ],
     )
+
+
+def job_json(row: JobRow) -> dict[str, Any]:
+    """What the database keeps of a job, for programs."""
+    return {
+        "prefix": row.prefix,
+        "job_id": row.job_id,
+        "batch_id": row.batch_id,
+        "is_open": row.is_open,
+        "is_held": row.keeps_lease or row.is_open,
+        "owner": row.owner,
+        "updated_at": row.updated_at.isoformat(),
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from dualwrite.cli.jobs import jobs_of, show_jobs
+from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Url, settings_for, show_table, store_for
 from dualwrite.cli.recover import lost_json
 from dualwrite.errors import BrokerError
@@ -66,7 +66,7 @@ def status(
     with store_for(settings) as store:
         rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
         description = store.description
-        jobs = [] if as_json else jobs_of(store, prefix)
+        jobs = jobs_of(store, prefix)
     trouble = None
     seen: dict[str, list[_Seen]] = {}
     if "bootstrap.servers" in settings.kafka:
@@ -75,13 +75,15 @@ def status(
         except BrokerError as error:
             trouble = error
     if as_json:
-        typer.echo(json.dumps([_id_to_json(lanes, seen) for lanes in _by_id(rows)], indent=2))
-    elif rows:
-        _show(rows, seen)
+        ids = [_id_to_json(lanes, seen) for lanes in _by_id(rows)]
+        typer.echo(json.dumps({"ids": ids, "jobs": [job_json(row) for row in jobs]}, indent=2))
     else:
-        typer.echo(f"There is no transactional id in {description}.")
-    if jobs:
-        show_jobs(jobs)
+        if rows:
+            _show(rows, seen)
+        else:
+            typer.echo(f"There is no transactional id in {description}.")
+        if jobs:
+            show_jobs(jobs)
     if trouble is not None:
         raise trouble
 

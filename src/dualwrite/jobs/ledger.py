@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from dualwrite.errors import PrefixLeasedError, StateTableMissingError
@@ -227,8 +227,18 @@ class JobLedger:
 
     def attempts_among(self, ids: Collection[str]) -> frozenset[str]:
         """Those of the ids that are task attempts of jobs."""
-        query = select(a.c.transactional_id).where(a.c.transactional_id.in_(list(ids)))
-        return frozenset(self._short.query(lambda connection: connection.scalars(query).all(), "listing the ids of tasks"))
+        return self._ids(select(a.c.transactional_id)).intersection(ids)
+
+    def attempts_at_work(self) -> frozenset[str]:
+        """The ids that tasks of open runs have; none where the database has no tables for jobs yet."""
+        query = select(a.c.transactional_id).join(j, (j.c.prefix == a.c.prefix) & (j.c.token == a.c.token))
+        try:
+            return self._ids(query.where(j.c.is_open))
+        except StateTableMissingError:
+            return frozenset()
+
+    def _ids(self, query: Select[tuple[str]]) -> frozenset[str]:
+        return self._short.query(lambda connection: frozenset(connection.scalars(query)), "listing the ids of tasks")
 
 
 # --- inside -------------------------------------------------------------------------------------------------------------------
