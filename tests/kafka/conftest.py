@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -12,6 +13,7 @@ from confluent_kafka import Producer
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
 
 Opener = Callable[..., Producer]
 
@@ -39,6 +41,23 @@ def new_coordinator() -> Iterator[Callable[..., WireTransactionCoordinator]]:
             made = WireTransactionCoordinator(KafkaConfig.of(config), timeout=timeout)
             opened.callback(made.close)
             return made
+
+        yield new
+
+
+@pytest.fixture
+def new_native(
+    broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: Callable[[str], str]
+) -> Iterator[Callable[..., NativeProducer]]:
+    """Makes producers on `broker`, not initialised, with further settings of Kafka's; closes them."""
+    with ExitStack() as opened:
+
+        def new(kafka_id: str | None = None, *, two_phase: bool = False, **settings: Any) -> NativeProducer:
+            given = {name.replace("_", "."): value for name, value in settings.items()}
+            config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **given})
+            producer = NativeProducer(config, kafka_id or new_name("id"), coordinator, two_phase=two_phase)
+            opened.callback(producer.close)
+            return producer
 
         yield new
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Self
 
+import pyarrow as pa
 import pytest
 from kafka.protocol.admin import CreateAclsRequest
 
@@ -24,6 +25,7 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.lifecycle import ALLOWED, ProducerState
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.network import Network
@@ -189,6 +191,7 @@ CALLS: dict[str, Callable[[NativeProducer], Any]] = {
     "begin_transaction": lambda p: p.begin_transaction(),
     "send": lambda p: p.send("never", b"v"),
     "send_many": lambda p: p.send_many("never", [b"v"]),
+    "send_columns": lambda p: p.send_columns("never", pa.array([b"v"])),
     "send_offsets_to_transaction": lambda p: p.send_offsets_to_transaction(
         [ConsumedOffset("never", 0, 1)], GroupMetadata("never")
     ),
@@ -298,15 +301,17 @@ def one_by_one(producer: NativeProducer, topic: str, some: list[bytes]) -> None:
 SENDS: dict[str, Callable[[NativeProducer, str, list[bytes]], None]] = {
     "send": one_by_one,
     "send_many": lambda producer, topic, some: producer.send_many(topic, some),
+    "send_columns": lambda producer, topic, some: producer.send_columns(topic, pa.array(some)),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", SENDS)
 def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_message_of_a_commit(
-    frail: DevCluster, new_native: NewProducer, new_name: NewName, how: str
+    frail: DevCluster, new_native: NewProducer, new_name: NewName, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """What may still be committed after it is committed: every message that was taken, in order, each at most once."""
+    monkeypatch.setattr(accumulator, "WORTHWHILE_BYTES", 0)
     producer, topic = new_native(**{"batch.size": 300}), new_name("topic")
     make_topic(frail, topic)
     expected: list[tuple[list[bytes], list[bytes]]] = []  # taken before, perhaps taken

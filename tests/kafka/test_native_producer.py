@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,21 +35,6 @@ NewProducer = Callable[..., NativeProducer]
 Committed = Callable[[str], list[bytes | None]]
 
 NO_TIMEOUT_MS = 2**31 - 1
-
-
-@pytest.fixture
-def new_native(broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName) -> Iterator[NewProducer]:
-    """Makes producers on `broker`, not initialised, with further settings of Kafka's; closes them."""
-    with ExitStack() as opened:
-
-        def new(kafka_id: str | None = None, *, two_phase: bool = False, **settings: Any) -> NativeProducer:
-            given = {name.replace("_", "."): value for name, value in settings.items()}
-            config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **given})
-            producer = NativeProducer(config, kafka_id or new_name("id"), coordinator, two_phase=two_phase)
-            opened.callback(producer.close)
-            return producer
-
-        yield new
 
 
 def ready(producer: NativeProducer) -> NativeProducer:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dualwrite.errors import ConfigurationError, InvalidMessageError
 from dualwrite.jobs.json_values import json_problem, json_values
-from dualwrite.kafka.base import Headers, TransactionalProducer
+from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
 
 MESSAGE_COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
 """The columns of a frame that are the message; the others are the table's row."""
@@ -101,7 +101,12 @@ class MessageEncoder:
         partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
         partition = _only_value(partitions)
         if headers is None and timestamps is None and (partitions is None or partition is not None):
-            producer.send_many(topic, _contents(values), keys=None if keys is None else _contents(keys), partition=partition)
+            values, keys = _binary(values), None if keys is None else _binary(keys)
+            if isinstance(producer, ColumnProducer):
+                producer.send_columns(topic, values, keys=keys, partition=partition)
+            else:
+                listed = None if keys is None else keys.to_pylist()
+                producer.send_many(topic, values.to_pylist(), keys=listed, partition=partition)
             return
         rows = zip(
             _contents(values),
@@ -184,14 +189,17 @@ def _is_headers(kind: pa.DataType) -> bool:
     return [field.name for field in fields] == ["key", "value"] and _is_text(fields[0].type) and _is_binary(fields[1].type)
 
 
-def _contents(column: pa.Array) -> list[Any]:
-    """Bytes, or None: texts as they lie in Arrow's memory, which is UTF-8, so that none is decoded and encoded again."""
+def _binary(column: pa.Array) -> pa.Array:
+    """Texts as they lie in Arrow's memory, which is UTF-8, so that none is decoded and encoded again."""
     kind = column.type
     if pa.types.is_string(kind):
-        column = column.cast(pa.binary())
-    elif pa.types.is_large_string(kind):
-        column = column.cast(pa.large_binary())
-    listed: list[Any] = column.to_pylist()
+        return column.cast(pa.binary())
+    return column.cast(pa.large_binary()) if pa.types.is_large_string(kind) else column
+
+
+def _contents(column: pa.Array) -> list[Any]:
+    """Bytes, or None."""
+    listed: list[Any] = _binary(column).to_pylist()
     return listed
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
@@ -137,6 +140,18 @@ class TransactionalProducer(Protocol):
 
     def close(self) -> None:
         """Drop what is queued and release everything. Ends no transaction at the coordinator."""
+        ...
+
+
+@runtime_checkable
+class ColumnProducer(Protocol):
+    """What a producer may offer beside TransactionalProducer: messages by column."""
+
+    def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
+        """Hand many messages over, as `send_many` would, from Arrow arrays of binary; a null value is a tombstone.
+
+        Raises: as `send_many`.
+        """
         ...
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
-from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, Record, size_bound
+from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
+
+if TYPE_CHECKING:
+    from dualwrite.kafka.native.columns import RecordColumns  # needs pyarrow
+
+WORTHWHILE_BYTES: Final = 64 * 1024
+"""For each partition: with less in a call, messages go one by one, into batches that the next call fills further."""
 
 _CHUNK: Final = 1000
 _MAX_PARTITION: Final = 2**31 - 1
@@ -215,6 +221,40 @@ class RecordAccumulator:
         if self._filling > self._room:
             self._make_room(timeout)
 
+    def extend_columns(
+        self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, timeout: float
+    ) -> bool:
+        """As `extend` and `extend_keyed`, by column; False, and nothing was added, where it is to be done message by message.
+
+        That is so where a message is too long for a batch or for the cluster (`append` says so), where a key leaves the
+        partition open, and where the batches would become small: each call has batches of its own.
+        """
+        opened = self._topics.get(topic) if type(topic) is str else None
+        if opened is None:
+            opened = self._opened(topic, partition, timeout)
+        if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
+            return False
+        keys, count = columns.keys, len(opened.partitions)
+        if keys is None or partition is not None:
+            parts = [(partition, columns)]
+        else:
+            indexes = [self._partitioner(key, count) for key in keys]
+            if any(index is None for index in indexes):
+                return False
+            parts = list(columns.by_partition([index for index in indexes if index is not None]))
+        if columns.size < len(parts) * WORTHWHILE_BYTES:
+            return False
+        try:
+            for index, part in parts:
+                for begin, end in part.batches(self._batch_bytes):
+                    self._add_batch(topic, opened, index, part.encoded(begin, end, timestamp_ms), timeout)
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
+            self._sender.interrupted()
+            raise
+        return True
+
     def push(self, timeout: float) -> None:
         """Close every batch and send what may be sent, without waiting for answers."""
         with self._sender.failure_kept():
@@ -251,6 +291,18 @@ class RecordAccumulator:
                 opened.sticky = None  # the next batch without keys goes elsewhere, where another may be full, too
                 target = self._target(topic, opened, key, partition)
         return target
+
+    def _add_batch(self, topic: str, opened: _Topic, partition: int | None, records: EncodedRecords, timeout: float) -> None:
+        target = self._target(topic, opened, None, partition)
+        if target.builder.records:
+            self._close(target)
+        self._sender.add_encoded(target, records)
+        self._room = self._buffer_bytes - self._sender.buffered
+        if opened.sticky is target and partition is None:
+            opened.sticky = None  # the next batch without keys goes elsewhere
+        self._sender.push(timeout)
+        if self._filling > self._room:
+            self._make_room(timeout)
 
     def _filled_by(self, target: Partition, size: int) -> None:
         self._filling += size - target.builder.size

@@ -31,6 +31,7 @@ ALLOWED: Final = MappingProxyType(
         ProducerState.IN_TRANSACTION: (
             "send",
             "send_many",
+            "send_columns",
             "send_offsets_to_transaction",
             "prepare_transaction",
             "commit_transaction",

@@ -11,7 +11,7 @@ from bisect import insort
 from collections import deque
 
 from dualwrite.kafka.native.compression import Compression
-from dualwrite.kafka.native.records import BatchBuilder, next_sequence, split
+from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords, next_sequence, split
 
 
 class Batch:
@@ -94,13 +94,15 @@ class Partition:
 
     def close_batch(self) -> None:
         """Encode what was filled, and begin a new batch."""
-        builder = self.builder
-        if not builder.count:
-            return
-        self.waiting.append(self._encoded(builder, self._next_order, self._next_sequence, builder.size))
-        self._next_order += builder.count
-        self._next_sequence = next_sequence(self._next_sequence, builder.count)
-        self.builder = BatchBuilder()
+        if self.builder.count:
+            self.add(self.builder)
+            self.builder = BatchBuilder()
+
+    def add(self, records: BatchBuilder | EncodedRecords) -> None:
+        """Encode a batch, which comes after all that were encoded before."""
+        self.waiting.append(self._encoded(records, self._next_order, self._next_sequence, records.size))
+        self._next_order += records.count
+        self._next_sequence = next_sequence(self._next_sequence, records.count)
 
     def take(self) -> Batch:
         """The first waiting batch, now under way."""
@@ -137,8 +139,10 @@ class Partition:
         self.not_before = max(self.not_before, not_before)
         self.last_code = code
 
-    def _encoded(self, builder: BatchBuilder, order: int, sequence: int, size: int, attempts: int = 0) -> Batch:
-        data = builder.build(
+    def _encoded(
+        self, records: BatchBuilder | EncodedRecords, order: int, sequence: int, size: int, attempts: int = 0
+    ) -> Batch:
+        data = records.build(
             producer_id=self._producer_id, epoch=self._epoch, base_sequence=sequence, compression=self._compression
         )
-        return Batch(order, sequence, builder.count, data, size, attempts)
+        return Batch(order, sequence, records.count, data, size, attempts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dualwrite.errors import (
     BrokerError,
@@ -38,6 +38,9 @@ from dualwrite.kafka.network import Network
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionStatus
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TIMESTAMP: Final = "timestamp (ms since 1970)"
 _MAX_TIMESTAMP: Final = 2**63 - 1
@@ -296,6 +299,27 @@ class NativeProducer:
             self.send(topic, first, partition=partition, timestamp=now)
             break
         self._accumulator.extend(topic, remaining, partition, now, self._delivery_timeout)
+
+    def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
+        """See ColumnProducer. Its batches go out with the call: for thousands of messages; fewer go the way of `send_many`."""
+        from dualwrite.kafka.native.columns import RecordColumns  # noqa: PLC0415  (needs pyarrow)
+
+        check_allowed(self._state, "send_columns", self._id)
+        self._sender.raise_failure()
+        if keys is not None and len(keys) != len(values):
+            raise ValueError(f"There are {len(keys)} keys for {len(values)} values.")
+        if not self._sender.has_sent:  # the first begins the transaction at the broker
+            self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition)
+            values, keys = values[1:], None if keys is None else keys[1:]
+        if not len(values):
+            return
+        now = time.time_ns() // 1_000_000
+        columns = RecordColumns.of(values, keys)
+        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, self._delivery_timeout):
+            self._send_rows(topic, values, keys, partition)
+
+    def _send_rows(self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None) -> None:
+        self.send_many(topic, values.to_pylist(), keys=None if keys is None else keys.to_pylist(), partition=partition)
 
     def send_offsets_to_transaction(
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0

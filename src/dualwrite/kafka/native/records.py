@@ -31,8 +31,8 @@ _COMPRESSION_BITS: Final = 0x07
 _GREATEST_SEQUENCE: Final = 2**31 - 1
 
 _NO_ATTRIBUTES: Final = b"\0"
-_NULL: Final = signed_varint(-1)  # in place of a length
-_NO_HEADERS: Final = signed_varint(0)
+NULL: Final = signed_varint(-1)  # in place of a length
+NO_HEADERS: Final = signed_varint(0)
 _HEADER_NAMES: Final = 1 << 10  # kept encoded: producers have few, and use them again
 _join: Final = b"".join
 
@@ -82,28 +82,56 @@ class BatchBuilder:
         """
         if not self.records:
             raise UsageError("A batch without records can't be built.")
-        encoded, greatest_timestamp = _encoded_records(self.records)
-        count = len(self.records)
-        attributes = _TRANSACTIONAL
-        if compression.code:
-            compressed = compression.compress(encoded)
-            if len(compressed) < len(encoded):
-                encoded = compressed
-                attributes |= compression.code
-        rest = _AFTER_CHECKSUM.pack(
-            attributes,
-            count - 1,
-            self.records[0][3],
-            greatest_timestamp,
-            producer_id,
-            epoch,
-            base_sequence,
-            count,
-        )
-        # The interpreter's lock is kept: the checksum of a megabyte takes 50 µs, getting the lock back up to 5 ms.
-        checksum = crc32c(encoded, crc32c(rest), gil_release_mode=0)
-        first = _UP_TO_CHECKSUM.pack(0, _COUNTED_LENGTH + len(encoded), _NO_LEADER_EPOCH, _VERSION, checksum)
-        return _join((first, rest, encoded))
+        encoded, greatest = _encoded_records(self.records)
+        times = (self.records[0][3], greatest)
+        return _batch(encoded, times, len(self.records), producer_id, epoch, base_sequence, compression)
+
+
+class EncodedRecords:
+    """The records of one batch, encoded already: in a BatchBuilder's place when the batch is built.
+
+    Args:
+        content: The records, one behind the other.
+        count: How many.
+        timestamp_ms: Of all of them.
+        size: See BatchBuilder.
+    """
+
+    __slots__ = ("_content", "_timestamp_ms", "count", "size")
+
+    def __init__(self, content: bytes, count: int, timestamp_ms: int, size: int) -> None:
+        self._content = content
+        self._timestamp_ms = timestamp_ms
+        self.count = count
+        self.size = size
+
+    def build(self, *, producer_id: int, epoch: int, base_sequence: int, compression: Compression) -> bytes:
+        """See BatchBuilder."""
+        times = (self._timestamp_ms, self._timestamp_ms)
+        return _batch(self._content, times, self.count, producer_id, epoch, base_sequence, compression)
+
+
+def _batch(
+    encoded: bytes,
+    times: tuple[int, int],
+    count: int,
+    producer_id: int,
+    epoch: int,
+    base_sequence: int,
+    compression: Compression,
+) -> bytes:
+    """The header before the records; `times` are the first timestamp and the greatest."""
+    attributes = _TRANSACTIONAL
+    if compression.code:
+        compressed = compression.compress(encoded)
+        if len(compressed) < len(encoded):
+            encoded = compressed
+            attributes |= compression.code
+    rest = _AFTER_CHECKSUM.pack(attributes, count - 1, *times, producer_id, epoch, base_sequence, count)
+    # The interpreter's lock is kept: the checksum of a megabyte takes 50 µs, getting the lock back up to 5 ms.
+    checksum = crc32c(encoded, crc32c(rest), gil_release_mode=0)
+    first = _UP_TO_CHECKSUM.pack(0, _COUNTED_LENGTH + len(encoded), _NO_LEADER_EPOCH, _VERSION, checksum)
+    return _join((first, rest, encoded))
 
 
 def next_sequence(base: int, count: int) -> int:
@@ -156,10 +184,10 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
             this = (timestamp, len(value), len(encoded_offset))
             if this != alike:
                 alike = this
-                between = _NULL + _varint(len(value))
-                length = len(start) + len(encoded_offset) + len(between) + len(value) + len(_NO_HEADERS)
+                between = NULL + _varint(len(value))
+                length = len(start) + len(encoded_offset) + len(between) + len(value) + len(NO_HEADERS)
                 before = _varint(length) + start
-            parts += (before, encoded_offset, between, value, _NO_HEADERS)
+            parts += (before, encoded_offset, between, value, NO_HEADERS)
             continue
         if key is not None and value is not None and not headers and timestamp == previous:
             encoded_offset = SIGNED[offset] if offset < SMALL else signed_varint(offset)
@@ -169,8 +197,8 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
                 key_part = _varint(len(key))
                 value_part = _varint(len(value))
                 length = len(start) + len(encoded_offset) + len(key_part) + len(key) + len(value_part) + len(value)
-                before_keyed = _varint(length + len(_NO_HEADERS)) + start
-            parts += (before_keyed, encoded_offset, key_part, key, value_part, value, _NO_HEADERS)
+                before_keyed = _varint(length + len(NO_HEADERS)) + start
+            parts += (before_keyed, encoded_offset, key_part, key, value_part, value, NO_HEADERS)
             continue
         if timestamp != previous:
             previous = timestamp
@@ -178,14 +206,14 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
             start = _NO_ATTRIBUTES + _varint(timestamp - first_timestamp)
         encoded_offset = SIGNED[offset] if offset < SMALL else signed_varint(offset)
         if key is None:
-            key_length, content = _NULL, b""
+            key_length, content = NULL, b""
         else:
             key_length, content = (SIGNED[len(key)] if len(key) < SMALL else signed_varint(len(key))), key
         if value is None:
-            value_length, value = _NULL, b""  # noqa: PLW2901  (written as nothing, after a length that says "null")
+            value_length, value = NULL, b""  # noqa: PLW2901  (written as nothing, after a length that says "null")
         else:
             value_length = SIGNED[len(value)] if len(value) < SMALL else signed_varint(len(value))
-        encoded_headers = _encoded_headers(headers) if headers else _NO_HEADERS
+        encoded_headers = _encoded_headers(headers) if headers else NO_HEADERS
         length = len(start) + len(encoded_offset) + len(key_length) + len(content) + len(value_length) + len(value)
         length += len(encoded_headers)
         record_length = SIGNED[length] if length < SMALL else signed_varint(length)
@@ -201,7 +229,7 @@ def _encoded_headers(headers: Headers) -> bytes:
     parts = [_varint(len(headers))]
     for name, content in headers:
         if content is None:
-            parts += (_header_name(name), _NULL)
+            parts += (_header_name(name), NULL)
         else:
             parts += (_header_name(name), _varint(len(content)), content)
     return _join(parts)

@@ -20,6 +20,7 @@ from dualwrite.errors import BrokerError, DeliveryError
 from dualwrite.kafka.config import Address
 from dualwrite.kafka.native.answers import CONCURRENT_TRANSACTIONS, NO_ANSWER, Verdict, failure, verdict_on
 from dualwrite.kafka.native.partition import Batch, Partition
+from dualwrite.kafka.native.records import EncodedRecords
 from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.kafka.native.topics import Topics
 from dualwrite.kafka.network import Network
@@ -85,6 +86,13 @@ class Sender:
         self.buffered += partition.builder.size
         self._unstored += partition.builder.count
         partition.close_batch()
+        self._waiting[partition] = None
+
+    def add_encoded(self, partition: Partition, records: EncodedRecords) -> None:
+        """As `add`, for a batch that was filled elsewhere; what the partition's own has is to be closed before."""
+        self.buffered += records.size
+        self._unstored += records.count
+        partition.add(records)
         self._waiting[partition] = None
 
     def push(self, timeout: float) -> None:

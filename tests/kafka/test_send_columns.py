@@ -1,0 +1,185 @@
+"""Messages by column: the broker has what `send_many` would have given it, in whatever way the columns are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import InvalidTransitionError, MessageTooLargeError, UnknownTopicError
+from dualwrite.kafka.base import ColumnProducer
+from dualwrite.kafka.native import accumulator
+from dualwrite.kafka.native.columns import RecordColumns
+from dualwrite.kafka.native.producer import NativeProducer
+from fixtures.broker import make_topic, read_topic
+
+NewName = Callable[[str], str]
+NewProducer = Callable[..., NativeProducer]
+
+COUNT = 3_000
+KEYS = [b"key %d" % (number % 700) for number in range(COUNT)]
+VALUES = [None if number % 11 == 0 else b"%d " % number + b"." * (number % 300) for number in range(COUNT)]
+PARTITIONS = 3
+
+
+@pytest.fixture
+def topic(broker: DevCluster, new_name: NewName) -> str:
+    name = new_name("topic")
+    make_topic(broker, name, PARTITIONS)
+    return name
+
+
+@pytest.fixture
+def by_column(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages were encoded together, batch by batch."""
+    counts: list[int] = []
+    encoded = RecordColumns.encoded
+
+    def counted(self: RecordColumns, begin: int, end: int, timestamp_ms: int) -> Any:
+        counts.append(end - begin)
+        return encoded(self, begin, end, timestamp_ms)
+
+    monkeypatch.setattr(RecordColumns, "encoded", counted)
+    return counts
+
+
+def begun(producer: NativeProducer) -> NativeProducer:
+    producer.init_transactions(timeout=20)
+    producer.begin_transaction()
+    return producer
+
+
+def by_partition(broker: DevCluster, topic: str) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
+    found: dict[int, list[tuple[bytes | None, bytes | None]]] = {number: [] for number in range(PARTITIONS)}
+    for message in read_topic(broker.bootstrap_servers, topic):
+        found[message.partition() or 0].append((message.key(), message.value()))
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"partitioner": "murmur2_random"},
+        {"partitioner": "fnv1a"},
+        {"compression_type": "gzip"},
+        {"batch_size": 2_000},
+        {"batch_size": 5_000, "queue_buffering_max_kbytes": 1},
+        {"batch_size": 5_000, "max_in_flight": 1},
+    ],
+)
+def test_keyed_messages_go_where_send_takes_them(
+    broker: DevCluster, new_native: NewProducer, topic: str, new_name: NewName, by_column: list[int], settings: dict[str, Any]
+) -> None:
+    one_by_one, producer = new_name("topic"), begun(new_native(**settings))
+    make_topic(broker, one_by_one, PARTITIONS)
+    assert isinstance(producer, ColumnProducer)
+    for key, value in zip(KEYS, VALUES, strict=True):
+        producer.send(one_by_one, value, key=key)
+    producer.send(topic, "before", key="key 1")
+    for begin in (0, COUNT // 2):  # two calls
+        half = slice(begin, begin + COUNT // 2)
+        producer.send_columns(topic, pa.array(VALUES[half]), keys=pa.array(KEYS[half]))
+        producer.send(topic, "between", key="key 1")
+    producer.commit_transaction(timeout=20)
+    assert sum(by_column) == COUNT
+    found, expected = by_partition(broker, topic), by_partition(broker, one_by_one)
+    (marked,) = [number for number, messages in found.items() if (b"key 1", b"before") in messages]
+    places = [place for place, (_, value) in enumerate(found[marked]) if value in (b"before", b"between")]
+    assert (places[0], places[2]) == (0, len(found[marked]) - 1)
+    for place in reversed(places):
+        del found[marked][place]
+    assert found == expected
+
+
+@pytest.mark.parametrize("keys", [None, pa.array(KEYS), pa.array([None] * COUNT, pa.binary())])
+def test_a_partition_that_is_given_takes_all_in_order(
+    broker: DevCluster, new_native: NewProducer, topic: str, by_column: list[int], keys: pa.Array | None
+) -> None:
+    producer = begun(new_native())
+    producer.send_columns(topic, pa.array(VALUES), keys=keys, partition=1)
+    producer.commit_transaction(timeout=20)
+    assert sum(by_column) == COUNT - 1  # the first begins the transaction
+    found = by_partition(broker, topic)
+    assert found[1] == list(zip([None] * COUNT if keys is None else keys.to_pylist(), VALUES, strict=True))
+    assert found[0] == found[2] == []
+
+
+def test_without_keys_batches_go_to_any_partition(
+    broker: DevCluster, new_native: NewProducer, topic: str, by_column: list[int]
+) -> None:
+    producer = begun(new_native(batch_size=5_000))
+    producer.send_columns(topic, pa.array(VALUES))
+    producer.commit_transaction(timeout=20)
+    assert sum(by_column) == COUNT - 1
+    found = by_partition(broker, topic)
+    assert all(found.values())
+    assert sorted(value or b"" for messages in found.values() for _, value in messages) == sorted(v or b"" for v in VALUES)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (pa.array([None, *KEYS[1:]]), pa.array(VALUES)),  # a key that leaves the partition open
+        (pa.array([b"", *KEYS[1:]]), pa.array(VALUES)),  # as for librdkafka's default partitioner
+        (pa.array(KEYS, pa.large_binary()), pa.array(VALUES)),
+        (pa.array(KEYS), pa.array([b"long" * 10_000, *VALUES[1:]])),
+        (pa.array(KEYS[:50]), pa.array(VALUES[:50])),  # few
+        (pa.array(KEYS[:0], pa.binary()), pa.array(VALUES[:0], pa.binary())),
+    ],
+)
+def test_what_is_not_worth_it_goes_one_by_one(
+    broker: DevCluster, new_native: NewProducer, topic: str, by_column: list[int], keys: pa.Array, values: pa.Array
+) -> None:
+    producer = begun(new_native())
+    producer.send(topic, "first")
+    producer.send_columns(topic, values, keys=keys)
+    producer.commit_transaction(timeout=20)
+    assert by_column == []
+    sent = [(None, b"first"), *zip(keys.to_pylist(), values.to_pylist(), strict=True)]
+    found = [message for messages in by_partition(broker, topic).values() for message in messages]
+    assert sorted(found, key=str) == sorted(sent, key=str)
+
+
+def test_a_batch_that_the_topic_does_not_take_comes_apart(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, by_column: list[int]
+) -> None:
+    topic, producer = new_name("topic"), begun(new_native())
+    make_topic(broker, topic, max_message_bytes="20000")
+    producer.send_columns(topic, pa.array(VALUES), keys=pa.array(KEYS))
+    producer.commit_transaction(timeout=20)
+    assert max(by_column) * 40 > 20_000
+    found = [(message.key(), message.value()) for message in read_topic(broker.bootstrap_servers, topic)]
+    assert found == list(zip(KEYS, VALUES, strict=True))
+
+
+def test_what_can_not_be_sent(broker: DevCluster, new_native: NewProducer, topic: str) -> None:
+    producer = new_native(message_max_bytes=1_000)
+    with pytest.raises(InvalidTransitionError, match="send_columns"):
+        producer.send_columns(topic, pa.array(VALUES))
+    begun(producer)
+    with pytest.raises(ValueError, match="2 keys for 3000 values"):
+        producer.send_columns(topic, pa.array(VALUES), keys=pa.array(KEYS[:2]))
+    with pytest.raises(UnknownTopicError):
+        producer.send_columns(topic, pa.array(VALUES), partition=PARTITIONS)
+    producer.send(topic, "first")
+    with pytest.raises(UnknownTopicError):
+        producer.send_columns(topic, pa.array(VALUES), partition=PARTITIONS)
+    with pytest.raises(MessageTooLargeError):
+        producer.send_columns(topic, pa.array([*VALUES, bytes(1_000)]), partition=0)
+    producer.abort_transaction(timeout=20)
+    assert read_topic(broker.bootstrap_servers, topic) == []
+
+
+def test_the_first_call_may_be_small(
+    broker: DevCluster, new_native: NewProducer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulator, "WORTHWHILE_BYTES", 0)
+    producer = begun(new_native())
+    for value in (b"1", b"2", b"3"):
+        producer.send_columns(topic, pa.array([value]), partition=2)
+    producer.commit_transaction(timeout=20)
+    assert by_partition(broker, topic)[2] == [(None, b"1"), (None, b"2"), (None, b"3")]
