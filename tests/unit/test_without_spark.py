@@ -28,6 +28,12 @@ def test_importing_dualwrite_loads_nothing_of_sparks() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_the_data_source_waits_for_no_pandas() -> None:
+    """Spark imports it in a new process for each plan and each commit."""
+    done = run("import dualwrite.spark.source; print('pandas' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
+
+
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
 def test_dualwrite_spark_says_what_to_install(missing: str) -> None:
     done = run("import dualwrite.spark", missing)

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 _SIZE: Final = 16
 _MODULUS: Final = 1 << (8 * _SIZE)
 _BYTES: Final = pa.large_binary()
-_EMPTY: Final = pa.scalar(b"", _BYTES)
 
 
 def table_digest(table: pa.Table) -> str:
@@ -55,13 +54,13 @@ def _texts(column: pa.Array) -> pa.Array:
     elif not _has_text(kind):
         values = [None if value is None else repr(value).encode() for value in column.to_pylist()]
         return _with_length(pa.array(values, _BYTES))
-    return pc.fill_null(column.cast(pa.large_string()).cast(_BYTES), _EMPTY)
+    return pc.fill_null(column.cast(pa.large_string()).cast(_BYTES), b"")
 
 
 def _with_length(column: pa.Array) -> pa.Array:
     lengths = pc.binary_length(column).cast(pa.large_string()).cast(_BYTES)
     texts = pc.binary_join_element_wise(lengths, column, pa.scalar(b":", _BYTES), null_handling="emit_null")
-    return pc.fill_null(texts, _EMPTY)
+    return pc.fill_null(texts, b"")
 
 
 def _is_bytes(kind: Any) -> bool:

@@ -28,7 +28,6 @@ _CONTROL: Final = bytes(range(32))
 _SPECIAL: Final = b'"\\' + _CONTROL  # what a text of JSON can't hold as it is; in UTF-8 no part of another character
 _SHORT: Final = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WHOLE: Final = "^-?[0-9]+$"
-_NOTHING: Final = pa.scalar(None, pa.string())
 _SIMPLE: Final = (
     pa.types.is_null,
     pa.types.is_boolean,
@@ -85,7 +84,7 @@ def json_texts(column: pa.Array) -> pa.Array:  # noqa: C901, PLR0911  (one case 
         return column.cast(pa.string())
     if pa.types.is_struct(kind):
         fields = [field.name for field in kind]
-        return pc.if_else(column.is_valid(), _objects(fields, column.flatten(), len(column)), _NOTHING)
+        return pc.if_else(column.is_valid(), _objects(fields, column.flatten(), len(column)), None)
     if pa.types.is_map(kind):
         return _maps(column)
     if _is_list(kind):
@@ -204,7 +203,7 @@ def _collected(column: pa.Array, texts: pa.Array, opening: str, closing: str) ->
     ends = pc.cumulative_sum(lengths)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
     lists = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), ",")
-    return pc.if_else(column.is_valid(), _joined(opening, lists, closing), _NOTHING)
+    return pc.if_else(column.is_valid(), _joined(opening, lists, closing), None)
 
 
 def _quoted(texts: pa.Array) -> pa.Array:
