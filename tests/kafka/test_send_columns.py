@@ -126,6 +126,8 @@ def test_without_keys_batches_go_to_any_partition(
         (pa.array([None, *KEYS[1:]]), pa.array(VALUES)),  # a key that leaves the partition open
         (pa.array([b"", *KEYS[1:]]), pa.array(VALUES)),  # as for librdkafka's default partitioner
         (pa.array(KEYS, pa.large_binary()), pa.array(VALUES)),
+        (pa.array(KEYS).cast(pa.string()), pa.array(VALUES)),
+        (pa.array(KEYS), pa.chunked_array([VALUES[:1000], VALUES[1000:]])),
         (pa.array(KEYS), pa.array([b"long" * 10_000, *VALUES[1:]])),
         (pa.array(KEYS[:50]), pa.array(VALUES[:50])),  # few
         (pa.array(KEYS[:0], pa.binary()), pa.array(VALUES[:0], pa.binary())),
@@ -139,7 +141,7 @@ def test_what_is_not_worth_it_goes_one_by_one(
     producer.send_columns(topic, values, keys=keys)
     producer.commit_transaction(timeout=20)
     assert by_column == []
-    sent = [(None, b"first"), *zip(keys.to_pylist(), values.to_pylist(), strict=True)]
+    sent = [(None, b"first"), *zip(keys.cast(pa.binary()).to_pylist(), values.to_pylist(), strict=True)]
     found = [message for messages in by_partition(broker, topic).values() for message in messages]
     assert sorted(found, key=str) == sorted(sent, key=str)
 

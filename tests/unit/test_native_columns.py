@@ -80,6 +80,8 @@ def test_each_partition_has_its_messages_in_order(messages: list[tuple[bytes, in
     ("values", "keys"),
     [
         (pa.array(["text"]), None),
+        (pa.chunked_array([[b"v"], [b"v"]]), None),
+        (pa.array([b"v"]).dictionary_encode(), None),
         (pa.array([b"v"], pa.large_binary()), None),
         (pa.array([b"v"]), pa.array([b"k"], pa.large_binary())),
         (pa.array([bytes(SMALL)]), None),

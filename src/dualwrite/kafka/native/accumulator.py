@@ -234,10 +234,11 @@ class RecordAccumulator:
             opened = self._opened(topic, partition, timeout)
         if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
             return False
-        keys, count = columns.keys, len(opened.partitions)
-        if keys is None or partition is not None:
+        keys = columns.keys if partition is None else None
+        if keys is None:
             parts = [(partition, columns)]
         else:
+            count = len(opened.partitions)
             indexes = [self._partitioner(key, count) for key in keys]
             if any(index is None for index in indexes):
                 return False

@@ -38,8 +38,8 @@ class RecordColumns:
 
     @classmethod
     def of(cls, values: pa.Array, keys: pa.Array | None) -> Self | None:
-        """The columns, or None where they are no 32-bit binary arrays, or a message is too long to be worth it."""
-        if not pa.types.is_binary(values.type) or (keys is not None and not pa.types.is_binary(keys.type)):
+        """The columns, or None where they are not of Arrow's type binary, or a message is too long to be worth it."""
+        if not isinstance(values, pa.BinaryArray) or not (keys is None or isinstance(keys, pa.BinaryArray)):
             return None
         sizes = _lengths(values).astype(np.int64) + RECORD_OVERHEAD
         if keys is not None:
