@@ -487,6 +487,15 @@ def frail(own_server: PostgresServer, own_broker: DevCluster) -> Iterator[Scene]
     engine.dispose()
 
 
+def wait_for_marker(scene: Scene) -> None:
+    """Wait until the first transaction is complete at Kafka, too.
+
+    A broker that is killed before may leave its marker out for good: it starts with metadata that don't have the new topic yet,
+    and takes it for deleted ("likely deleted already", measured with Kafka 4.3.0; README, further limits).
+    """
+    assert scene.agree() == [1]
+
+
 @pytest.mark.slow
 def test_the_broker_is_killed_before_prepare_and_comes_back(
     frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor
@@ -503,6 +512,7 @@ def test_the_broker_is_killed_before_prepare_and_comes_back(
 
     with scene.connect() as writer:
         scene.write(writer, 1)
+        wait_for_marker(scene)
         writing = elsewhere.submit(write, writer)
         assert crashed.wait(20)
         time.sleep(0.5)
@@ -520,6 +530,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
     scene.timeouts = Timeouts(claim=10, kafka=2, delivery=2)
     writer = scene.connect()
     scene.write(writer, 1)
+    wait_for_marker(scene)
     with pytest.raises(DeliveryError) as caught, writer.transaction() as tx:
         scene.both(tx, 2)
         own_broker.kill(1)
