@@ -14,6 +14,7 @@ from crash.cases import LEFT, RECOVERY_CASES, WRITER_CASES, after_crash_at, cras
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
+from fixtures.broker import wait_for_markers
 from fixtures.chaos import mostly_chaos
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,7 @@ def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[
         crashes += [pool.submit(crash_recovery, scenes[c], c[2], c[3], c[1]) for c in RECOVERY_CASES]
         for crash in crashes:
             crash.result()
+        wait_for_markers(cluster.bootstrap_servers)  # later the broker may leave them out, see README, further limits
         cluster.kill(1)
         cluster.start(1)
         yield scenes
