@@ -101,12 +101,12 @@ class MessageEncoder:
         partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
         partition = _only_value(partitions)
         if headers is None and timestamps is None and (partitions is None or partition is not None):
-            values, keys = _binary(values), None if keys is None else _binary(keys)
             if isinstance(producer, ColumnProducer):
-                producer.send_columns(topic, values, keys=keys, partition=partition)
+                producer.send_columns(topic, _binary(values), keys=None if keys is None else _binary(keys), partition=partition)
             else:
-                listed = None if keys is None else keys.to_pylist()
-                producer.send_many(topic, values.to_pylist(), keys=listed, partition=partition)
+                producer.send_many(
+                    topic, _contents(values), keys=None if keys is None else _contents(keys), partition=partition
+                )
             return
         rows = zip(
             _contents(values),

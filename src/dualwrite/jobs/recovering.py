@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 
 from dualwrite.assembly import Database, Kafka, open_recoverer
-from dualwrite.jobs.ledger import JobLedger
 from dualwrite.recovery import ids_with_lanes
 from dualwrite.report import RecoveryReport
 from dualwrite.settings import Settings
@@ -43,4 +42,8 @@ def recover(
 
 
 def _ids_at_work(store: TxnStateStore) -> frozenset[str]:
-    return JobLedger(store).attempts_at_work() if isinstance(store, SqlStateStore) else frozenset()
+    if not isinstance(store, SqlStateStore):
+        return frozenset()
+    from dualwrite.jobs.ledger import JobLedger  # noqa: PLC0415  (`import dualwrite` needs none of it)
+
+    return JobLedger(store).attempts_at_work()

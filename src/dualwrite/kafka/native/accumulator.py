@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic
@@ -229,9 +229,7 @@ class RecordAccumulator:
         That is so where a message is too long for a batch or for the cluster (`append` says so), where a key leaves the
         partition open, and where the batches would become small: each call has batches of its own.
         """
-        opened = self._topics.get(topic) if type(topic) is str else None
-        if opened is None:
-            opened = self._opened(topic, partition, timeout)
+        opened = self._opened(topic, partition, timeout)
         if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
             return False
         keys = columns.keys if partition is None else None
@@ -240,9 +238,9 @@ class RecordAccumulator:
         else:
             count = len(opened.partitions)
             indexes = [self._partitioner(key, count) for key in keys]
-            if any(index is None for index in indexes):
+            if None in indexes:
                 return False
-            parts = list(columns.by_partition([index for index in indexes if index is not None]))
+            parts = list(columns.by_partition(cast("list[int]", indexes)))
         if columns.size < len(parts) * WORTHWHILE_BYTES:
             return False
         try:
@@ -297,7 +295,7 @@ class RecordAccumulator:
         target = self._target(topic, opened, None, partition)
         if target.builder.records:
             self._close(target)
-        self._sender.add_encoded(target, records)
+        self._sender.add(target, records)
         self._room = self._buffer_bytes - self._sender.buffered
         if opened.sticky is target and partition is None:
             opened.sticky = None  # the next batch without keys goes elsewhere

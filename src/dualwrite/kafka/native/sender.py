@@ -81,18 +81,20 @@ class Sender:
         self.failure = None
         self.has_sent = False
 
-    def add(self, partition: Partition) -> None:
-        """Close the partition's batch, to be sent by the next call of `push` or `flush`."""
-        self.buffered += partition.builder.size
-        self._unstored += partition.builder.count
-        partition.close_batch()
-        self._waiting[partition] = None
+    def add(self, partition: Partition, records: EncodedRecords | None = None) -> None:
+        """Close the partition's batch, to be sent by the next call of `push` or `flush`.
 
-    def add_encoded(self, partition: Partition, records: EncodedRecords) -> None:
-        """As `add`, for a batch that was filled elsewhere; what the partition's own has is to be closed before."""
-        self.buffered += records.size
-        self._unstored += records.count
-        partition.add(records)
+        Args:
+            partition: The partition.
+            records: A batch that was filled elsewhere, to be sent instead; the partition's own is to be closed before.
+        """
+        filled = partition.builder if records is None else records
+        self.buffered += filled.size
+        self._unstored += filled.count
+        if records is None:
+            partition.close_batch()
+        else:
+            partition.add(records)
         self._waiting[partition] = None
 
     def push(self, timeout: float) -> None:
