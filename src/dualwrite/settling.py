@@ -6,6 +6,7 @@ F1  describe first, then read the row again on the condition of our fence
 F3  any answer to EndTxn but NONE: describe and decide again
 F7  settle in the database before the evidence at the broker is destroyed by raising the epoch
 FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
+FB  end a transaction only while each of its partitions has a leader (the coordinator waits for it)
 """
 
 from __future__ import annotations

@@ -490,8 +490,8 @@ def frail(own_server: PostgresServer, own_broker: DevCluster) -> Iterator[Scene]
 def wait_for_marker(scene: Scene) -> None:
     """Wait until the first transaction is complete at Kafka, too.
 
-    A broker that is killed before may leave its marker out for good: it starts with metadata that don't have the new topic yet,
-    and takes it for deleted ("likely deleted already", measured with Kafka 4.3.1; README, further limits).
+    A broker that is killed before may leave its marker out for good: at its start it takes the partition for deleted ("likely
+    deleted already", measured with Kafka 4.3.1; README, further limits).
     """
     assert scene.agree() == [1]
 

@@ -39,8 +39,8 @@ IMPATIENT = {"socket.timeout.ms": 500, "socket.connection.setup.timeout.ms": 500
 
 @pytest.fixture(scope="module")
 def frail() -> Iterator[DevCluster]:
-    """A broker that the tests of this module may break; it works again after each."""
-    with started() as cluster:
+    """A broker that the tests of this module may break; it works again after each. A pause does not end its session."""
+    with started(config={"broker.session.timeout.ms": "9000"}) as cluster:
         yield cluster
 
 

@@ -37,6 +37,7 @@ ALL_OF_IT = BrokerCapabilities(
     two_phase_setting=True,
     keep_prepared_txn=False,
     transaction_max_timeout_ms=900_000,
+    metadata_version=29,
 )
 UNSUPPORTED_VERSION, FORBIDDEN, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED, INVALID_REQUEST = 35, 53, 51, 90, 42
 
@@ -146,6 +147,7 @@ def test_a_broker_before_4_0(new_coordinator: Coordinators) -> None:
         two_phase_setting=None,
         keep_prepared_txn=False,
         transaction_max_timeout_ms=900_000,
+        metadata_version=21,
     )
     assert not found.native
 

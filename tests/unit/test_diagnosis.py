@@ -26,6 +26,7 @@ BEST = BrokerCapabilities(
     two_phase_setting=True,
     keep_prepared_txn=False,
     transaction_max_timeout_ms=900_000,
+    metadata_version=29,
 )
 PLAIN = replace(BEST, two_phase=False, two_phase_obstacle=TwoPhaseObstacle.SWITCHED_OFF, two_phase_setting=False)
 LEVEL_1 = replace(BEST, transaction_version=1)
@@ -112,6 +113,12 @@ def test_durations_read_well(milliseconds: int, text: str) -> None:
 
 def test_a_cluster_with_everything_has_no_findings() -> None:
     assert judge_kafka(BEST) == []
+
+
+@pytest.mark.parametrize(("metadata_version", "affected"), [(0, False), (29, False), (30, True), (31, True)])
+def test_a_release_that_skips_markers(metadata_version: int, affected: bool) -> None:
+    found = judge_kafka(replace(BEST, metadata_version=metadata_version))
+    assert [(one.severity, "KAFKA-20734" in one.what) for one in found] == [(WEAK, True)] * affected
 
 
 @pytest.mark.parametrize("obstacle", TwoPhaseObstacle)

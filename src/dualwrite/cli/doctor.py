@@ -104,6 +104,7 @@ def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
     return [
         ("brokers", str(found.brokers)),
         ("transaction.version", str(found.transaction_version)),
+        ("metadata.version", f"up to {found.metadata_version}"),
         ("EndTxn v5", _yes(found.end_txn_v5)),
         ("InitProducerId v6", _yes(found.init_producer_id_v6)),
         ("Produce v12", _yes(found.produce_v12)),

@@ -18,14 +18,14 @@ from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.locations import cache_dir, make_directory
 from dualwrite.devcluster.progress import Progress, SilentProgress
 
-DEFAULT_KAFKA_VERSION = "4.3.1"
-"""The newest release whose jars are all on Maven Central (4.4.0's `kafka-tools-api` is missing there at times)."""
+DEFAULT_KAFKA_VERSION = "4.2.1"
+"""The newest release that writes every marker: 4.3.0 to 4.4.0 leave out partitions without a leader (KAFKA-20734)."""
 
 _LOG4J_VERSION = "2.25.2"
 """Brokers speak slf4j 1.7 (4.4.0 still does) and die without a word when nothing is bound to it."""
 
 _NOT_NEEDED = ["org.apache.kafka:kafka-tools-api"]
-"""Only command line tools that are not run here use it; see DEFAULT_KAFKA_VERSION."""
+"""Only command line tools that are not run here use it; and 4.4.0's is missing on Maven Central at times."""
 
 _MAVEN_TIMEOUT = 60.0
 _ATTEMPTS = 3

@@ -82,7 +82,15 @@ def judge_kafka(
         )
     if capabilities.native and not capabilities.two_phase:
         found.append(_two_phase(capabilities))
+    if capabilities.may_skip_markers:
+        found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release with the mend, or 4.2"))
     return found
+
+
+_MARKERS_SKIPPED: Final = (
+    "Kafka 4.3.0 to 4.4.0 ends a transaction without its marker where a partition has no leader (KAFKA-20734), and this is "
+    "4.3 or newer. Recovery and the native producer wait for leaders; one that is lost in the moment of a commit can't be seen."
+)
 
 
 def _producer(capabilities: BrokerCapabilities, producer: str) -> list[Finding]:

@@ -260,7 +260,7 @@ class TransactionCoordinator(Protocol):
         ...
 
     def end_transaction(self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool) -> EndTxnAnswer:
-        """EndTxn, v5 where the broker has it, else v4."""
+        """EndTxn, v5 where the broker has it, else v4; waits until each partition of the transaction has a leader (rule FB)."""
         ...
 
     def init_producer_id(self, kafka_transactional_id: str) -> EndTxnAnswer:

@@ -27,6 +27,7 @@ _TRANSACTION_VERSION: Final = 2
 _END_TXN: Final = 5
 _INIT_PRODUCER_ID: Final = 6
 _PRODUCE: Final = 12
+_MARKERS_SKIPPED_FROM: Final = 30
 _NONE: Final = 0
 _ACCEPTED: Final = (_NONE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED)
 _TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
@@ -64,6 +65,8 @@ class BrokerCapabilities:
         two_phase_setting: The broker's `transaction.two.phase.commit.enable`; None where it can't be seen.
         keep_prepared_txn: Whether `keepPreparedTxn` was accepted.
         transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None where it can't be seen.
+        metadata_version: The newest `metadata.version` that the broker knows, which tells its release: 27 is Apache Kafka 4.1,
+            29 is 4.2, 30 is 4.3; 0 where it does not tell.
     """
 
     brokers: int
@@ -76,6 +79,12 @@ class BrokerCapabilities:
     two_phase_setting: bool | None
     keep_prepared_txn: bool
     transaction_max_timeout_ms: int | None
+    metadata_version: int
+
+    @property
+    def may_skip_markers(self) -> bool:
+        """Whether the release is 4.3.0 or newer: up to 4.4.0 a partition without a leader gets no marker (KAFKA-20734)."""
+        return self.metadata_version >= _MARKERS_SKIPPED_FROM
 
     @property
     def native(self) -> bool:
@@ -127,6 +136,7 @@ def probe(
         two_phase_setting=None if setting is None else setting == "true",
         keep_prepared_txn=found.keep_code in _ACCEPTED,
         transaction_max_timeout_ms=None if limit is None else int(limit),
+        metadata_version=found.coordinator.newest_features.get("metadata.version", 0),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
@@ -27,6 +28,7 @@ from dualwrite.state import TransactionDescription, TransactionStatus
 
 log = logging.getLogger(__name__)
 
+LEADER_NOT_AVAILABLE: Final = 5
 REQUEST_TIMED_OUT: Final = 7
 COORDINATOR_LOAD_IN_PROGRESS: Final = 14
 COORDINATOR_NOT_AVAILABLE: Final = 15
@@ -50,6 +52,7 @@ _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
 _LEAST_TIME: Final = 0.05
+_NAMED: Final = 5  # partitions, in an error
 FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
 _WAIT: Final = wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.01)
 
@@ -59,6 +62,10 @@ _T = TypeVar("_T")
 
 class _TryAgainError(Exception):
     """An answer that passes by itself."""
+
+
+class _NoLeaderError(_TryAgainError):
+    """A partition of the transaction has no leader, who would write its marker."""
 
 
 class _MovedError(Exception):
@@ -97,31 +104,41 @@ class WireTransactionCoordinator:
 
     def describe(self, kafka_transactional_id: str, *, timeout: float | None = None) -> TransactionDescription | None:
         """DescribeTransactions (KIP-664)."""
-
-        def ask(coordinator: Connection) -> TransactionDescription | None:
-            request = DescribeTransactionsRequest(transactional_ids=[kafka_transactional_id])
-            answer = self._call(coordinator, request).transaction_states[0]
-            if answer.error_code == TRANSACTIONAL_ID_NOT_FOUND:
-                return None
-            self._check(answer.error_code, kafka_transactional_id, "DescribeTransactions", "Describe")
-            return TransactionDescription(
-                status=TransactionStatus(answer.transaction_state),
-                producer_id=answer.producer_id,
-                epoch=answer.producer_epoch,
-                timeout_ms=answer.transaction_timeout_ms,
-                start_time_ms=answer.transaction_start_time_ms,
-                partitions=frozenset((t.topic, p) for t in answer.topics for p in t.partitions),
-            )
-
-        return self._ask_coordinator(kafka_transactional_id, ask, timeout)
+        return self._ask_coordinator(
+            kafka_transactional_id, lambda coordinator: self._described(coordinator, kafka_transactional_id), timeout
+        )
 
     def end_transaction(
-        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: float | None = None
+        self,
+        kafka_transactional_id: str,
+        *,
+        producer_id: int,
+        epoch: int,
+        commit: bool,
+        timeout: float | None = None,
+        just_written: bool = False,
     ) -> EndTxnAnswer:
-        """EndTxn; the same request again while markers are written (CONCURRENT_TRANSACTIONS) or the connection breaks."""
+        """EndTxn; the same request again while markers are written (CONCURRENT_TRANSACTIONS) or the connection breaks.
+
+        It waits until each partition of the transaction has a leader (rule FB).
+
+        Args:
+            kafka_transactional_id: The id.
+            producer_id: Of the transaction.
+            epoch: Of the transaction.
+            commit: Or abort.
+            timeout: Seconds, with all repetitions.
+            just_written: Every partition of the transaction has acknowledged something within the last moments: the first
+                request leaves without a look at the leaders.
+        """
         version = _END_BY_EPOCH if self.ends_by_epoch else _END_PLAIN
+        trusted = just_written
 
         def ask(coordinator: Connection) -> EndTxnAnswer:
+            nonlocal trusted
+            if not trusted:
+                self._demand_leaders(coordinator, kafka_transactional_id)
+            trusted = False
             if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
                 raise _TryAgainError(f"{coordinator.address} does not know EndTxn v{version}")
@@ -200,6 +217,8 @@ class WireTransactionCoordinator:
                 if two_phase:
                     raise two_phase_refused(kafka_transactional_id, "the broker does not know InitProducerId v6")
                 return InitProducerIdAnswer(UNSUPPORTED_VERSION, kafka_error_name(UNSUPPORTED_VERSION))
+            if producer_id < 0 and not keep_prepared:  # it aborts what is ongoing
+                self._demand_leaders(coordinator, kafka_transactional_id)
             answer = self._call(
                 coordinator,
                 InitProducerIdRequest(
@@ -278,6 +297,44 @@ class WireTransactionCoordinator:
         """Close the connections."""
         self._network.close()
 
+    def _described(self, coordinator: Connection, kafka_transactional_id: str) -> TransactionDescription | None:
+        request = DescribeTransactionsRequest(transactional_ids=[kafka_transactional_id])
+        answer = self._call(coordinator, request).transaction_states[0]
+        if answer.error_code == TRANSACTIONAL_ID_NOT_FOUND:
+            return None
+        self._check(answer.error_code, kafka_transactional_id, "DescribeTransactions", "Describe")
+        return TransactionDescription(
+            status=TransactionStatus(answer.transaction_state),
+            producer_id=answer.producer_id,
+            epoch=answer.producer_epoch,
+            timeout_ms=answer.transaction_timeout_ms,
+            start_time_ms=answer.transaction_start_time_ms,
+            partitions=frozenset((t.topic, p) for t in answer.topics for p in t.partitions),
+        )
+
+    def _demand_leaders(self, coordinator: Connection, kafka_transactional_id: str) -> None:
+        """See that every partition of an ongoing transaction has a leader (rule FB), by the coordinator's own metadata.
+
+        Kafka 4.3.0 to 4.4.0 takes a partition without one for deleted, and calls a transaction ended whose marker was never
+        written (KAFKA-20734): its messages stay invisible, until the next transaction's marker decides on them as well.
+        """
+        described = self._described(coordinator, kafka_transactional_id)
+        if described is None or described.status is not TransactionStatus.ONGOING or not described.partitions:
+            return
+        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({t for t, _ in described.partitions})]
+        answer = self._call(coordinator, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        # Of a topic that was deleted, or that the principal may not see, there is nothing to wait for.
+        leaderless = {
+            (topic.name, partition.partition_index)
+            for topic in answer.topics
+            for partition in topic.partitions
+            if partition.leader_id < 0 and partition.error_code in (0, LEADER_NOT_AVAILABLE)
+        }
+        if missing := sorted(leaderless & described.partitions):
+            named = ", ".join(f"{topic}-{index}" for topic, index in missing[:_NAMED])
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            raise _NoLeaderError(f"{named}{more} has no leader, who would write the transaction's marker")
+
     def _call(self, coordinator: Connection, request: Any) -> Any:
         """One request, which may take what is left of the time."""
         left = max(self._deadline - time.monotonic(), _LEAST_TIME)
@@ -318,6 +375,13 @@ class WireTransactionCoordinator:
             return Retrying(retry=retry_if_exception_type(passing), stop=stop, wait=_WAIT, reraise=True)(once)
         except BrokerUnavailableError:
             raise
+        except _NoLeaderError as error:
+            raise BrokerUnavailableError(
+                f"A transaction could not be ended within {timeout:g} s by {what}: {error}.",
+                cause="the brokers that hold the partition's replicas are down, or not yet back",
+                next_step="start them, and try again; what is prepared stays prepared, and what is open stays open",
+                servers=self._network.config.servers,
+            ) from error
         except passing as error:
             raise BrokerUnavailableError(
                 f"No answer from {what} at {self._network.config.servers} within {timeout:g} s: {error}.",

@@ -57,6 +57,7 @@ class Connection:
         self._arrived: list[tuple[int, Any]] = []
         self.api_versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
+        self.newest_features: Mapping[str, int] = {}
         try:
             self._open()
         except BaseException:
@@ -231,6 +232,7 @@ class Connection:
             version = min(version - 1, known[0] if known else 0)
         self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in answer.api_keys}
         self.features = {f.name: f.max_version_level for f in (getattr(answer, "finalized_features", None) or ())}
+        self.newest_features = {f.name: f.max_version for f in (getattr(answer, "supported_features", None) or ())}
 
     def _log_in(self, limit: float) -> None:
         login = self._config.sasl

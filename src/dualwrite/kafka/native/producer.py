@@ -48,6 +48,7 @@ _PAUSE: Final = 0.01
 _MARKERS_TIME: Final = 0.01
 _MARKERS_LIMIT: Final = 0.1
 _MARKERS_PAUSE: Final = 0.0002
+_JUST: Final = 1.0  # seconds in which a leader can hardly be given up: a broker's session is 9 s by default
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 _BETWEEN: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
 
@@ -101,7 +102,7 @@ class NativeProducer:
         self._offsets_sent = False
         self._prepared: PreparedTxnState | None = None
         self._budget = TimeBudget(None)
-        self._ended_at = 0.0
+        self._begun_at = self._ended_at = 0.0
         self._chosen_timeout_ms: int | None = None
         self._id_has_changed = False
 
@@ -239,6 +240,7 @@ class NativeProducer:
         self._accumulator.begin(self._producer_id, self._epoch)
         self._offsets_sent = False
         self._budget.reset()
+        self._begun_at = time.monotonic()
         self._state = ProducerState.IN_TRANSACTION
 
     def send(
@@ -420,7 +422,12 @@ class NativeProducer:
             return
         self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
         answer = self._coordinator.end_transaction(
-            self._id, producer_id=self._producer_id, epoch=self._epoch, commit=commit, timeout=timeout
+            self._id,
+            producer_id=self._producer_id,
+            epoch=self._epoch,
+            commit=commit,
+            timeout=timeout,
+            just_written=commit and time.monotonic() - self._begun_at < _JUST,
         )
         if not answer.proven:
             error = self._refused(answer, "EndTxn")

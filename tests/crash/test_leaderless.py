@@ -1,0 +1,145 @@
+"""A transaction is ended only while each of its partitions has a leader (rule FB), on a Kafka release that needs it.
+
+Kafka 4.3.0 to 4.4.0 takes a partition without a leader for deleted: it completes the transaction without its marker
+(KAFKA-20734).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import dualwrite
+from crash import worker
+from crash.databases import Databases
+from crash.scene import Scene
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.topics import describe_topics
+from dualwrite.state import TransactionStatus
+from fixtures.broker import read_topic, started
+from fixtures.leaders import coordinator_of
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 30.0
+SHORT = dualwrite.Timeouts(kafka=2)
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[DevCluster]:
+    """Three nodes of a release that leaves markers out."""
+    with started(nodes=3, kafka_version="4.3.1") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def scene(databases: Databases, forgetful: DevCluster) -> Scene:
+    return databases.scene("sqlite", forgetful)
+
+
+def make_topic_apart(cluster: DevCluster, scene: Scene) -> int:
+    """Make the scene's topic with one replica, on a node that does not coordinate the scene's id; that node."""
+    coordinator = coordinator_of(scene.bootstrap, f"{scene.transactional_id}#1")
+    node = next(number for number in (1, 2, 3) if number != coordinator)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(scene.topic, 1, replica_assignment=[[node]])])[scene.topic].result(LIMIT)
+    return node
+
+
+@contextmanager
+def without_leader(cluster: DevCluster, node: int, topic: str) -> Iterator[None]:
+    """The node is down, and the topic has no leader; then the node is up again."""
+    cluster.kill(node)
+    try:
+        deadline = time.monotonic() + LIMIT
+        while not describe_topics(cluster.bootstrap_servers, [topic])[0].without_leader:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield
+    finally:
+        cluster.start(node)
+
+
+def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None]:
+    return [message.value() for message in read_topic(scene.bootstrap, scene.topic, isolation=isolation)]
+
+
+@pytest.mark.parametrize("producer", ["native"])
+def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene: Scene) -> None:
+    """What the rule is for; where this fails, the release has been mended."""
+    node = make_topic_apart(forgetful, scene)
+    config, kafka_id = KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1"
+    coordinator = WireTransactionCoordinator(config)
+    producer = NativeProducer(config, kafka_id, coordinator, two_phase=True)
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(scene.topic, b"lost")
+        prepared = producer.prepare_transaction()
+        assert prepared is not None
+        with without_leader(forgetful, node, scene.topic):
+            assert coordinator.end_transaction(
+                kafka_id, producer_id=prepared.producer_id, epoch=prepared.epoch, commit=True, just_written=True
+            ).proven
+        described = coordinator.describe(kafka_id)
+        assert described is not None
+        assert described.status is TransactionStatus.COMPLETE_COMMIT
+        assert (values(scene), values(scene, "read_uncommitted")) == ([], [b"lost"])
+    finally:
+        producer.close()
+        coordinator.close()
+
+
+@pytest.mark.parametrize("producer", ["native"])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevCluster, scene: Scene, commit: bool) -> None:
+    node = make_topic_apart(forgetful, scene)
+    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1", two_phase=True)
+
+    def end(timeout: float) -> None:
+        (producer.commit_transaction if commit else producer.abort_transaction)(timeout=timeout)
+
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(scene.topic, b"first")
+        producer.prepare_transaction()
+        with without_leader(forgetful, node, scene.topic):
+            with pytest.raises(BrokerUnavailableError, match=f"{scene.topic}-0 has no leader"):
+                end(1)
+            with pytest.raises(BrokerUnavailableError, match="has no leader"):
+                end(1)
+        end(LIMIT)
+        producer.begin_transaction()
+        producer.send(scene.topic, b"second")
+        producer.commit_transaction()
+        assert values(scene) == ([b"first", b"second"] if commit else [b"second"])
+    finally:
+        producer.close()
+
+
+@pytest.mark.parametrize(
+    ("point", "outcome", "agreed"),
+    [("after_db_commit", "COMMITTED", [1, 2]), ("after_prepare", "ABORTED", [2])],
+    ids=["commit", "abort"],
+)
+def test_recovery_waits_for_the_leader(
+    forgetful: DevCluster, scene: Scene, point: str, outcome: str, agreed: list[int]
+) -> None:
+    """With both producers: whoever wrote, recovery ends the transaction."""
+    node = make_topic_apart(forgetful, scene)
+    assert scene.write(1, failpoints=f"{point}=kill").end() == -9
+    with without_leader(forgetful, node, scene.topic):
+        report = dualwrite.recover(scene.events.database, kafka=scene.settings, ids=[scene.transactional_id], timeouts=SHORT)
+        assert f"{scene.topic}-0 has no leader" in str(worker.as_json(report)["error"])
+    assert scene.recover()["outcomes"] == [outcome]
+    scene.write_here(2)
+    assert scene.agree() == agreed
