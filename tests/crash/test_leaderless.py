@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -24,6 +24,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.topics import describe_topics
 from dualwrite.state import TransactionStatus
+from dualwrite.testing import failpoints
 from fixtures.broker import read_topic, started
 from fixtures.leaders import coordinator_of
 
@@ -124,6 +125,24 @@ def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevC
         assert values(scene) == ([b"first", b"second"] if commit else [b"second"])
     finally:
         producer.close()
+
+
+def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: Scene) -> None:
+    """With both producers; the database has committed already."""
+    node = make_topic_apart(forgetful, scene)
+    with (
+        ExitStack() as down,
+        dualwrite.connect(
+            scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id, timeouts=SHORT
+        ) as writer,
+    ):
+        lose = failpoints.only_at(1, lambda: down.enter_context(without_leader(forgetful, node, scene.topic)))
+        with failpoints.armed("after_db_commit", lose), pytest.raises(dualwrite.InDoubtTransactionError, match="no leader"):
+            worker.write_event(writer, scene.topic, 1)
+        down.close()
+        writer.reopen()
+        worker.write_event(writer, scene.topic, 2)
+    assert scene.agree() == [1, 2]
 
 
 @pytest.mark.parametrize(

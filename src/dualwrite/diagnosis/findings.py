@@ -89,7 +89,7 @@ def judge_kafka(
 
 _MARKERS_SKIPPED: Final = (
     "Kafka 4.3.0 to 4.4.0 ends a transaction without its marker where a partition has no leader (KAFKA-20734), and this is "
-    "4.3 or newer. Recovery and the native producer wait for leaders; one that is lost in the moment of a commit can't be seen."
+    "4.3 or newer. Writers and recovery wait for leaders; one that is lost in the moment of a commit can't be seen."
 )
 
 

@@ -159,6 +159,12 @@ class WireTransactionCoordinator:
 
         return self._ask_coordinator(kafka_transactional_id, ask, timeout)
 
+    def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: float | None = None) -> None:
+        """Wait until each partition of the id's ongoing transaction has a leader (rule FB)."""
+        self._ask_coordinator(
+            kafka_transactional_id, lambda coordinator: self._demand_leaders(coordinator, kafka_transactional_id), timeout
+        )
+
     def init_producer_id(
         self,
         kafka_transactional_id: str,

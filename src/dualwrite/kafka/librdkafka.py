@@ -228,7 +228,7 @@ class LibrdkafkaProducer:
 
     def commit_transaction(self, *, timeout: float) -> None:
         """EndTxn by librdkafka; repeated only for errors that it calls retriable, and then the session must be replaced."""
-        self._until_done(self._producer.commit_transaction, "commit_transaction", timeout)
+        self._end(self._producer.commit_transaction, "commit_transaction", timeout, just_written=self._budget.just_started)
 
     def abort_transaction(self, *, timeout: float) -> None:
         """EndTxn(abort) by librdkafka, once nothing is under way any more.
@@ -242,7 +242,7 @@ class LibrdkafkaProducer:
             raise self._failed(
                 DeliveryError(f"{waiting} messages are still under way after {timeout:g} s.", transactional_id=self._id)
             )
-        self._until_done(self._producer.abort_transaction, "abort_transaction", timeout)
+        self._end(self._producer.abort_transaction, "abort_transaction", timeout, just_written=False)
 
     def close(self) -> None:
         """Drop queued messages and let librdkafka stop its threads; no transaction is ended."""
@@ -348,6 +348,17 @@ class LibrdkafkaProducer:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _end(self, call: Callable[[float], None], what: str, timeout: float, *, just_written: bool) -> None:
+        """EndTxn by librdkafka; before it, unless all was written just now, a look at the leaders (rule FB)."""
+        deadline = time.monotonic() + timeout
+        if self._has_content and not just_written:
+            try:
+                self._coordinator.wait_for_leaders(self._id, timeout=timeout)
+            except BaseException:
+                self._must_be_replaced = True
+                raise
+        self._until_done(call, what, max(deadline - time.monotonic(), 0.001))
 
     def _until_done(self, call: Callable[[float], None], what: str, timeout: float) -> None:
         """Call, and again with what is left of the time where librdkafka says that it may help."""

@@ -14,6 +14,7 @@ NO_TIMEOUT_MS: Final = 2**31 - 1  # what DescribeTransactions shows under two-ph
 MIN_TRANSACTION_TIMEOUT_MS: Final = 1_000
 TIME_RESERVE_SHARE: Final = 0.2
 MAX_TIME_RESERVE: Final = 10.0
+_JUST: Final = 1.0
 
 
 def chosen_timeout_ms(config: KafkaConfig) -> int | None:
@@ -59,6 +60,14 @@ class TimeBudget:
         """Something is about to be sent; the first call starts the clock."""
         if self._started_at is None:
             self._started_at = time.monotonic()
+
+    @property
+    def just_started(self) -> bool:
+        """Whether the first message left within the last second, in which hardly a leader is given up (rule FB).
+
+        A broker's session is 9 s by default.
+        """
+        return self._started_at is not None and time.monotonic() - self._started_at < _JUST
 
     @property
     def reserve(self) -> float:

@@ -48,7 +48,6 @@ _PAUSE: Final = 0.01
 _MARKERS_TIME: Final = 0.01
 _MARKERS_LIMIT: Final = 0.1
 _MARKERS_PAUSE: Final = 0.0002
-_JUST: Final = 1.0  # seconds in which a leader can hardly be given up: a broker's session is 9 s by default
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 _BETWEEN: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
 
@@ -102,7 +101,7 @@ class NativeProducer:
         self._offsets_sent = False
         self._prepared: PreparedTxnState | None = None
         self._budget = TimeBudget(None)
-        self._begun_at = self._ended_at = 0.0
+        self._ended_at = 0.0
         self._chosen_timeout_ms: int | None = None
         self._id_has_changed = False
 
@@ -240,7 +239,6 @@ class NativeProducer:
         self._accumulator.begin(self._producer_id, self._epoch)
         self._offsets_sent = False
         self._budget.reset()
-        self._begun_at = time.monotonic()
         self._state = ProducerState.IN_TRANSACTION
 
     def send(
@@ -427,7 +425,7 @@ class NativeProducer:
             epoch=self._epoch,
             commit=commit,
             timeout=timeout,
-            just_written=commit and time.monotonic() - self._begun_at < _JUST,
+            just_written=commit and self._budget.just_started,
         )
         if not answer.proven:
             error = self._refused(answer, "EndTxn")
