@@ -22,3 +22,9 @@ def producer(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def environment(producer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_PRODUCER", producer)
+
+
+@pytest.fixture
+def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is known which row and which Kafka id a transaction is on, and what a recovery report holds."""
+    monkeypatch.setenv("DUALWRITE_LANES", "1")

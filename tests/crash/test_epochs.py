@@ -29,9 +29,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def producer(monkeypatch: pytest.MonkeyPatch) -> str:
+def producer(one_lane: None) -> str:
     """The one that has an epoch for each transaction; on one lane, so that all of them are one id's."""
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
     return "native"
 
 

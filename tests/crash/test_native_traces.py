@@ -26,8 +26,8 @@ Ended = list[tuple[int, bool, EndTxnAnswer]]
 
 
 @pytest.fixture
-def producer(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("DUALWRITE_LANES", "1")  # the traces are about one id
+def producer(one_lane: None) -> str:
+    """On one lane: the traces are about one id."""
     return "native"
 
 

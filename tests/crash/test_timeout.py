@@ -15,7 +15,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
-from fixtures.broker import started
+from fixtures.broker import PROMPT_TIMEOUTS, started
 
 SHORT = {"transaction.timeout.ms": 3000}
 QUICK = dualwrite.Timeouts(claim=20, kafka=30, delivery=2)
@@ -26,14 +26,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[DevCluster]:
     """A broker that looks for timed-out transactions all the time, not every 10 s."""
-    with started(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
+    with started(config=PROMPT_TIMEOUTS) as cluster:
         yield cluster
 
 
 @pytest.fixture(autouse=True)
-def without_two_phase_commit(producer: str, environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_two_phase_commit(producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only without it can something time out; and one lane, so that it is known which id does."""
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
     if producer == "native":
         monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
 

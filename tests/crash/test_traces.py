@@ -33,8 +33,8 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def producer(variant: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("DUALWRITE_LANES", "1")  # the traces are about one id
+def producer(variant: str, one_lane: None) -> str:
+    """On one lane: the traces are about one id."""
     return "native" if variant == "native" else "librdkafka"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,40 +14,47 @@ from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.state import TransactionDescription, TransactionStatus
-from fixtures.broker import started
+from dualwrite.state import TransactionDescription, TransactionStatus, kafka_transactional_id
+from fixtures.broker import PROMPT_TIMEOUTS, started
 
 MAX_TIMEOUT_MS = 2_000
 NO_TIMEOUT_MS = 2_147_483_647
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
 
 
 @pytest.fixture(scope="module")
 def short_tempered() -> Iterator[DevCluster]:
     """A broker that gives a transaction two seconds, and looks for those that are over all the time."""
-    config = {
-        "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS),
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
-    }
-    with started(config=config) as cluster:
+    with started(config={**PROMPT_TIMEOUTS, "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS)}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def scene(databases: Databases, short_tempered: DevCluster, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
+def scene(databases: Databases, short_tempered: DevCluster) -> Scene:
     return databases.scene("sqlite", short_tempered)
 
 
-def described(scene: Scene) -> TransactionDescription:
+@pytest.fixture
+def unhurried(databases: Databases, broker: DevCluster) -> Scene:
+    """A scene in which a plain transaction outlives the start of the next process, however busy the machine is."""
+    return databases.scene("sqlite", broker)
+
+
+def described(scene: Scene, generation: int = 1) -> TransactionDescription:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
     try:
-        found = coordinator.describe(f"{scene.transactional_id}#1")
+        found = coordinator.describe(kafka_transactional_id(scene.transactional_id, generation))
         assert found is not None
         return found
     finally:
         coordinator.close()
+
+
+def generations(scene: Scene) -> int:
+    row = dualwrite.SqlStateStore(scene.engine).read(scene.transactional_id)
+    assert row is not None
+    return row.generation
 
 
 @pytest.mark.parametrize("point", ["after_db_commit", "before_kafka_commit"])
@@ -81,25 +89,33 @@ def test_a_writer_may_take_as_long_as_it_likes(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("producer", ["native"])
-def test_an_id_that_was_plain_goes_on_under_a_new_generation(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_was_plain_goes_on_under_a_new_generation(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """EndTxn keeps an id's timeout, so that plain and two-phase transactions never share a Kafka id."""
     expected = []
     for number, two_phase in enumerate(("true", "true", "false", "false", "true"), start=1):
         monkeypatch.setenv("DUALWRITE_TWO_PHASE", two_phase)
-        scene.write_here(number)
+        unhurried.write_here(number)
         expected.append(number)
-    assert scene.agree() == expected
-    row = dualwrite.SqlStateStore(scene.engine).read(scene.transactional_id)
-    assert row is not None
-    assert row.generation == 3
+    assert unhurried.agree() == expected
+    assert generations(unhurried) == 3
 
 
 @pytest.mark.parametrize("producer", ["native"])
-def test_producers_of_both_kinds_take_an_id_from_each_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_timeout_goes_on_under_a_new_generation(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
+    for number, (timeout_ms, generation) in enumerate(((30_000, 1), (30_000, 1), (60_000, 2), (60_000, 2)), start=1):
+        replace(unhurried, kafka={"transaction.timeout.ms": timeout_ms}).write_here(number)
+        assert described(unhurried, generation).timeout_ms == timeout_ms
+        assert generations(unhurried) == generation
+    assert unhurried.agree() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("producer", ["native"])
+def test_producers_of_both_kinds_take_an_id_from_each_other(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in enumerate(("native", "librdkafka", "native", "librdkafka"), start=1):
         monkeypatch.setenv("DUALWRITE_PRODUCER", name)
-        worker = scene.write(number, 1, "after_db_commit=kill")
+        worker = unhurried.write(number, 1, "after_db_commit=kill")
         assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
     monkeypatch.setenv("DUALWRITE_PRODUCER", "auto")
-    scene.write_here(5)
-    assert scene.agree() == [1, 2, 3, 4, 5]
+    unhurried.write_here(5)
+    assert unhurried.agree() == [1, 2, 3, 4, 5]

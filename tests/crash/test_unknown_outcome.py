@@ -38,11 +38,7 @@ from writer.scene import Base, Scene
 COMMIT = b"COMMIT\0"
 Later = Callable[[float, Callable[[], object]], None]
 
-
-@pytest.fixture(autouse=True)
-def one_lane(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is known what a recovery report holds."""
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
+pytestmark = pytest.mark.usefixtures("one_lane")
 
 
 @pytest.fixture(scope="module")

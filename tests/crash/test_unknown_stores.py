@@ -20,6 +20,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
 
+pytestmark = pytest.mark.usefixtures("one_lane")
+
 
 @dataclass
 class Fault:
@@ -52,11 +54,6 @@ NO_ANSWER = Fault("before", lambda link: link.blackhole("server_to_client"), com
 def producer() -> str:
     """What a store does is the same for all producers."""
     return "native"
-
-
-@pytest.fixture(autouse=True)
-def one_lane(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from dualwrite.errors import BatchRefusedError, DualWriteError, ProducerFencedEr
 from dualwrite.jobs.base import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
-from fixtures.broker import started
+from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.chaos import mostly_chaos
 
 PARTS = [[1, 2, 3, 4], [5, 6], [7]]
@@ -34,7 +34,7 @@ MakeScene = Callable[..., JobScene]
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[DevCluster]:
     """A broker to restart, which looks for timed-out transactions all the time."""
-    with started(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
+    with started(config=PROMPT_TIMEOUTS) as cluster:
         yield cluster
 
 

@@ -16,19 +16,19 @@ from spark_scene import LIMIT, SparkScene
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
-from fixtures.broker import started
+from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.chaos import mostly_chaos
 
 pytestmark = pytest.mark.slow
 
 MakeScene = Callable[[str, DevCluster, str], SparkScene]
-BOUNDED = {"twoPhase": "false", "kafka.transaction.timeout.ms": "4000"}
+TIMEOUT_MS = 8000
 
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[DevCluster]:
     """A broker to restart, which looks for timed-out transactions all the time."""
-    with started(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
+    with started(config=PROMPT_TIMEOUTS) as cluster:
         yield cluster
 
 
@@ -113,10 +113,11 @@ def test_a_commit_past_the_timeout_of_its_transactions(
     make_scene: MakeScene, postgres_url: str, fragile: DevCluster, new_name: Callable[[str], str]
 ) -> None:
     scene = make_scene(postgres_url, fragile, new_name("spark"))
-    scene.fail_at("job_before_commit", "sleep:5")
+    bounded = {"twoPhase": "false", "kafka.transaction.timeout.ms": str(TIMEOUT_MS)}
+    scene.fail_at("job_before_commit", f"sleep:{TIMEOUT_MS // 1000 + 1}")
     with pytest.raises(PySparkException, match=r"can't be committed in time.*transaction\.timeout\.ms"):
-        scene.write(scene.orders(range(30)), **BOUNDED)
+        scene.write(scene.orders(range(30)), **bounded)
     assert scene.has_failed
     scene.assert_holds([])
-    scene.write(scene.orders(range(30)), **BOUNDED)
+    scene.write(scene.orders(range(30)), **{**bounded, "kafka.transaction.timeout.ms": "60000"})
     scene.assert_holds(range(30))
