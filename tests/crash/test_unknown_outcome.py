@@ -353,9 +353,7 @@ def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer:
                 successors.enter_context(inside)
                 tx = inside.enter_context(successor.transaction())
                 scene.both(tx, 11)
-                deadline = time.monotonic() + 20
-                while not scene.unfinished() and time.monotonic() < deadline:
-                    time.sleep(0.01)  # librdkafka sends in the background
+                scene.wait_until_unfinished()
             link.cut()
 
         scene.write(writer, 1)

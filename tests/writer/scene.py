@@ -159,6 +159,13 @@ class Scene:
         finally:
             coordinator.close()
 
+    def wait_until_unfinished(self) -> None:
+        """Wait until Kafka has heard of the transaction whose block is running: the producers send in the background."""
+        deadline = time.monotonic() + 20
+        while not self.unfinished():
+            assert time.monotonic() < deadline, f"{self.transactional_id}: Kafka has not heard of its transaction"
+            time.sleep(0.01)
+
     def assert_settled(self) -> None:
         """Nothing is prepared, ongoing or unsettled, and no connection is held."""
         for row in self.state_rows():

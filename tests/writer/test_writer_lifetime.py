@@ -288,6 +288,7 @@ def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> 
         scene.write(writer, 1)
         with pytest.raises(FencedError), writer.transaction() as tx:
             scene.both(tx, 2)
+            scene.wait_until_unfinished()
             with scene.connect() as second:
                 assert [o.outcome for o in second.recovery_report] == [Outcome.ABORTED]
                 scene.write(second, 3)
