@@ -27,7 +27,7 @@ from dualwrite.jobs.job_rows import (
 )
 from dualwrite.jobs.rules import Committed, JobRow, Opening, after_close, closed, opened
 from dualwrite.jobs.tables import batch_table as b
-from dualwrite.kafka.time_budget import reserve_for
+from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import state_table as t
 
@@ -255,8 +255,7 @@ def _check_time_left(connection: Connection, run: JobRun, winners: Sequence[Prep
                 f"it at {winner.timeout:g} s, and {reserve_for(winner.timeout):g} s are kept for committing.",
                 transactional_id=winner.transactional_id,
                 cause="the job takes longer than transaction.timeout.ms allows, from its first message to its commit",
-                next_step="write smaller batches, raise the broker's transaction.max.timeout.ms, or switch on two-phase commit "
-                "at the broker (Apache Kafka 4.1 or newer), under which nothing times out",
+                next_step=f"write smaller batches, or {MORE_TIME}",
                 elapsed=elapsed,
                 timeout=winner.timeout,
             )

@@ -9,6 +9,12 @@ from dualwrite.errors import ConfigurationError, TransactionTimeoutError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 
+MORE_TIME: Final = (
+    "raise transaction.timeout.ms where you set it, and the broker's transaction.max.timeout.ms, which is its default and its "
+    "limit; with two-phase commit at the broker (Apache Kafka 4.1 or newer) nothing times out"
+)
+"""What to do where a transaction's time is too short: the end of an error's next step."""
+
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000  # the broker's own default for transaction.max.timeout.ms
 NO_TIMEOUT_MS: Final = 2**31 - 1  # what DescribeTransactions shows under two-phase commit
 MIN_TRANSACTION_TIMEOUT_MS: Final = 1_000
@@ -88,8 +94,7 @@ class TimeBudget:
                 f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.timeout:g} s, "
                 f"and {self.reserve:g} s are kept for committing.",
                 cause="the block, the deliveries or the database took too long",
-                next_step="make transactions shorter, or raise transaction.timeout.ms and the broker's "
-                "transaction.max.timeout.ms; with two-phase commit on the broker there is no such limit",
+                next_step=f"make transactions shorter, or {MORE_TIME}",
                 transactional_id=kafka_transactional_id,
                 elapsed=elapsed,
                 timeout=self.timeout,
