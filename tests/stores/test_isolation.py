@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -287,10 +289,12 @@ def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServe
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
         transaction.record(STATE, generation=0, transaction_number=1)
         with store.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
-            holder.execute(sa.text("SELECT pg_advisory_xact_lock(42)"))
+            holding = holder.scalar(sa.text("SELECT pg_backend_pid() FROM pg_advisory_xact_lock(42)"))
             committing = pool.submit(transaction.commit)
             _wait_for_a_lock(store)
             if how == "fast shutdown":
+                os.kill(holding, signal.SIGSTOP)  # were it to end first, its lock would be free, and the commit succeed
+                committing.add_done_callback(lambda _: os.kill(holding, signal.SIGCONT))
                 server.restart()
             else:
                 holder.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})

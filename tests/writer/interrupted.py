@@ -2,8 +2,9 @@
 
 python interrupted.py URL BOOTSTRAP ID TOPIC INTERRUPTS
 
-SIGINT is Python's own: KeyboardInterrupt at any bytecode. The parent sends one after each line that it gets ("ready …"). It
-is kept back but for the part under test, so that the harness itself is never what is interrupted.
+SIGINT is Python's own: KeyboardInterrupt at any bytecode. The first line says what a transaction takes on this machine
+("pace SECONDS"); after each that follows ("ready …") the parent sends one. It is kept back but for the part under test, so that
+the harness itself is never what is interrupted.
 """
 
 # ruff: noqa: T201  (its lines are what the test waits for)
@@ -15,6 +16,7 @@ import json
 import random
 import signal
 import sqlite3
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +28,9 @@ from typing import Any
 import sqlalchemy as sa
 
 import dualwrite
+
+WARM_UP = 7
+"""How many transactions run before the first interrupt."""
 
 
 @dataclass
@@ -118,6 +123,7 @@ class Interrupted:
     def run(self, interrupts: int) -> None:
         """Go on until so many interrupts have come; now and then the writer is closed and another opened."""
         chance = random.Random(7)
+        print("pace", self.pace(), flush=True)
         print("ready", flush=True)
         while self.tally.interrupts < interrupts:
             try:
@@ -130,6 +136,16 @@ class Interrupted:
                 self.writer.reopen()
                 continue
             self.interrupted()
+
+    def pace(self) -> float:
+        """How many seconds a transaction takes, at the median; the first ones wait for a new topic."""
+        taken = []
+        self.connect()
+        for _ in range(WARM_UP):
+            began = time.monotonic()
+            self.transaction()
+            taken.append(time.monotonic() - began)
+        return statistics.median(taken)
 
     def run_until_interrupted(self, chance: random.Random) -> None:
         while True:

@@ -25,6 +25,7 @@ import pytest
 from dualwrite import DualWriter, Phase
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.testing import failpoints
+from writer.interrupted import WARM_UP
 from writer.scene import Scene
 
 INTERRUPTED = Path(__file__).with_name("interrupted.py")
@@ -267,22 +268,26 @@ class Process:
         assert self.process.stderr is not None
         self._errors.extend(self.process.stderr)
 
-    def rain(self, chance: random.Random, wait: Callable[[random.Random], float]) -> dict[str, Any]:
-        """Interrupt it whenever it is ready, after a while; its report at the end."""
+    def rain(self, chance: random.Random, wait: Callable[[random.Random, float], float]) -> dict[str, Any]:
+        """Interrupt it whenever it is ready, after a while that suits its pace; its report at the end."""
         assert self.process.stdout is not None
         watchdog = threading.Timer(WATCHDOG, self.process.kill)
         watchdog.start()
         report: dict[str, Any] | None = None
         stop = threading.Event()
+        pace = 0.0
         try:
             for line in self.process.stdout:
+                if line.startswith("pace "):
+                    pace = float(line.removeprefix("pace "))
+                    continue
                 stop.set()
                 if line.startswith("report "):
                     report = json.loads(line.removeprefix("report "))
                     break
                 stop = threading.Event()
                 second = chance.uniform(0, 0.03) if chance.random() < 0.3 else None
-                threading.Thread(target=self._interrupt, args=(wait(chance), second, stop), daemon=True).start()
+                threading.Thread(target=self._interrupt, args=(wait(chance, pace), second, stop), daemon=True).start()
         finally:
             stop.set()
             watchdog.cancel()
@@ -307,9 +312,10 @@ class Process:
             stop.wait(2)
 
 
-def soon(chance: random.Random) -> float:
+def soon(chance: random.Random, pace: float) -> float:
     """Somewhere in the first transactions, or in what recovers before them."""
-    return chance.uniform(0, 0.08) if chance.random() < 0.8 else chance.uniform(0.08, 0.5)
+    few = max(0.08, 5 * pace)
+    return chance.uniform(0, few) if chance.random() < 0.8 else chance.uniform(few, 6 * few)
 
 
 @pytest.mark.slow
@@ -324,5 +330,5 @@ def test_interrupts_at_random_moments(scene: Scene, seed: int) -> None:
     assert report["checked_out"][0] == 0, report
     rows = scene.agree()
     assert set(report["done"]) <= set(rows)
-    assert len(report["done"]) > 10
+    assert len(report["done"]) > WARM_UP + 10
     scene.assert_settled()
