@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -101,23 +103,26 @@ def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, 
     assert rival.read_claimed(theirs).prepared_state is None
 
 
+@pytest.mark.parametrize("pause", [0, 1.2], ids=["between two attempts", "in an attempt"])
 def test_a_claim_gives_up_where_others_are_always_faster(
-    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
-    """By hand: a rival that is faster every time."""
+    """By hand: a rival that is faster every time, until the claim's time is over."""
     read = StateNodes.read
+    reads = itertools.count(1)
 
     def overtaken(self: StateNodes, *arguments: Any) -> Any:
         found = read(self, *arguments)
         if self is store._nodes:
             rival.claim(ID, "theirs", timeout=5)
+            time.sleep(pause if next(reads) > 1 else 0)  # the second attempt's write has no time left
         return found
 
     monkeypatch.setattr(StateNodes, "read", overtaken)
-    with pytest.raises(ClaimTimeoutError) as caught:
-        store.claim(ID, "ours", timeout=0.3)
+    with pytest.raises(ClaimTimeoutError, match=r"attempts in which others changed its row: [1-9]") as caught:
+        store.claim(ID, "ours", timeout=1)
     assert caught.value.retriable
-    assert caught.value.timeout == 0.3
+    assert caught.value.timeout == 1
 
 
 # --- connections that break -----------------------------------------------------------------------------------------------

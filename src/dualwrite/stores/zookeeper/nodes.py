@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_befo
 from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
-from dualwrite.stores.zookeeper.connection import NotSentError, ZooKeeperConnection
+from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import Trouble, sentence, translated, trouble
 from dualwrite.stores.zookeeper.paths import STATE_ROOT, state_path, transactional_id_of
 from dualwrite.stores.zookeeper.sizes import request_size, too_large
@@ -174,10 +174,20 @@ class StateNodes:
         lost.
 
         Raises:
-            ClaimTimeoutError: Others were faster each time.
+            ClaimTimeoutError: Others were faster, until the time was over.
             StoreError: Kazoo's errors, translated.
         """
         deadline = time.monotonic() + timeout
+        overtaken = 0
+
+        def attempt() -> T:
+            nonlocal overtaken
+            try:
+                return work(deadline)
+            except CHANGED_MEANWHILE:
+                overtaken += 1
+                raise
+
         retrying = Retrying(
             retry=retry_if_exception(_is_worth_another_change),
             stop=stop_before_delay(timeout),
@@ -186,17 +196,17 @@ class StateNodes:
             reraise=True,
         )
         try:
-            return retrying(work, deadline)
-        except CHANGED_MEANWHILE as error:
-            raise ClaimTimeoutError(
-                f"The row of the id was changed by others again and again for {timeout:g} s while {doing}.",
-                transactional_id=transactional_id,
-                cause=f"more than one process claims or recovers the id at once ({sentence(error)})",
-                next_step="run one writer for each transactional id, then try again",
-                timeout=timeout,
-                blocker=None,
-            ) from error
+            return retrying(attempt)
         except KazooException as error:
+            if overtaken and isinstance(error, (*CHANGED_MEANWHILE, NoAnswerError)):  # or the last attempt was cut short
+                raise ClaimTimeoutError(
+                    f"The {timeout:g} s for {doing} are over; attempts in which others changed its row: {overtaken}.",
+                    transactional_id=transactional_id,
+                    cause=f"more than one process claims or recovers the id at once (the last attempt: {sentence(error)})",
+                    next_step="run one writer for each transactional id, then try again",
+                    timeout=timeout,
+                    blocker=None,
+                ) from error
             raise self.translated(error, doing, transactional_id) from error
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> StoreError:
