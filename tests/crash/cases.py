@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
+from typing import Any
 
 from crash.databases import DATABASES, OTHER_DATABASES
 from crash.scene import Scene
+from fixtures.chaos import mostly_chaos
 
 WAYS = {"exit": 70, "kill": -9}
 BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
@@ -21,7 +23,7 @@ RECOVERY_POINTS = [
 ]
 OPENING_POINTS = ["before_take_over", "after_take_over"]
 LEFT = {"after_prepare": [1], "after_db_commit": [1, 2]}
-
+_ALWAYS_RUN = [("native", "postgresql"), ("native", "sqlite")]
 
 Case = tuple[str, ...]
 
@@ -31,6 +33,12 @@ def with_producers(both: Iterable[Case], native: Iterable[Case]) -> list[Case]:
     return [(producer, *case) for case in both for producer in ("librdkafka", "native")] + [
         ("native", *case) for case in native
     ]
+
+
+def mostly_committed(recoveries: list[Case]) -> list[Any]:
+    """The cases of recoveries for `parametrize`: with another database or producer, those of an abort only by `-m chaos`."""
+    kept = [case for case in recoveries if "after_db_commit" in case or case[:2] in _ALWAYS_RUN]
+    return mostly_chaos(recoveries, kept=kept)
 
 
 def crash_writer(scene: Scene, point: str, way: str) -> None:

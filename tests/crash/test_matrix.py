@@ -17,6 +17,7 @@ from crash.cases import (
     after_crash_at,
     crash_recovery,
     crash_writer,
+    mostly_committed,
     recovered,
     with_producers,
 )
@@ -41,7 +42,9 @@ def test_a_writer_that_dies_leaves_both_sides_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("producer", "database", "way", "left", "point"), with_producers(RECOVERY_CASES, OTHER_RECOVERY_CASES))
+@pytest.mark.parametrize(
+    ("producer", "database", "way", "left", "point"), mostly_committed(with_producers(RECOVERY_CASES, OTHER_RECOVERY_CASES))
+)
 def test_a_recovery_that_dies_leaves_the_next_one_to_finish(
     databases: Databases, broker: DevCluster, database: str, way: str, left: str, point: str
 ) -> None:

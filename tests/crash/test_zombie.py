@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 import sqlalchemy as sa
 
-from crash.cases import LEFT, OPENING_POINTS, PAST_COMMIT_POINT, RECOVERY_POINTS, with_producers
+from crash.cases import LEFT, OPENING_POINTS, PAST_COMMIT_POINT, RECOVERY_POINTS, mostly_committed, with_producers
 from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
@@ -117,8 +117,10 @@ def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(databases: Dat
 
 @pytest.mark.parametrize(
     ("producer", "database", "left", "point"),
-    with_producers(
-        product(["sqlite", "postgresql"], LEFT, OPENING), product(["mariadb", "zookeeper"], ["after_db_commit"], OPENING)
+    mostly_committed(
+        with_producers(
+            product(["sqlite", "postgresql"], LEFT, OPENING), product(["mariadb", "zookeeper"], ["after_db_commit"], OPENING)
+        )
     ),
 )
 @pytest.mark.slow
@@ -140,9 +142,11 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
 
 @pytest.mark.parametrize(
     ("producer", "database", "left", "point"),
-    with_producers(
-        product(["sqlite", "postgresql"], LEFT, RECOVERY_POINTS),
-        product(["mariadb", "zookeeper"], ["after_db_commit"], RECOVERY_POINTS),
+    mostly_committed(
+        with_producers(
+            product(["sqlite", "postgresql"], LEFT, RECOVERY_POINTS),
+            product(["mariadb", "zookeeper"], ["after_db_commit"], RECOVERY_POINTS),
+        )
     ),
 )
 @pytest.mark.slow

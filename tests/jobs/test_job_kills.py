@@ -24,6 +24,10 @@ HERE = Path(__file__).parent
 BATCHES = 3
 KILLS = 15
 LIMIT = 120.0
+SOME_POINTS = mostly_chaos(
+    ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"],
+    kept=["job_after_prepare", "job_after_commit"],
+)
 
 
 class Job:
@@ -104,7 +108,7 @@ def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"])
+@pytest.mark.parametrize("point", SOME_POINTS)
 def test_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(scene, tmp_path)
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
@@ -113,7 +117,7 @@ def test_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"])
+@pytest.mark.parametrize("point", SOME_POINTS)
 def test_librdkafka(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path, "librdkafka")
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
