@@ -8,7 +8,7 @@ from typing import Any
 
 from crash.databases import DATABASES, OTHER_DATABASES
 from crash.scene import Scene
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 
 WAYS = {"exit": 70, "kill": -9}
 BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
@@ -36,9 +36,9 @@ def with_producers(both: Iterable[Case], native: Iterable[Case]) -> list[Case]:
 
 
 def mostly_committed(recoveries: list[Case]) -> list[Any]:
-    """The cases of recoveries for `parametrize`: with another database or producer, those of an abort only by `-m chaos`."""
+    """The cases of recoveries for `parametrize`: with another database or producer, those of an abort only by `-m soak`."""
     kept = [case for case in recoveries if "after_db_commit" in case or case[:2] in _ALWAYS_RUN]
-    return mostly_chaos(recoveries, kept=kept)
+    return thinned(recoveries, kept=kept)
 
 
 def crash_writer(scene: Scene, point: str, way: str) -> None:

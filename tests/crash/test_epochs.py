@@ -21,7 +21,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState, TransactionDescription
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 
 LAST_EPOCH = 32766
 
@@ -72,7 +72,7 @@ def crashed_at_epoch(scene: Scene, epoch: int, point: str) -> PreparedTxnState |
     ("point", "outcome"),
     [("after_db_commit", "COMMITTED"), ("after_kafka_commit", "ALREADY_COMMITTED")],
 )
-@pytest.mark.parametrize("epoch", mostly_chaos([LAST_EPOCH - 1, LAST_EPOCH], kept=[LAST_EPOCH]))
+@pytest.mark.parametrize("epoch", thinned([LAST_EPOCH - 1, LAST_EPOCH], kept=[LAST_EPOCH]))
 def test_a_transaction_that_the_database_committed(scene: Scene, epoch: int, point: str, outcome: str) -> None:
     state = crashed_at_epoch(scene, epoch, point)
     assert state is not None
@@ -85,7 +85,7 @@ def test_a_transaction_that_the_database_committed(scene: Scene, epoch: int, poi
 
 
 @pytest.mark.parametrize(
-    "point", mostly_chaos(["recover_after_end_txn", "recover_after_settle"], kept=["recover_after_end_txn"])
+    "point", thinned(["recover_after_end_txn", "recover_after_settle"], kept=["recover_after_end_txn"])
 )
 def test_a_recovery_that_dies_right_at_the_change_is_finished_by_proof(scene: Scene, point: str) -> None:
     crashed_at_epoch(scene, LAST_EPOCH, "after_db_commit")
@@ -122,7 +122,7 @@ def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverifi
 
 
 @pytest.mark.parametrize(
-    "point", mostly_chaos(["after_prepare", "after_db_commit", "after_kafka_commit"], kept=["after_db_commit"])
+    "point", thinned(["after_prepare", "after_db_commit", "after_kafka_commit"], kept=["after_db_commit"])
 )
 def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id(scene: Scene, point: str) -> None:
     spend_epochs(scene, LAST_EPOCH - 1)
@@ -144,7 +144,7 @@ def described(scene: Scene) -> TransactionDescription:
         coordinator.close()
 
 
-@pytest.mark.parametrize("rolled_back", mostly_chaos([0, 1, 2, 3], kept=[2]))
+@pytest.mark.parametrize("rolled_back", thinned([0, 1, 2, 3], kept=[2]))
 def test_a_writer_goes_on_over_the_change(scene: Scene, rolled_back: int) -> None:
     spend_epochs(scene, LAST_EPOCH - 3)
     with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:

@@ -15,7 +15,7 @@ from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import wait_for_markers
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def producer() -> str:
     return "auto"
 
 
-@pytest.fixture(scope="module", params=mostly_chaos(["librdkafka", "native"], kept=["native"]))
+@pytest.fixture(scope="module", params=thinned(["librdkafka", "native"], kept=["native"]))
 def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[dict[tuple[str, ...], Scene]]:
     with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUALWRITE_PRODUCER", request.param)

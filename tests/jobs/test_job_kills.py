@@ -17,14 +17,14 @@ from job_driver import rows_of
 from job_scene import JobScene
 
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 from fixtures.job_points import COMMIT_POINTS, SETTLING_POINTS, TASK_POINTS
 
 HERE = Path(__file__).parent
 BATCHES = 3
 KILLS = 15
 LIMIT = 120.0
-SOME_POINTS = mostly_chaos(
+SOME_POINTS = thinned(
     ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"],
     kept=["job_after_prepare", "job_after_commit"],
 )
@@ -148,7 +148,7 @@ def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", mostly_chaos(TASK_POINTS, kept=["job_after_batch", "job_before_staged", "job_after_fence"]))
+@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=["job_after_batch", "job_before_staged", "job_after_fence"]))
 def test_a_zombie_that_wakes_on_mariadb(mariadb_scene: JobScene, tmp_path: Path, point: str) -> None:
     """It may lock staged rows beside its own, which are deleted by the next sweep after its end."""
     replaced_while_paused(mariadb_scene, tmp_path, point)

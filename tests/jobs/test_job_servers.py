@@ -18,7 +18,7 @@ from dualwrite.jobs.base import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import PROMPT_TIMEOUTS, started
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 
 PARTS = [[1, 2, 3, 4], [5, 6], [7]]
 ROWS = [1, 2, 3, 4, 5, 6, 7]
@@ -99,8 +99,8 @@ def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", mostly_chaos(["restarted", "killed"], kept=["killed"]))
-@pytest.mark.parametrize("moment", mostly_chaos(TASK_MOMENTS + COMMIT_MOMENTS, kept=KEPT))
+@pytest.mark.parametrize("way", thinned(["restarted", "killed"], kept=["killed"]))
+@pytest.mark.parametrize("moment", thinned(TASK_MOMENTS + COMMIT_MOMENTS, kept=KEPT))
 def test_a_broker_that_goes_away(postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
     scene = make_scene(postgres_url, fragile)
 
@@ -123,7 +123,7 @@ def own_postgres_url(own_postgres_server: PostgresServer) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", mostly_chaos(TASK_MOMENTS + COMMIT_MOMENTS, kept=KEPT))
+@pytest.mark.parametrize("moment", thinned(TASK_MOMENTS + COMMIT_MOMENTS, kept=KEPT))
 def test_a_database_that_crashes(
     own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:

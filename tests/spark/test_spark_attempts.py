@@ -19,7 +19,7 @@ from spark_scene import SparkScene
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 from spark.job import SparkJob
 from spark.processes import Role
 
@@ -95,7 +95,7 @@ def driven(
     made.close()
 
 
-@pytest.mark.parametrize("wakes", mostly_chaos(["before the commit", "after the commit"], kept=["after the commit"]))
+@pytest.mark.parametrize("wakes", thinned(["before the commit", "after the commit"], kept=["after the commit"]))
 def test_a_retried_stage(scene: SparkScene, spark_place: Path, wakes: str) -> None:
     """The shuffle files are gone when the third task wants them: the stage runs again, and the first's task stays alive."""
     armed, shuffles = str(scene.failpoints), str(spark_place / "local")
@@ -155,7 +155,7 @@ def ids_of_partition(scene: SparkScene, partition: int) -> int:
     return len(scene.rows(query))
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 def test_speculation(driven: BatchScene) -> None:
     """A task that hangs gets a copy on another host, which wins; the first goes on when all is done."""
     if not has_second_host():
@@ -196,7 +196,7 @@ def has_second_host() -> bool:
     return True
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 def test_zombies_that_end_in_the_next_write(driven: BatchScene, tmp_path: Path) -> None:
     """Spark has aborted their write; they end while the next one is at work, with ids that it may have, too."""
     points = ("job_after_open", "job_after_claim", "job_before_staged", "job_after_prepare")
@@ -221,7 +221,7 @@ def test_zombies_that_end_in_the_next_write(driven: BatchScene, tmp_path: Path) 
     driven.assert_holds(range(expected))
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 def test_executors_of_their_own(driven: BatchScene) -> None:
     """The commit is in another process tree than the tasks; one executor dies."""
     with driven.batches("local-cluster[2,1,1024]") as batches:

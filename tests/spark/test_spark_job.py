@@ -37,7 +37,7 @@ def said(job: SparkJob, place: str) -> int:
     return int(job.wait_for(f"{place} ").split()[1])
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 def test_a_job_that_ends_by_itself_leaves_nothing(start: Start) -> None:
     with start() as job:
         job.wait_for("rows 20")
@@ -83,7 +83,7 @@ def test_a_commit_worker_that_is_killed_is_followed_by_abort(start: Start, tmp_p
         assert "Python worker exited unexpectedly" in job.output
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 def test_python_workers_end_with_the_jvm(start: Start, tmp_path: Path) -> None:
     with start(write=tmp_path / "never") as job:
         said(job, "write")
@@ -91,7 +91,7 @@ def test_python_workers_end_with_the_jvm(start: Start, tmp_path: Path) -> None:
         assert job.wait() != 0
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 def test_all_ends_with_the_driver(start: Start, tmp_path: Path) -> None:
     with start(write=tmp_path / "never") as job:
         said(job, "write")

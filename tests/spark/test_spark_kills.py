@@ -6,7 +6,7 @@ import psutil
 import pytest
 from driven_scene import DrivenScene, is_stopped, wait_until
 
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 from spark.processes import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -16,7 +16,7 @@ LIMIT = 120
 
 @pytest.mark.parametrize(
     ("dies", "point"),
-    mostly_chaos(
+    thinned(
         [
             (Role.JVM, "job_after_prepare"),
             (Role.JVM, "job_after_move"),
@@ -44,7 +44,7 @@ def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) 
     driven.assert_holds(ids)
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_before_staged", "job_after_prepare", "job_after_move", "recover_after_end_txn"])
 def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
     """All its processes are paused, as on a machine that sleeps; another driver has done everything when it goes on."""
@@ -62,7 +62,7 @@ def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> N
     driven.assert_holds(ids)
 
 
-@pytest.mark.chaos
+@pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_before_commit", "job_after_commit"])
 def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
     """It outlives its JVM, since the daemon that would have ended it is killed first."""

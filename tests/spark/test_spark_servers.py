@@ -17,7 +17,7 @@ from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import PROMPT_TIMEOUTS, started
-from fixtures.chaos import mostly_chaos
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def stopped_worker() -> psutil.Process:
 
 
 @pytest.mark.parametrize(
-    "point", mostly_chaos(["job_after_batch", "job_after_prepare", "job_after_commit"], kept=["job_after_prepare"])
+    "point", thinned(["job_after_batch", "job_after_prepare", "job_after_commit"], kept=["job_after_prepare"])
 )
 def test_a_broker_that_is_killed(own_scene: SparkScene, fragile: DevCluster, point: str) -> None:
     own_scene.add_input(range(10))
@@ -85,7 +85,7 @@ def test_a_broker_that_is_killed(own_scene: SparkScene, fragile: DevCluster, poi
 
 @pytest.mark.parametrize(
     "point",
-    mostly_chaos(["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"], kept=["job_after_move"]),
+    thinned(["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"], kept=["job_after_move"]),
 )
 def test_a_database_that_crashes(own_scene: SparkScene, own_postgres_server: PostgresServer, point: str) -> None:
     """The staging table is empty then: what was staged is refused, and the batch runs again."""
