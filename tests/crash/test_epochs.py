@@ -84,9 +84,7 @@ def test_a_transaction_that_the_database_committed(scene: Scene, epoch: int, poi
     assert scene.agree() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "point", thinned(["recover_after_end_txn", "recover_after_settle"], kept=["recover_after_end_txn"])
-)
+@pytest.mark.parametrize("point", thinned(["recover_after_end_txn", "recover_after_settle"], kept=["recover_after_end_txn"]))
 def test_a_recovery_that_dies_right_at_the_change_is_finished_by_proof(scene: Scene, point: str) -> None:
     crashed_at_epoch(scene, LAST_EPOCH, "after_db_commit")
     dying = scene.recovery(f"{point}=kill")
@@ -121,9 +119,7 @@ def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverifi
     assert scene.agree() == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "point", thinned(["after_prepare", "after_db_commit", "after_kafka_commit"], kept=["after_db_commit"])
-)
+@pytest.mark.parametrize("point", thinned(["after_prepare", "after_db_commit", "after_kafka_commit"], kept=["after_db_commit"]))
 def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id(scene: Scene, point: str) -> None:
     spend_epochs(scene, LAST_EPOCH - 1)
     old = described(scene).producer_id

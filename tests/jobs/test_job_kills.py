@@ -17,8 +17,8 @@ from job_driver import rows_of
 from job_scene import JobScene
 
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
-from fixtures.tiers import thinned
 from fixtures.job_points import COMMIT_POINTS, SETTLING_POINTS, TASK_POINTS
+from fixtures.tiers import thinned
 
 HERE = Path(__file__).parent
 BATCHES = 3
