@@ -100,6 +100,34 @@ def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene
 
 
 @pytest.mark.parametrize("producer", ["native"])
+def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back(databases: Databases) -> None:
+    """Kafka by itself, without our look at the leaders."""
+    with started(nodes=3) as cluster:
+        scene = databases.scene("sqlite", cluster)
+        node = make_topic_apart(cluster, scene)
+        config, kafka_id = KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1"
+        coordinator = WireTransactionCoordinator(config)
+        producer = NativeProducer(config, kafka_id, coordinator, two_phase=True)
+        try:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(scene.topic, b"kept")
+            prepared = producer.prepare_transaction()
+            assert prepared is not None
+            with without_leader(cluster, node, scene.topic):
+                assert coordinator.end_transaction(
+                    kafka_id, producer_id=prepared.producer_id, epoch=prepared.epoch, commit=True, just_written=True
+                ).proven
+                described = coordinator.describe(kafka_id)
+                assert described is not None
+                assert described.status is TransactionStatus.PREPARE_COMMIT
+            assert values(scene) == [b"kept"]  # read after every transaction of the cluster has ended
+        finally:
+            producer.close()
+            coordinator.close()
+
+
+@pytest.mark.parametrize("producer", ["native"])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevCluster, scene: Scene, commit: bool) -> None:
     node = make_topic_apart(forgetful, scene)

@@ -37,7 +37,7 @@ class DevCluster:
     Args:
         name: The name under which this user's clusters are kept apart.
         nodes: 1 or 3; each is broker and controller.
-        kafka_version: Version of Kafka to run, such as 4.2.1 or 3.9.1.
+        kafka_version: Version of Kafka to run, such as 4.2.2 or 3.9.1.
         data_dir: Directory for data and logs; by default one under the user's state directory.
         config: Broker properties on top of dualwrite's, for all nodes.
         features: Feature levels for formatting, such as `{"transaction.version": "1"}`.

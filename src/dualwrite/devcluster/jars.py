@@ -18,7 +18,7 @@ from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.locations import cache_dir, make_directory
 from dualwrite.devcluster.progress import Progress, SilentProgress
 
-DEFAULT_KAFKA_VERSION = "4.2.1"
+DEFAULT_KAFKA_VERSION = "4.2.2"
 """The newest release that writes every marker: 4.3.0 to 4.4.0 leave out partitions without a leader (KAFKA-20734)."""
 
 _LOG4J_VERSION = "2.25.2"

@@ -83,7 +83,7 @@ def judge_kafka(
     if capabilities.native and not capabilities.two_phase:
         found.append(_two_phase(capabilities))
     if capabilities.may_skip_markers:
-        found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release with the mend, or 4.2"))
+        found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release that fixes it, or 4.2.2"))
     return found
 
 
