@@ -1,6 +1,6 @@
 """A process with a writer that does what it is told, a line of JSON for each command and each answer.
 
-python -m crash.actor URL BOOTSTRAP TOPIC_PREFIX
+python -m crash.actor URL BOOTSTRAP
 
 A command is `{"do": "open", "id": …}`, `{"do": "write", "number": …, "at": failpoint or null, "action": "kill" or "stop"}`,
 `{"do": "close"}` or `{"do": "recover", "id": …}`. An answer is `{"ok": …}` or `{"error": name of the class, "text": …}`.
@@ -9,7 +9,6 @@ A command is `{"do": "open", "id": …}`, `{"do": "write", "number": …, "at": 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from crash import worker
 from dualwrite.testing import failpoints
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-TIMEOUTS = dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "2")), kafka=30, delivery=20)
+TIMEOUTS = dualwrite.Timeouts(claim=2, kafka=30, delivery=20)
 
 
 class Actor:

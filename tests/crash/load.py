@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,8 +25,9 @@ from pathlib import Path
 
 from crash import worker
 from crash.databases import DATABASES, OTHER_DATABASES, Databases
-from crash.scene import TESTS, Scene
+from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
+from fixtures.fork_server import ForkedProcess
 
 WRITERS = 4
 PAUSE = (1.0, 4.0)
@@ -77,18 +76,17 @@ class Killed:
     def start(self) -> None:
         first = self._scenes[0]
         ids = [[name, number] for name, number in self._next.items()]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "crash.load_worker", first.url, first.bootstrap, json.dumps(ids)],
-            env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"},
+        self._process = ForkedProcess(
+            "crash.load_worker",
+            [first.url, first.bootstrap, json.dumps(ids)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
         self._open = threading.Event()
         self._reading = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reading.start()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: ForkedProcess) -> None:
         assert process.stdout is not None
         waiting = set(self._next)
         for line in process.stdout:

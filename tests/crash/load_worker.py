@@ -16,7 +16,7 @@ from crash import worker
 def write(url: str, bootstrap: str, name: str, first: int, stop: threading.Event) -> None:
     try:
         with dualwrite.connect(
-            url, kafka={"bootstrap.servers": bootstrap}, transactional_id=name, timeouts=worker.TIMEOUTS
+            url, kafka={"bootstrap.servers": bootstrap}, transactional_id=name, timeouts=worker.timeouts()
         ) as writer:
             worker.say("open", name, ",".join(o.outcome.value for o in writer.recovery_report))
             number = first

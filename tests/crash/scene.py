@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -23,8 +22,8 @@ import dualwrite
 from crash import worker
 from crash.events import Events, SqlEvents
 from dualwrite.testing.topics import read_committed
+from fixtures.fork_server import ForkedProcess
 
-TESTS = Path(__file__).parents[1]
 LIMIT = 60.0
 
 
@@ -32,16 +31,13 @@ class Worker:
     """A worker process and the lines that it prints."""
 
     def __init__(self, arguments: list[str], failpoints: str = "", **environment: str) -> None:
-        environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", **environment}
-        environ.pop("DUALWRITE_FAILPOINTS", None)
-        if failpoints:
-            environ["DUALWRITE_FAILPOINTS"] = failpoints
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "crash.worker", *arguments],
-            env={**environ, "PYTHONPATH": str(TESTS)},
+        self.process = ForkedProcess(
+            "crash.worker",
+            arguments,
+            failpoints=failpoints,
+            environment={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.lines: list[str] = []
         self._new: queue.Queue[str | None] = queue.Queue()

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,8 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from crash.cases import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT
 from crash.databases import DATABASES, OTHER_DATABASES, Databases
-from crash.scene import TESTS, Scene
+from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
+from fixtures.fork_server import ForkedProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -55,7 +55,7 @@ class Actor:
     """One process, its scene, and what it is at."""
 
     scene: Scene
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     is_open: bool = False
     paused_with: int | None = None
     """The event that it was at when it was stopped."""
@@ -146,13 +146,7 @@ class Promise(RuleBasedStateMachine):
     @rule(which=st.sampled_from([0, 0, 0, 1]))
     def start(self, which: int) -> None:
         scene = self.scenes[which]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "crash.actor", scene.url, scene.bootstrap],
-            env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = ForkedProcess("crash.actor", [scene.url, scene.bootstrap], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.actors.append(Actor(scene, process))
         self.open(self.actors[-1])
 

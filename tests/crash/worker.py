@@ -3,7 +3,8 @@
 python -m crash.worker write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one a transaction
 python -m crash.worker recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
 
-It prints a line before and after each step, so that a test can wait for it. Failpoints come from DUALWRITE_FAILPOINTS.
+It prints a line before and after each step, so that a test can wait for it. Tests fork it with failpoints armed
+(`fixtures.fork_server`).
 """
 
 import json
@@ -16,7 +17,9 @@ from crash import events
 from dualwrite.kafka.native import producer as native
 from dualwrite.state import MAX_EPOCH
 
-TIMEOUTS = dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20")), kafka=30, delivery=20)
+
+def timeouts() -> dualwrite.Timeouts:
+    return dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20")), kafka=30, delivery=20)
 
 
 def say(*words: object) -> None:
@@ -25,7 +28,7 @@ def say(*words: object) -> None:
 
 
 def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: int, count: int) -> None:
-    with dualwrite.connect(url, kafka=settings(bootstrap), transactional_id=transactional_id, timeouts=TIMEOUTS) as writer:
+    with dualwrite.connect(url, kafka=settings(bootstrap), transactional_id=transactional_id, timeouts=timeouts()) as writer:
         say("open", ",".join(o.outcome.value for o in writer.recovery_report))
         for number in range(first, first + count):
             say("begin", number)
@@ -35,7 +38,7 @@ def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: in
 
 
 def recover(url: str, bootstrap: str, transactional_id: str) -> None:
-    report = dualwrite.recover(url, kafka=settings(bootstrap), ids=[transactional_id], timeouts=TIMEOUTS)
+    report = dualwrite.recover(url, kafka=settings(bootstrap), ids=[transactional_id], timeouts=timeouts())
     say(json.dumps(as_json(report)))
 
 

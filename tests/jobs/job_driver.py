@@ -1,6 +1,6 @@
 """A driver with its tasks, as a process: batch after batch, with retries, abort and a commit log as Spark's. To be killed.
 
-python job_driver.py URL SERVERS PREFIX TOPIC LOG BATCHES [librdkafka]
+Tests fork it (`fixtures.fork_server`) with: URL SERVERS PREFIX TOPIC LOG BATCHES [librdkafka]
 """
 
 from __future__ import annotations
@@ -68,7 +68,3 @@ def main() -> None:
         for batch_id in range(int(done.read_text() or 0), int(batches)):
             driver.run(batch_id)
             done.write_text(str(batch_id + 1))
-
-
-if __name__ == "__main__":
-    main()

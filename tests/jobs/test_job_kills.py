@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +13,7 @@ import pytest
 from job_driver import rows_of
 from job_scene import JobScene
 
-from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
+from fixtures.fork_server import ForkedProcess
 from fixtures.job_points import COMMIT_POINTS, SETTLING_POINTS, TASK_POINTS
 from fixtures.tiers import thinned
 
@@ -38,9 +35,8 @@ class Job:
         self.log.write_text(str(done))
         self._arguments = [scene.url, scene.servers, scene.prefix, scene.sink.topic, str(self.log), str(batches), *producer]
 
-    def start(self, failpoints: str = "") -> subprocess.Popen[bytes]:
-        environment = {**os.environ, ENVIRONMENT_VARIABLE: failpoints, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-        return subprocess.Popen([sys.executable, str(HERE / "job_driver.py"), *self._arguments], env=environment)
+    def start(self, failpoints: str = "") -> ForkedProcess:
+        return ForkedProcess("job_driver", self._arguments, failpoints=failpoints, folder=HERE)
 
     def run(self, failpoints: str = "") -> int:
         with self.start(failpoints) as process:
@@ -60,7 +56,7 @@ def all_rows(batches: int = BATCHES) -> Sequence[int]:
     return [row for batch in range(batches) for row in rows_of(batch)]
 
 
-def wait_for(flag: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for(flag: Path, process: ForkedProcess) -> None:
     deadline = time.monotonic() + LIMIT
     while not flag.exists():
         assert process.poll() is None, "the driver ended before"
@@ -69,7 +65,7 @@ def wait_for(flag: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[subprocess.Popen[bytes]]:
+def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[ForkedProcess]:
     """The driver, stopped at a point."""
     flag = folder / "reached"
     with job.start(f"{point}#{nth}=touch:{flag};{point}#{nth}=stop") as process:

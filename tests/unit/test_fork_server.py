@@ -1,0 +1,195 @@
+"""Forked processes behave as those that are started anew, and share nothing with the one that forks them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fixtures.fork_server import ForkedProcess, ForkServer
+
+HERE = Path(__file__).parent
+LIMIT = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    made = ForkServer()
+    yield made
+    made.close()
+
+
+def forked(
+    code: str,
+    server: ForkServer,
+    *,
+    failpoints: str = "",
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+) -> ForkedProcess:
+    return ForkedProcess(
+        "forked_code",
+        [code],
+        failpoints=failpoints,
+        environment=environment,
+        folder=HERE,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        server=server,
+    )
+
+
+def ended(process: ForkedProcess) -> tuple[int, str, str]:
+    """Its exit code, and what it wrote."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        output, errors = process.stdout.read(), process.stderr.read()
+        return process.wait(LIMIT), output, errors
+
+
+def state(pid: int) -> str:
+    """As `ps` shows it: T is stopped, Z has ended and nobody has asked how."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_for_state(pid: int, expected: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while state(pid) != expected:
+        assert time.monotonic() < deadline, state(pid)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "error"),
+    [
+        ("print('out')", 0, ""),
+        ("print('out'); import sys; sys.exit(3)", 3, ""),
+        ("print('out'); import sys; sys.exit('why')", 1, "why"),
+        ("print('out'); import os; os._exit(70)", 70, ""),
+        ("print('out'); 1 / 0", 1, "ZeroDivisionError"),
+        ("print('out'); import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
+        ("print('out'); import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
+        ("print('out'); import os; os.kill(os.getpid(), 2)", -signal.SIGINT, "KeyboardInterrupt"),
+    ],
+)
+def test_exit_codes_are_those_of_a_process(server: ForkServer, code: str, exit_code: int, error: str) -> None:
+    told, output, errors = ended(forked(code, server))
+    assert (told, output) == (exit_code, "out\n"), errors
+    assert error in errors
+
+
+def test_a_process_is_killed(server: ForkServer) -> None:
+    process = forked("import time; print('up', flush=True); time.sleep(1000)", server)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0)
+    process.kill()
+    assert ended(process)[0] == process.poll() == -signal.SIGKILL
+    assert ended(forked("print('next')", server))[1] == "next\n"
+
+
+def test_a_process_is_stopped_and_goes_on(server: ForkServer) -> None:
+    process = forked("import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('on')", server)
+    wait_for_state(process.pid, "T")
+    assert process.poll() is None
+    process.send_signal(signal.SIGCONT)
+    assert ended(process)[:2] == (0, "on\n")
+
+
+def test_a_process_that_has_ended_keeps_its_id_until_somebody_asks(server: ForkServer) -> None:
+    process = forked("", server)
+    wait_for_state(process.pid, "Z")
+    ended(process)
+    deadline = time.monotonic() + LIMIT
+    while Path(f"/proc/{process.pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_threads_are_waited_for_and_what_is_registered_is_called(server: ForkServer) -> None:
+    code = """
+import atexit, threading, time
+atexit.register(print, "registered")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+print("main")
+"""
+    assert ended(forked(code, server))[:2] == (0, "main\nthread\nregistered\n")
+
+
+def test_a_process_has_its_own_environment_folder_input_and_chance(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DUALWRITE_FAILPOINTS", "after_begin=kill")
+    code = """
+import json, os, random, signal, sys, uuid
+said = [dict(os.environ), os.getcwd(), sys.stdin.read(), signal.getsignal(signal.SIGINT) is signal.default_int_handler]
+print(json.dumps([*said, [random.random(), uuid.uuid4().hex]]))
+"""
+    found = []
+    for name in ("first", "second"):
+        process = forked(code, server, environment={"NAME": name}, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(f"{name} says\nhello")
+        process.stdin.close()
+        found.append(json.loads(ended(process)[1]))
+    for name, (environment, folder, read, interruptible, _) in zip(("first", "second"), found, strict=True):
+        assert (environment, folder, read) == ({"NAME": name}, str(tmp_path), f"{name} says\nhello")
+        assert interruptible
+    assert not set(found[0][-1]) & set(found[1][-1])
+
+
+def test_a_process_shares_no_descriptor_or_thread(server: ForkServer) -> None:
+    code = """
+import os
+opened = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+print(sorted(link.partition(":")[0] for fd, link in opened.items()), len(os.listdir("/proc/self/task")))
+"""
+    with forked("import time; time.sleep(1000)", server) as another:
+        assert ended(forked(code, server))[1] == "['/dev/null', 'pipe', 'pipe'] 1\n"
+        another.kill()
+
+
+def test_failpoints_are_armed_in_it_alone(server: ForkServer) -> None:
+    code = "from dualwrite.failpoints import hit; hit('after_begin'); print('alive', flush=True); hit('after_begin')"
+    assert ended(forked(code, server, failpoints="after_begin#2=kill"))[:2] == (-signal.SIGKILL, "alive\n")
+    assert ended(forked(code, server))[:2] == (0, "alive\n")
+
+
+def test_a_module_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    )
+    server = ForkServer()
+    with pytest.raises(RuntimeError, match="has 2 threads"):
+        ForkedProcess("threaded", folder=tmp_path, server=server)
+    server.close()
+
+
+def test_a_module_that_can_not_be_imported_is_told(server: ForkServer) -> None:
+    with pytest.raises(RuntimeError, match="No module named 'nowhere'"):
+        ForkedProcess("nowhere", server=server)
+    assert ended(forked("print('next')", server))[1] == "next\n"
+
+
+def test_all_end_with_the_server_and_the_next_one_is_started() -> None:
+    server = ForkServer()
+    process = forked("import time; print('up', flush=True); time.sleep(1000)", server)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    server.close()
+    assert not Path(f"/proc/{process.pid}").exists()
+    with pytest.raises(RuntimeError, match="is gone"):
+        process.wait(LIMIT)
+    assert ended(forked("print('next')", server))[1] == "next\n"
+    server.close()
