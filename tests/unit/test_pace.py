@@ -1,0 +1,254 @@
+"""The time limits of the tests, and what runs once more because of them."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from fixtures import pace
+from fixtures.reruns import PROPERTY, is_time_limit
+
+pytest_plugins = ["pytester"]
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.mark.parametrize(("text", "found"), [("1", 1.0), ("2.5", 2.5), ("", None)])
+def test_the_pace_can_be_set(monkeypatch: pytest.MonkeyPatch, text: str, found: float | None) -> None:
+    monkeypatch.setenv(pace.VARIABLE, text)
+    assert pace.from_environment() == found
+
+
+@pytest.mark.parametrize("text", ["0.5", "-1", "0", "inf", "nan", "fast"])
+def test_a_pace_below_one_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(pace.VARIABLE, text)
+    with pytest.raises(ValueError, match=pace.VARIABLE):
+        pace.from_environment()
+
+
+def test_the_measured_pace_is_at_least_one() -> None:
+    assert pace.measure() >= 1
+
+
+def test_what_is_waited_for_is_found_at_its_last_moment() -> None:
+    answers = iter([0, None, "there"])
+    assert pace.until(lambda: next(answers), pause=0) == "there"
+
+
+def test_what_is_waited_for_in_vain_is_a_time_limit() -> None:
+    waiting = threading.Thread(target=(release := threading.Event()).wait)
+    waiting.start()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        for wait in (
+            lambda: pace.until(lambda: 0, "it", seconds=0),
+            lambda: pace.take(queue.Queue(), "it", seconds=0.01),
+            lambda: pace.happened(threading.Event(), "it", seconds=0),
+            lambda: pace.joined(waiting, seconds=0.01),
+            lambda: pace.ended(process, seconds=0.01),
+        ):
+            with pytest.raises(pace.TimeLimitError) as caught:
+                wait()
+            assert is_time_limit(caught.value)
+    finally:
+        release.set()
+        process.communicate()
+
+
+def test_an_error_that_hides_a_wrong_record_is_no_time_limit() -> None:
+    def hidden() -> None:
+        try:
+            raise AssertionError("[1] == [1, 2]")
+        finally:
+            raise pace.TimeLimitError("clean-up took too long")
+
+    with pytest.raises(pace.TimeLimitError) as caught:
+        hidden()
+    assert not is_time_limit(caught.value)
+    assert not is_time_limit(ExceptionGroup("both", [pace.TimeLimitError("a"), AssertionError("b")]))
+    assert is_time_limit(ExceptionGroup("both", [pace.TimeLimitError("a"), pace.TimeLimitError("b")]))
+
+
+def test_an_unrelated_time_out_is_no_time_limit() -> None:
+    for error in (TimeoutError("a socket's"), queue.Empty(), AssertionError("wrong"), pytest.fail.Exception("Timeout")):
+        assert not is_time_limit(error)
+
+
+# --- the plugin, in a pytest of its own -----------------------------------------------------------------------------------
+
+SLOW_ONCE = """
+    import pytest
+    from fixtures.pace import TimeLimitError
+    runs = []
+    def test_it(record_property):
+        record_property("of the test", len(runs))
+        runs.append(1)
+        if len(runs) == 1:
+            raise TimeLimitError("not within 60 s: the first run")
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Run:
+    """Runs the text of a test file as in CI; in a process of its own where options are given."""
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath / "tests"))
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take longer to load than all of this
+    monkeypatch.setenv(pace.VARIABLE, "1")
+
+    def runs(text: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(text)
+        start = pytester.runpytest_subprocess if options else pytester.runpytest_inprocess
+        return start("-p", "pytest_timeout", "-p", "xdist", "-p", "fixtures.reruns", *options)
+
+    return runs
+
+
+@pytest.mark.parametrize("options", [("-n", "0"), ("-n", "1")], ids=["one process", "xdist"])
+def test_what_fails_by_a_time_limit_runs_once_more_and_is_reported(
+    run: Run, pytester: pytest.Pytester, options: tuple[str, ...]
+) -> None:
+    result = run(SLOW_ONCE, "--junitxml=junit.xml", *options)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["!*1 FAILED BY A TIME LIMIT AND RAN ONCE MORE*", "*::test_it*", "*the first run*"])
+    junit = (pytester.path / "junit.xml").read_text()
+    assert f'name="{PROPERTY}"' in junit
+    assert "the first run" in junit
+    assert junit.count('name="of the test"') == 1
+
+
+def test_outside_of_ci_nothing_runs_once_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI")
+    run(SLOW_ONCE).assert_outcomes(failed=1)
+
+
+def test_twice_a_time_limit_is_a_failure(run: Run) -> None:
+    result = run("""
+        from fixtures.pace import TimeLimitError
+        runs = []
+        def test_it():
+            runs.append(1)
+            raise TimeLimitError(f"run {len(runs)}")
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*TimeLimitError: run 2", "!*1 FAILED BY A TIME LIMIT*", "*run 1*"])
+    result.stdout.no_fnmatch_line("*run 3*")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "assert [1] == [1, 2]",
+        "raise TimeoutError",
+        "pytest.fail('no')",
+        "raise ExceptionGroup('', [TimeLimitError(), AssertionError()])",
+    ],
+)
+def test_a_wrong_record_never_runs_again(run: Run, failure: str) -> None:
+    result = run(f"""
+        import pytest
+        from fixtures.pace import TimeLimitError
+        runs = []
+        def test_it():
+            runs.append(1)
+            if len(runs) == 1:
+                {failure}
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.no_fnmatch_line("*RAN ONCE MORE*")
+
+
+def test_a_time_limit_beside_another_failure_never_runs_again(run: Run) -> None:
+    result = run("""
+        import pytest
+        from fixtures.pace import TimeLimitError
+        runs = []
+        @pytest.fixture
+        def checked():
+            yield
+            assert len(runs) == 2
+        def test_it(checked):
+            runs.append(1)
+            if len(runs) == 1:
+                raise TimeLimitError("in the test")
+    """)
+    result.assert_outcomes(failed=1, errors=1)
+    result.stdout.no_fnmatch_line("*RAN ONCE MORE*")
+
+
+def test_fixtures_are_set_up_anew_for_the_second_run(run: Run) -> None:
+    result = run("""
+        import pytest
+        from fixtures.pace import TimeLimitError
+        made = []
+        @pytest.fixture(scope="session")
+        def server():
+            made.append("server")
+            if made.count("server") == 1:
+                raise TimeLimitError("the server did not start")
+        @pytest.fixture
+        def table(server):
+            made.append("table")
+        def test_it(table):
+            assert made == ["server", "server", "table"]
+        def test_next(table):
+            assert made == ["server", "server", "table", "table"]
+    """)
+    result.assert_outcomes(passed=2)
+
+
+def test_a_test_that_hangs_runs_once_more_with_a_time_limit_of_its_own(run: Run) -> None:
+    result = run(
+        """
+        import pytest, time
+        runs = []
+        @pytest.mark.timeout(0.5)
+        def test_once():
+            runs.append(1)
+            if len(runs) == 1:
+                time.sleep(60)
+        @pytest.mark.timeout(0.5)
+        def test_always():
+            time.sleep(60)
+    """,
+        "-n",
+        "0",
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["!*2 FAILED BY A TIME LIMIT*"])
+
+
+def test_the_limit_of_a_whole_test_follows_the_pace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(pace.VARIABLE, "3")
+    result = run(
+        """
+        import pytest
+        @pytest.mark.timeout(7, method="thread")
+        def test_marked(request):
+            marker = request.node.get_closest_marker("timeout")
+            assert (marker.args, marker.kwargs) == ((21,), {"method": "thread"})
+        def test_by_the_setting(request):
+            assert request.node.get_closest_marker("timeout").args == (300,)
+    """,
+        "-o",
+        "timeout=100",
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_a_skipped_test_and_an_expected_failure_are_what_they_are(run: Run) -> None:
+    result = run("""
+        import pytest
+        from fixtures.pace import TimeLimitError
+        def test_skipped():
+            pytest.skip("not here")
+        @pytest.mark.xfail(raises=TimeLimitError, strict=True)
+        def test_expected():
+            raise TimeLimitError
+    """)
+    result.assert_outcomes(skipped=1, xfailed=1)
