@@ -16,6 +16,7 @@ from dualwrite.kafka.config import KafkaConfig
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000
+_WAIT: Final = 0.1
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 
 
@@ -110,7 +111,7 @@ def _read(consumer: Consumer, topic: str, ends: dict[int, int], timeout: float) 
     messages = []
     deadline = time.monotonic() + timeout
     while waiting:
-        for message in consumer.consume(_BATCH, 0.1):
+        for message in _next(consumer):
             error = message.error()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (librdkafka's own code, public)
@@ -121,6 +122,12 @@ def _read(consumer: Consumer, topic: str, ends: dict[int, int], timeout: float) 
         if time.monotonic() > deadline:
             raise BrokerUnavailableError(f"Topic {topic!r} was not read to its end: partitions {sorted(waiting)} are left.")
     return messages
+
+
+def _next(consumer: Consumer) -> list[Any]:
+    """What is there, or the first that comes soon: `consume` by itself waits for a whole batch until its time is up."""
+    first = consumer.poll(_WAIT)
+    return [] if first is None else [first, *consumer.consume(_BATCH, 0)]
 
 
 def _committed(message: Any) -> CommittedMessage:
