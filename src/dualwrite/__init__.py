@@ -43,8 +43,9 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.jobs.recovering import recover
+from dualwrite.jobs.recovering import plan_recovery, recover
 from dualwrite.lifecycle import Phase
+from dualwrite.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.recovery import Recoverer
 from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
 from dualwrite.settings import Settings
@@ -70,6 +71,8 @@ __all__ = [
     "DualWriter",
     "FencedError",
     "GenerationOutcome",
+    "GenerationPlan",
+    "IdPlan",
     "IdReport",
     "InDoubtTransactionError",
     "InvalidMessageError",
@@ -89,6 +92,7 @@ __all__ = [
     "ProducerFencedError",
     "Recoverer",
     "RecoveryError",
+    "RecoveryPlan",
     "RecoveryReport",
     "Settings",
     "SqlStateStore",
@@ -110,6 +114,7 @@ __all__ = [
     "WriterClosedError",
     "connect",
     "open_recoverer",
+    "plan_recovery",
     "recover",
     "store_from_url",
 ]

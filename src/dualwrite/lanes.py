@@ -13,6 +13,7 @@ from dualwrite.errors import FencedError, InDoubtTransactionError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.lifecycle import Event, Phase
+from dualwrite.plan import KafkaLook
 from dualwrite.recovery import ids_with_lanes
 from dualwrite.report import RecoveryReport, raise_for_lost
 from dualwrite.session import Session
@@ -79,6 +80,7 @@ class Lanes:
     ) -> None:
         self._id = transactional_id
         self._store = store
+        self._coordinator = coordinator
         self._lanes = tuple(
             Lane(store, coordinator, producers, transactional_id=transactional_id, number=number, timeouts=timeouts)
             for number in range(count)
@@ -131,7 +133,7 @@ class Lanes:
         with self._phases_kept_true():
             first, *others = (lane.session for lane in self._lanes)
             if not only_if_ours:
-                first.see_kafka()
+                self._look_at_kafka()
             first.make_claim(only_if_ours=only_if_ours)
             self._left_over = self._find_left_over()
             others += self._left_over
@@ -149,6 +151,15 @@ class Lanes:
             for lane in self._lanes:
                 lane.advance(Event.OPENED)
             self._are_held = True
+
+    def _look_at_kafka(self) -> None:
+        """See that Kafka answers for every lane, before a claim takes the id from a writer that can reach it.
+
+        Raises: as `KafkaLook.before_opening`.
+        """
+        look = KafkaLook(self._coordinator)
+        for row_id in dict.fromkeys((*(lane.id for lane in self._lanes), *ids_with_lanes(self._store, [self._id]))):
+            look.before_opening(row_id, self._store.read(row_id))
 
     def _find_left_over(self) -> tuple[Session, ...]:
         """Lanes beyond ours that have a row: an earlier writer's, who had more. They are fenced and settled, and not used."""

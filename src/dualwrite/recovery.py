@@ -23,6 +23,7 @@ from typing import Final, Self
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.plan import IdPlan, KafkaLook, RecoveryPlan
 from dualwrite.report import IdReport, RecoveryReport
 from dualwrite.settling import settle_id
 from dualwrite.state import LANE_MARK, is_lane_of, lanes_of, split_lane_id
@@ -157,7 +158,8 @@ class Recoverer:
     ) -> RecoveryReport:
         """Settle the given ids, or those that begin with `prefix`, or all.
 
-        An id or a lane that can't be recovered does not keep the others from it: its error stands in the report.
+        An id or a lane that can't be recovered does not keep the others from it: its error stands in the report. Where Kafka,
+        or an id's coordinator, does not answer, the id is not claimed, and its holder keeps it.
 
         Args:
             ids: Logical transactional ids, each with all its lanes, or ids of lanes; None for all that begin with `prefix`.
@@ -169,12 +171,21 @@ class Recoverer:
             ConfigurationError: Both ids and a prefix were given.
         """
         reports = []
+        look = KafkaLook(self._coordinator)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
-            report = self._recover_one(transactional_id)
+            report = self._recover_one(transactional_id, look)
             reports.append(report)
             if progress is not None:
                 progress(report)
         return RecoveryReport(tuple(reports))
+
+    def plan(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> RecoveryPlan:
+        """What `recover` would do now, and why, for each id and generation. Claims nothing, and sends Kafka questions only.
+
+        Raises: as `recover`.
+        """
+        look = KafkaLook(self._coordinator)
+        return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
         """Take the lost and unverified transactions off the rows, because somebody has dealt with them.
@@ -205,19 +216,37 @@ class Recoverer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recover_one(self, transactional_id: str) -> IdReport:
+    def _planned(self, transactional_id: str, look: KafkaLook) -> IdPlan:
         try:
-            return self._settled(transactional_id)
+            row = self._read(transactional_id)
+            if not row.unsettled_generations:
+                return IdPlan(transactional_id, unacknowledged=row.lost)
+            return IdPlan(transactional_id, row.owner, look.at(row), row.lost)
+        except DualWriteError as error:
+            return IdPlan(transactional_id, error=error)
+
+    def _recover_one(self, transactional_id: str, look: KafkaLook) -> IdReport:
+        try:
+            return self._settled(transactional_id, look)
         except FencedError as error:
             row = self._store.read(transactional_id)
             owner = "somebody else" if row is None else row.owner
             log.info("%s: taken over by %s while it was recovered: %s", transactional_id, owner, error)
             return IdReport(transactional_id, taken_over_by=owner, unacknowledged=() if row is None else row.lost)
         except DualWriteError as error:
-            log.exception("%s: recovery did not finish", transactional_id)
+            log.info("%s: recovery did not finish: %s", transactional_id, error)  # the report says so, too
             return IdReport(transactional_id, error=error)
 
-    def _settled(self, transactional_id: str) -> IdReport:
+    def _settled(self, transactional_id: str, look: KafkaLook) -> IdReport:
+        row = self._read(transactional_id)
+        if not row.unsettled_generations:
+            return IdReport(transactional_id, unacknowledged=row.lost)
+        look.at(row)  # a claim takes the id from a writer that may be alive: not where nothing could be settled
+        claim = self._store.claim(transactional_id, describe_owner("recoverer"), timeout=self._timeouts.claim)
+        hit("recover_after_claim")
+        return settle_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
+
+    def _read(self, transactional_id: str) -> StateRow:
         row = self._store.read(transactional_id)
         if row is None:
             raise StoreError(
@@ -225,8 +254,4 @@ class Recoverer:
                 transactional_id=transactional_id,
                 next_step=f"`dualwrite status` lists the ids of {self._store.description}",
             )
-        if not row.unsettled_generations:
-            return IdReport(transactional_id, unacknowledged=row.lost)
-        claim = self._store.claim(transactional_id, describe_owner("recoverer"), timeout=self._timeouts.claim)
-        hit("recover_after_claim")
-        return settle_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
+        return row

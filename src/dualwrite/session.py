@@ -83,13 +83,6 @@ class Session:
         """The id of our generation, as Kafka sees it."""
         return kafka_transactional_id(self._id, self.generation)
 
-    def see_kafka(self) -> None:
-        """See that Kafka answers, before a claim takes the id from a writer that can reach it.
-
-        Raises: as `TransactionCoordinator.describe`.
-        """
-        self._coordinator.describe(self._id)
-
     def make_claim(self, *, only_if_ours: bool) -> None:
         """Claim the id; `only_if_ours`: only while nobody has claimed it after us (rule F8).
 

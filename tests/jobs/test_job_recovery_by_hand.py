@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import dualwrite
 from dualwrite.cli import recover, status
-from dualwrite.errors import BatchRefusedError, JobClosedError
+from dualwrite.errors import BatchRefusedError, BrokerUnavailableError, JobClosedError
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 
@@ -31,6 +31,27 @@ def test_a_driver_that_never_comes_back(scene: JobScene) -> None:
     with pytest.raises(JobClosedError):
         scene.commit(outcomes)
     scene.assert_holds([])
+
+
+def test_with_kafka_unreachable_a_job_goes_on(postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    result = run(scene, "--kafka", "127.0.0.1:1", "--prefix", scene.prefix, "--yes")
+    assert isinstance(result.exception, BrokerUnavailableError)
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_a_dry_run_names_the_run_that_would_be_ended_and_ends_nothing(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(7), PARTS)
+    result = run(scene, "--prefix", scene.prefix, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "Batch 7 of job 'job'" in result.output
+    assert result.output.count(" abort ") == 3
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
 def test_it_is_asked_before_an_open_run_is_ended(postgres_scene: JobScene) -> None:

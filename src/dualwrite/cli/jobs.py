@@ -10,10 +10,11 @@ from typing import Any
 import typer
 
 from dualwrite.cli.options import ask, refuse, show_table
-from dualwrite.jobs.by_hand import recover_job
+from dualwrite.jobs.by_hand import plan_job, recover_job
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import JobRow
 from dualwrite.jobs.site import JobSite, OpenSite
+from dualwrite.plan import RecoveryPlan
 from dualwrite.report import RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -75,6 +76,10 @@ class JobsToRecover:
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
     at_work: tuple[JobRow, ...]
+
+    def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
+        """What `recover` would do about each. Changes nothing."""
+        return [(row, plan_job(self.site, row.prefix)) for row in self.rows]
 
     def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
         """Recover them, after asking about one that is open."""

@@ -1,7 +1,8 @@
 """`dualwrite recover`: settle what crashed writers left behind, and acknowledge what is lost.
 
 Exit codes: 0 everything is settled, 1 an id could not be recovered, 2 called wrongly, 3 lost or unverified transactions
-stand unacknowledged.
+stand unacknowledged. With `--dry-run` they say what would come: 1 where nothing could be done about an id, 3 where a
+transaction stands, or would stand, as lost or unverified.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dualwrite.assembly import open_recoverer
+from dualwrite.cli.dry_run import lost_json, show_plan
 from dualwrite.cli.jobs import jobs_to_recover
 from dualwrite.cli.options import (
     AsJson,
@@ -32,6 +34,7 @@ from dualwrite.cli.options import (
 )
 from dualwrite.recovery import Recoverer, ids_with_lanes
 from dualwrite.report import IdReport, RecoveryReport
+from dualwrite.settings import Settings
 from dualwrite.state import split_lane_id
 from dualwrite.stores.base import LostTransaction, TxnStateStore
 
@@ -57,6 +60,7 @@ def recover(
     release: Annotated[
         bool, typer.Option("--release", help="Let another job have the prefix: the one that held it is gone for good.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and why, and change nothing.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +74,9 @@ def recover(
     """
     settings = settings_for(url, kafka, kafka_config)
     store = store_for(settings)
+    if dry_run:
+        _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json)
+        return
     with open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
@@ -96,6 +103,21 @@ def recover(
         raise typer.Exit(NOT_RECOVERED)
     if left:
         raise typer.Exit(UNACKNOWLEDGED)
+
+
+def _show_plan(
+    settings: Settings, store: TxnStateStore, ids: list[str] | None, prefix: str, *, changes: bool, as_json: bool
+) -> None:
+    if changes:
+        raise typer.BadParameter("it changes nothing: leave out --acknowledge and --release.", param_hint="--dry-run")
+    with open_recoverer(store, settings=settings) as recoverer:
+        chosen = chosen_ids(store, ids, prefix)
+        with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=False) as jobs:
+            if jobs is None:
+                show_plan(recoverer.plan(chosen), (), as_json=as_json)
+            else:
+                rest = [name for name in chosen if name not in jobs.attempts]
+                show_plan(recoverer.plan(rest), jobs.plans(), as_json=as_json)
 
 
 def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:
@@ -189,15 +211,4 @@ def _to_json(report: RecoveryReport, removed: Entries) -> dict[str, Any]:
         ],
         "unacknowledged": [lost_json(*entry) for entry in report.unacknowledged if entry not in removed],
         "acknowledged": [lost_json(*entry) for entry in removed],
-    }
-
-
-def lost_json(transactional_id: str, entry: LostTransaction) -> dict[str, Any]:
-    """One lost or unverified transaction, for programs."""
-    return {
-        "transactional_id": transactional_id,
-        "kind": entry.kind.value,
-        "state": str(entry.state),
-        "generation": entry.generation,
-        "recorded_at": entry.recorded_at.isoformat(),
     }

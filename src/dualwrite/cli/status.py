@@ -10,9 +10,9 @@ from typing import Any
 
 import typer
 
+from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Url, settings_for, show_table, store_for
-from dualwrite.cli.recover import lost_json
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator

@@ -6,6 +6,7 @@ from dualwrite.jobs.judge import JobJudge
 from dualwrite.jobs.site import OpenSite
 from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.jobs.sweep import sweep
+from dualwrite.plan import IdPlan, KafkaLook, RecoveryPlan
 from dualwrite.recovery import describe_owner
 from dualwrite.report import IdReport, RecoveryReport
 
@@ -13,7 +14,8 @@ from dualwrite.report import IdReport, RecoveryReport
 def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> RecoveryReport:
     """Close what is open on a prefix, settle all ids that its tasks have used, delete what they have staged.
 
-    A driver that still runs finds its run closed, and commits nothing of it.
+    A driver that still runs finds its run closed, and commits nothing of it. Kafka is looked at first: where it does not
+    answer, nothing is changed.
 
     Args:
         site: Where, opened.
@@ -22,7 +24,9 @@ def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> Recove
 
     Raises:
         StoreError: The database refuses or can't be reached.
+        BrokerError: Kafka does not answer.
     """
+    plan_job(site, prefix)
     judge = JobJudge(site.store, owner=describe_owner("recoverer"), patience=site.site.timeouts.claim)
     closed = judge.close(prefix, release=release)
     if closed is None:
@@ -32,3 +36,20 @@ def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> Recove
     settled = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_settled)
     lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in settled if found and found.lost)
     return RecoveryReport((*swept.ids, *lost_before))
+
+
+def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
+    """What `recover_job` would settle at Kafka now, and why. Changes nothing.
+
+    Raises: as `recover_job`.
+    """
+    look = KafkaLook(site.coordinator)
+    look.check()
+    rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
+    return RecoveryPlan(
+        tuple(
+            IdPlan(row.transactional_id, row.owner if row.unsettled_generations else None, look.at(row), row.lost)
+            for row in rows
+            if row is not None
+        )
+    )

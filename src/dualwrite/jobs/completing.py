@@ -14,6 +14,7 @@ from typing import Final
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError
 from dualwrite.jobs.base import Prepared
 from dualwrite.jobs.site import OpenSite
+from dualwrite.plan import KafkaLook
 from dualwrite.recovery import describe_owner
 from dualwrite.report import IdReport, RecoveryReport
 from dualwrite.settling import settle_id
@@ -45,9 +46,13 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Colle
         awaited: Those whose claimants are waited for, until what was prepared is settled.
     """
     owner = describe_owner("job recovery")
+    look = KafkaLook(site.coordinator)
 
     def settle(claim: Claim) -> IdReport:
         name = claim.transactional_id
+        row = site.store.read(name)
+        if row is not None and row.fence == claim.fence:
+            look.at(row)
         try:
             claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
             return settle_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)

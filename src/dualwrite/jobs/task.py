@@ -120,7 +120,8 @@ class TaskAttempt(Generic[Batch]):
         )
 
     def _open(self) -> Opening:
-        """Open the run, and settle what earlier ones left, if nobody has yet."""
+        """Open the run, and settle what earlier ones left, if nobody has yet. Opening it fences their tasks: Kafka first."""
+        self._site.coordinator.check_reachable()
         made = self._site.ledger.open(
             self._run,
             owner=describe_owner("task"),

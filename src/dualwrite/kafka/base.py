@@ -255,6 +255,10 @@ class TransactionCoordinator(Protocol):
         """Whether EndTxn v5 is there (transaction.version 2): idempotent by (producerId, epoch), and it fences old clients."""
         ...
 
+    def check_reachable(self) -> None:
+        """See that a broker of the cluster answers. Changes nothing."""
+        ...
+
     def describe(self, kafka_transactional_id: str) -> TransactionDescription | None:
         """DescribeTransactions; None where the coordinator does not know the id."""
         ...

@@ -102,6 +102,11 @@ class WireTransactionCoordinator:
                 self._ends_by_epoch = self._repeated(ask, "ApiVersions")
         return self._ends_by_epoch
 
+    def check_reachable(self) -> None:
+        """See TransactionCoordinator; a Metadata request to whichever broker answers."""
+        with self._lock:
+            self._repeated(self._network.brokers, "any broker")
+
     def describe(self, kafka_transactional_id: str, *, timeout: float | None = None) -> TransactionDescription | None:
         """DescribeTransactions (KIP-664)."""
         return self._ask_coordinator(

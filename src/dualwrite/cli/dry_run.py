@@ -1,0 +1,102 @@
+"""`dualwrite recover --dry-run`: what recovery would do about each id and generation, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+
+from dualwrite.cli.jobs import job_json
+from dualwrite.cli.options import show_table
+from dualwrite.jobs.rules import JobRow
+from dualwrite.plan import GenerationPlan, IdPlan, RecoveryPlan
+from dualwrite.state import state_text
+from dualwrite.stores.base import LostTransaction
+
+NOTHING_POSSIBLE: Final = 1
+WOULD_STAND: Final = 3
+
+
+def show_plan(ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, as_json: bool) -> None:
+    """Print the plan, and end the command by the exit code that says what would come.
+
+    Args:
+        ids: For the ids that no job has.
+        jobs: For each job that would be recovered.
+        as_json: For programs.
+    """
+    together = RecoveryPlan((*ids.ids, *(plan for _, of_job in jobs for plan in of_job.ids)))
+    if as_json:
+        found = {
+            "ids": [_id_json(plan) for plan in together.ids],
+            "jobs": [job_json(row) for row, _ in jobs],
+            "unacknowledged": [lost_json(*entry) for entry in together.unacknowledged],
+        }
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        _show(together, jobs)
+    if together.failed:
+        raise typer.Exit(NOTHING_POSSIBLE)
+    if together.would_lose or together.unacknowledged:
+        raise typer.Exit(WOULD_STAND)
+
+
+def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]]) -> None:
+    for row, _ in jobs:
+        if row.is_open:
+            typer.echo(
+                f"Batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, of {row.owner!r}, would be ended."
+            )
+    rows = [
+        (one.transactional_id, found.generation, found.decision.value, found.why, found.state, _kafka(found), one.owner)
+        for one in plan.ids
+        for found in one.generations
+    ]
+    if rows:
+        show_table(("transactional id", "generation", "would do", "because", "state", "Kafka", "taken from"), rows)
+    elif not plan.failed:
+        typer.echo("Nothing is unsettled.")
+    for one in plan.failed:
+        typer.echo(f"{one.transactional_id}: {one.error}", err=True)
+    for name, lost in plan.unacknowledged:
+        typer.echo(f"{name}: {lost.kind.value} {lost.state} stands unacknowledged.")
+    typer.echo("Nothing was changed.")
+
+
+def _kafka(found: GenerationPlan) -> str:
+    if found.described is None:
+        return f"{found.kafka_transactional_id}: unknown to Kafka"
+    seen = found.described
+    return f"{found.kafka_transactional_id}: {seen.status.value} {seen.producer_id}:{seen.epoch}@{seen.start_time_ms}"
+
+
+def _id_json(plan: IdPlan) -> dict[str, Any]:
+    return {
+        "transactional_id": plan.transactional_id,
+        "owner": plan.owner,
+        "generations": [
+            {
+                "generation": found.generation,
+                "kafka_transactional_id": found.kafka_transactional_id,
+                "decision": found.decision.value,
+                "why": found.why,
+                "state": state_text(found.state) or None,
+                "kafka_status": None if found.described is None else found.described.status.value,
+            }
+            for found in plan.generations
+        ],
+        "error": None if plan.error is None else str(plan.error),
+    }
+
+
+def lost_json(transactional_id: str, entry: LostTransaction) -> dict[str, Any]:
+    """One lost or unverified transaction, for programs."""
+    return {
+        "transactional_id": transactional_id,
+        "kind": entry.kind.value,
+        "state": str(entry.state),
+        "generation": entry.generation,
+        "recorded_at": entry.recorded_at.isoformat(),
+    }

@@ -1,0 +1,158 @@
+"""What recovery would do about an id, and why: a look at its row and at Kafka that changes nothing.
+
+Recovery takes this look before it claims an id, so that an id whose coordinator does not answer is left to its holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from dualwrite.decision import Decision, decide
+from dualwrite.errors import BrokerError, DualWriteError
+from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
+from dualwrite.stores.base import LostTransaction, StateRow
+
+REASONS: Final = MappingProxyType(
+    {
+        Decision.COMMIT: "the database committed the transaction, and Kafka holds it prepared",
+        Decision.ABORT: "the transaction is open at Kafka, and the database has not committed it",
+        Decision.ALREADY_COMMITTED: "both sides have committed",
+        Decision.LOST: "the database committed the transaction, and Kafka aborted it: its messages are lost",
+        Decision.PROVE: "the producer id has changed since: EndTxn with the stored one will say how the transaction ended",
+        Decision.UNVERIFIED: "the database committed the transaction, and Kafka has no evidence of it",
+        Decision.WAIT: "Kafka is ending the transaction: recovery would wait, and look again",
+        Decision.NOTHING: "nothing is open: earlier holders of the id would be fenced",
+    }
+)
+"""Why each decision is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """What recovery would do about one generation.
+
+    Args:
+        transactional_id: The logical id, or a lane's.
+        generation: The generation.
+        kafka_transactional_id: The id that Kafka sees.
+        decision: What recovery would do.
+        state: The prepared state that the row has for it, or None.
+        described: What the coordinator says of it, or None where it does not know the id.
+    """
+
+    transactional_id: str
+    generation: int
+    kafka_transactional_id: str
+    decision: Decision
+    state: PreparedTxnState | None
+    described: TransactionDescription | None
+
+    @property
+    def why(self) -> str:
+        """The reason, as a sentence without its stop."""
+        return REASONS[self.decision]
+
+
+@dataclass(frozen=True, slots=True)
+class IdPlan:
+    """What recovery would do about one id.
+
+    Args:
+        transactional_id: The logical id, or a lane's.
+        owner: Who holds it now, and would be fenced; None where nothing would be taken.
+        generations: One for each unsettled generation; empty where the id would not be touched.
+        unacknowledged: What stands in the row as lost or unverified.
+        error: Why recovery could do nothing.
+    """
+
+    transactional_id: str
+    owner: str | None = None
+    generations: tuple[GenerationPlan, ...] = ()
+    unacknowledged: tuple[LostTransaction, ...] = ()
+    error: DualWriteError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """What recovery would do, id by id. Iterating gives every generation."""
+
+    ids: tuple[IdPlan, ...] = ()
+
+    def __iter__(self) -> Iterator[GenerationPlan]:
+        return (generation for plan in self.ids for generation in plan.generations)
+
+    @property
+    def failed(self) -> tuple[IdPlan, ...]:
+        """The ids about which recovery could do nothing."""
+        return tuple(plan for plan in self.ids if plan.error is not None)
+
+    @property
+    def unacknowledged(self) -> tuple[tuple[str, LostTransaction], ...]:
+        """Every lost or unverified transaction that nobody has acknowledged, with its id."""
+        return tuple((plan.transactional_id, lost) for plan in self.ids for lost in plan.unacknowledged)
+
+    @property
+    def would_lose(self) -> tuple[GenerationPlan, ...]:
+        """The generations that recovery would record as lost or unverified."""
+        return tuple(found for found in self if found.decision in (Decision.LOST, Decision.UNVERIFIED))
+
+
+class KafkaLook:
+    """Looks at Kafka for one call of recovery, or one opening. Changes nothing.
+
+    Where no broker answers, that is found once, within one time limit, and not again for each id.
+
+    Args:
+        coordinator: Kafka's side.
+    """
+
+    def __init__(self, coordinator: TransactionCoordinator) -> None:
+        self._coordinator = coordinator
+        self._is_seen = False
+        self._unreachable: BrokerError | None = None
+
+    def check(self) -> None:
+        """See that Kafka answers.
+
+        Raises:
+            BrokerError: It does not.
+        """
+        if self._unreachable is not None:
+            raise self._unreachable
+        if self._is_seen:
+            return
+        try:
+            self._coordinator.check_reachable()
+        except BrokerError as error:
+            self._unreachable = error
+            raise
+        self._is_seen = True
+
+    def at(self, row: StateRow) -> tuple[GenerationPlan, ...]:
+        """What is on each unsettled generation of an id, as its coordinator says.
+
+        Raises:
+            BrokerError: Kafka, or the coordinator of a generation, does not answer.
+        """
+        self.check()
+        return tuple(self._planned(row, generation) for generation in row.unsettled_generations)
+
+    def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
+        """See that the coordinators answer that opening an id will ask.
+
+        Raises: as `at`.
+        """
+        self.check()
+        generations: Iterable[int] = (0,) if row is None else row.unsettled_generations or (row.generation,)
+        for generation in generations:
+            self._coordinator.describe(kafka_transactional_id(transactional_id, generation))
+
+    def _planned(self, row: StateRow, generation: int) -> GenerationPlan:
+        kafka_id = kafka_transactional_id(row.transactional_id, generation)
+        described = self._coordinator.describe(kafka_id)
+        stored = row.prepared_state if row.prepared_generation == generation else None
+        return GenerationPlan(row.transactional_id, generation, kafka_id, decide(stored, described), stored, described)

@@ -1,0 +1,268 @@
+"""Recovery looks at Kafka before it takes an id from anybody; `--dry-run` says what it would do, and changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dualwrite
+from dualwrite import Timeouts, migration
+from dualwrite.cli import main
+from dualwrite.decision import Decision
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.plan import REASONS
+from dualwrite.recovery import Recoverer, ids_with_lanes
+from dualwrite.state import TransactionDescription, kafka_transactional_id
+from dualwrite.stores.base import StateRow, TxnStateStore
+from dualwrite.stores.registry import store_from_url
+from dualwrite.testing import failpoints
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def url(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database with the table, named in the environment together with the broker."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    migration.upgrade(url)
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
+    return url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[TxnStateStore]:
+    with store_from_url(url) as made:
+        yield made
+
+
+@pytest.fixture
+def live_writer(url: str, new_name: Callable[[str], str]) -> Iterator[dualwrite.DualWriter]:
+    with dualwrite.connect(transactional_id=new_name("live"), lanes=2) as writer:
+        yield writer
+
+
+@pytest.fixture
+def coordinator(broker: DevCluster) -> Iterator[WireTransactionCoordinator]:
+    with closing(WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers))) as made:
+        yield made
+
+
+class AtOneBroker:
+    """A coordinator that can't be reached for one id; for the others it is the real one.
+
+    No real cluster of the tests has two coordinators of which one is away and stays so.
+    """
+
+    def __init__(self, real: WireTransactionCoordinator, away: str) -> None:
+        self._real, self._away = real, away
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def describe(self, kafka_transactional_id: str) -> TransactionDescription | None:
+        if kafka_transactional_id.startswith(self._away):
+            raise BrokerUnavailableError("No answer.", transactional_id=kafka_transactional_id)
+        return self._real.describe(kafka_transactional_id)
+
+
+def rows_of(store: TxnStateStore) -> list[StateRow]:
+    return [row for row in map(store.read, ids_with_lanes(store)) if row is not None]
+
+
+def described(store: TxnStateStore, coordinator: WireTransactionCoordinator) -> list[TransactionDescription | None]:
+    return [
+        coordinator.describe(kafka_transactional_id(row.transactional_id, generation))
+        for row in rows_of(store)
+        for generation in row.unsettled_generations
+    ]
+
+
+CRASHING = """
+import sys, dualwrite
+from dualwrite.testing import failpoints
+name, topic, point = sys.argv[1:]
+writer = dualwrite.connect(transactional_id=name, lanes=1)
+with failpoints.armed(point, failpoints.exits()), writer.transaction() as tx:
+    tx.send(topic, "left")
+"""
+
+
+def leave(transactional_id: str, topic: str, point: str) -> None:
+    """A transaction whose writer ended at a point."""
+    command = [sys.executable, "-W", "ignore", "-c", CRASHING, transactional_id, topic, point]
+    assert subprocess.run(command, timeout=60, check=False).returncode == failpoints.EXIT_CODE
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# --- a look before any claim --------------------------------------------------------------------------------------------------
+
+
+def test_recover_with_kafka_unreachable_leaves_a_live_writer_its_id(
+    live_writer: dualwrite.DualWriter, store: TxnStateStore, new_name: Callable[[str], str]
+) -> None:
+    before = rows_of(store)
+    report = dualwrite.recover(kafka=NOBODY, timeouts=Timeouts(kafka=0.5))
+    assert len(report.failed) == len(before) == 2
+    assert all(isinstance(one.error, BrokerUnavailableError) for one in report.failed)
+    assert rows_of(store) == before
+    for _ in range(2):  # on each lane
+        with live_writer.transaction() as tx:
+            tx.send(new_name("topic"), b"still mine")
+
+
+def test_the_command_with_kafka_unreachable_takes_no_id(
+    live_writer: dualwrite.DualWriter,
+    store: TxnStateStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
+    before = rows_of(store)
+    code, out, err = run(capsys, "recover", "--kafka", NOBODY, "--yes")
+    assert code == 1
+    assert "NOT RECOVERED" in out
+    assert NOBODY in err
+    assert rows_of(store) == before
+
+
+def test_where_no_broker_answers_that_is_waited_for_once_and_not_for_each_id(
+    live_writer: dualwrite.DualWriter, store: TxnStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    check = WireTransactionCoordinator.check_reachable
+    monkeypatch.setattr(WireTransactionCoordinator, "check_reachable", lambda self: asked.append(1) or check(self))
+    monkeypatch.setattr(WireTransactionCoordinator, "describe", lambda *_: pytest.fail("no broker answered"))
+    report = dualwrite.recover(kafka=NOBODY, timeouts=Timeouts(kafka=0.2))
+    assert len(report.failed) == 2
+    assert asked == [1]
+
+
+def test_an_id_whose_coordinator_does_not_answer_is_left_and_the_others_are_recovered(
+    live_writer: dualwrite.DualWriter, store: TxnStateStore, broker: DevCluster
+) -> None:
+    away, reachable = ids_with_lanes(store, [live_writer.transactional_id])[::-1]
+    real = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers))
+    with Recoverer(store, AtOneBroker(real, away)) as recoverer:
+        before = store.read(away)
+        report = recoverer.recover()
+        assert store.read(away) == before
+    assert [one.transactional_id for one in report.failed] == [away]
+    assert [one.transactional_id for one in report] == [reachable]
+
+
+def test_opening_looks_at_kafka_for_every_lane_before_it_claims_one(
+    live_writer: dualwrite.DualWriter, store: TxnStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = f"{live_writer.transactional_id}~1"
+    describe = WireTransactionCoordinator.describe
+
+    def at_one_broker(self: WireTransactionCoordinator, kafka_id: str, **options: Any) -> TransactionDescription | None:
+        if kafka_id.startswith(away):
+            raise BrokerUnavailableError("No answer.", transactional_id=kafka_id)
+        return describe(self, kafka_id, **options)
+
+    before = rows_of(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(WireTransactionCoordinator, "describe", at_one_broker)
+        with pytest.raises(BrokerUnavailableError):
+            dualwrite.connect(transactional_id=live_writer.transactional_id, lanes=1)
+    assert rows_of(store) == before
+    with live_writer.transaction():
+        pass
+
+
+# --- --dry-run ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("point", "decision"), [("after_db_commit", Decision.COMMIT), ("after_prepare", Decision.ABORT)])
+def test_a_dry_run_says_what_recovery_would_do_and_changes_nothing(
+    store: TxnStateStore,
+    coordinator: WireTransactionCoordinator,
+    capsys: pytest.CaptureFixture[str],
+    new_name: Callable[[str], str],
+    point: str,
+    decision: Decision,
+) -> None:
+    name = new_name("id")
+    leave(name, new_name("topic"), point)
+    rows, seen = rows_of(store), described(store, coordinator)
+    plan = dualwrite.plan_recovery()
+    assert [(found.transactional_id, found.decision) for found in plan] == [(name, decision)]
+    assert [found.described for found in plan] == seen
+    assert plan.ids[0].owner == rows[0].owner
+    code, out, _ = run(capsys, "recover", "--dry-run")
+    assert code == 0
+    assert name in out
+    assert decision.value in out
+    assert REASONS[decision] in out
+    assert out.endswith("Nothing was changed.\n")
+    code, out, _ = run(capsys, "recover", "--dry-run", "--json")
+    (one,) = json.loads(out)["ids"]
+    assert code == 0
+    assert [found["decision"] for found in one["generations"]] == [decision.value]
+    assert (rows_of(store), described(store, coordinator)) == (rows, seen)
+    outcome = {Decision.COMMIT: dualwrite.Outcome.COMMITTED, Decision.ABORT: dualwrite.Outcome.ABORTED}[decision]
+    assert [found.outcome for found in dualwrite.recover()] == [outcome]
+    assert list(dualwrite.plan_recovery()) == []
+
+
+def test_a_dry_run_takes_nothing_from_a_live_writer(
+    live_writer: dualwrite.DualWriter, store: TxnStateStore, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
+) -> None:
+    before = rows_of(store)
+    code, out, _ = run(capsys, "recover", "--dry-run")
+    assert code == 0
+    assert before[0].owner in out
+    assert rows_of(store) == before
+    with live_writer.transaction() as tx:
+        tx.send(new_name("topic"), b"mine")
+
+
+def test_a_dry_run_with_kafka_unreachable_says_so(
+    live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
+    code, _, err = run(capsys, "recover", "--dry-run", "--kafka", NOBODY)
+    assert code == 1
+    assert NOBODY in err
+
+
+def test_a_dry_run_goes_with_nothing_that_changes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "recover", "--dry-run", "--acknowledge")
+    assert code == 2
+    assert "--acknowledge" in err
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_an_unknown_id_is_an_error_without_a_traceback(url: str, more: tuple[str, ...]) -> None:
+    """In a process of its own, where nobody has set up logging."""
+    command = [sys.executable, "-W", "ignore", "-c", "import sys; from dualwrite.cli import main; sys.exit(main())"]
+    done = subprocess.run(
+        [*command, "recover", "--id", "nosuch", *more], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "There is no such transactional id" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_decision_has_its_reason() -> None:
+    assert set(REASONS) == set(Decision)
