@@ -119,7 +119,7 @@ __all__ = [
     "store_from_url",
 ]
 
-if _os.environ.get("DUALWRITE_FAILPOINTS"):
+if _os.environ.get("DUALWRITE_TESTING") == "1" and _os.environ.get("DUALWRITE_FAILPOINTS"):
     from dualwrite.testing.failpoints import arm_from_environment as _arm
 
     _arm()

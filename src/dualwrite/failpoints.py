@@ -5,8 +5,18 @@ The names and the way to arm them are public in `dualwrite.testing.failpoints`; 
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from typing import Final
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT_VARIABLE: Final = "DUALWRITE_FAILPOINTS"
+"""What is to be armed; without the switch it does nothing."""
+
+SWITCH: Final = "DUALWRITE_TESTING"
+"""The variable that must be 1 for it."""
 
 NAMES: Final = (
     "after_begin",
@@ -43,6 +53,17 @@ NAMES: Final = (
 
 armed: dict[str, Callable[[], None]] = {}
 """What runs at each point; empty outside tests. Changed by `dualwrite.testing.failpoints` only."""
+
+
+def note_ignored_variable() -> None:
+    """Warn of points in the environment that nothing has armed, where a writer opens: that they do nothing is no accident."""
+    if not armed and os.environ.get(ENVIRONMENT_VARIABLE):
+        log.warning(
+            "%s is set and ignored: failpoints are for tests. A test sets %s=1 beside it, or calls "
+            "dualwrite.testing.failpoints.arm_from_environment(); elsewhere, take the variable out.",
+            ENVIRONMENT_VARIABLE,
+            SWITCH,
+        )
 
 
 def hit(name: str) -> None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.errors import ConcurrentUseError, DualWriteError, NestedTransactionError, UsageError, WriterClosedError
+from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.lanes import Lanes
 from dualwrite.lifecycle import Phase
@@ -113,6 +114,7 @@ class DualWriter:
             FencedError: Somebody else claimed the id while we were opening.
         """
         with self._exclusively("open()"):
+            note_ignored_variable()
             if self.phase is not Phase.OPENING:
                 raise UsageError(f"open() was called, but the writer {self.phase.value}.", transactional_id=self._id)
             self._lanes.take(only_if_ours=False, on_lost=self._on_lost)

@@ -165,11 +165,11 @@ print("still alive", flush=True)
 """
 
 
-def process(armed: str | None) -> subprocess.Popen[str]:
-    environment = {k: v for k, v in os.environ.items() if k != failpoints.ENVIRONMENT_VARIABLE}
-    if armed is not None:
-        environment[failpoints.ENVIRONMENT_VARIABLE] = armed
-    command = [sys.executable, "-c", HITS]
+def process(armed: str | None, *, switch: str | None = "1", code: str = HITS) -> subprocess.Popen[str]:
+    ours = {failpoints.ENVIRONMENT_VARIABLE: armed, failpoints.SWITCH: switch}
+    environment = {k: v for k, v in os.environ.items() if k not in ours}
+    environment.update({name: value for name, value in ours.items() if value is not None})
+    command = [sys.executable, "-c", code]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -189,6 +189,31 @@ def test_the_environment_arms_another_process(armed: str | None, code: int, prin
     with process(armed) as other:
         output, errors = other.communicate(timeout=30)
     assert (other.returncode, output) == (code, printed), errors
+
+
+@pytest.mark.parametrize("switch", [None, "", "0"])
+@pytest.mark.parametrize("stray", ["after_begin=kill", "nowhere=raise", "@/no/such/file"])
+def test_a_stray_variable_kills_no_process(stray: str, switch: str | None) -> None:
+    with process(stray, switch=switch) as other:
+        output, errors = other.communicate(timeout=30)
+    assert (other.returncode, output) == (0, "alive\nstill alive\n"), errors
+
+
+def test_a_test_s_process_may_arm_itself_without_the_switch() -> None:
+    armed_by_itself = f"from dualwrite.testing import failpoints\nfailpoints.arm_from_environment()\n{HITS}"
+    with process("after_begin=kill", switch=None, code=armed_by_itself) as other:
+        output, _ = other.communicate(timeout=30)
+    assert (other.returncode, output) == (-signal.SIGKILL, "")
+
+
+def test_a_writer_that_opens_warns_of_a_variable_that_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    points.note_ignored_variable()
+    assert caplog.text == ""
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "after_begin=kill")
+    points.note_ignored_variable()
+    assert "DUALWRITE_FAILPOINTS is set and ignored" in caplog.text
 
 
 def test_a_bad_variable_keeps_the_library_from_being_imported() -> None:

@@ -5,8 +5,8 @@ In this process::
     with failpoints.armed("after_db_commit", failpoints.raises(RuntimeError("crash"))):
         ...
 
-In a process that a test starts: put `DUALWRITE_FAILPOINTS` into its environment, a list of `name=action` with `;`
-between them, where the action is one of
+In a process that a test starts: put `DUALWRITE_TESTING=1` and `DUALWRITE_FAILPOINTS` into its environment, the latter a list of
+`name=action` with `;` between them, where the action is one of
 
 | action | what happens at the point |
 | --- | --- |
@@ -19,7 +19,8 @@ between them, where the action is one of
 | `touch:PATH` | the file is made: lets a test wait for the point |
 
 `name#N=action` acts only at the N-th time that the point is passed (from 1). Without `#N` it acts every time.
-The variable is read when `dualwrite` is imported, and only if it is set.
+The variables are read when `dualwrite` is imported. Without the first one the second does nothing (a writer that opens logs a
+warning), so that a variable that strayed into production kills nobody; `arm_from_environment` arms without the first one.
 
 `DUALWRITE_FAILPOINTS=@PATH` is for processes that are not the test's own children, and live longer than one test (the Python
 workers of Spark): one entry, `name=action`, is looked for in that file each time that a point is passed. It acts once, in the
@@ -41,7 +42,8 @@ from typing import Final
 from dualwrite import failpoints as _points
 from dualwrite.errors import ConfigurationError
 
-ENVIRONMENT_VARIABLE: Final = "DUALWRITE_FAILPOINTS"
+ENVIRONMENT_VARIABLE: Final = _points.ENVIRONMENT_VARIABLE
+SWITCH: Final = _points.SWITCH
 NAMES: Final = _points.NAMES
 EXIT_CODE: Final = 70
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
@@ -174,7 +176,7 @@ def arm_from_text(text: str) -> None:
 
 
 def arm_from_environment() -> None:
-    """Arm what the environment asks for; nothing where the variable is not set."""
+    """Arm what `DUALWRITE_FAILPOINTS` asks for, whatever the switch says; nothing where it is not set."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text:
         arm_from_text(text)
