@@ -13,16 +13,21 @@ if __name__ == "__main__":
 from model.job_search import search
 from model.job_state import RULES, Scene
 from model.scenes import LARGE, NEEDS, SMALL
+from model.search import Found
 
 
-def show(name: str, scene: Scene, seconds: float, wanted: str = "") -> None:
-    """Search, and print what was found."""
-    found = search(scene, seconds=seconds, wanted=wanted)
+def show_found(name: str, found: Found) -> None:
+    """Print what a search came to."""
     verdict = f"VIOLATION: {found.violation}" if found.violation else "no violation"
     reach = "" if found.violation or found.is_complete else ", NOT COMPLETE"
     print(f"{name}: {found.states:,} states, {found.seconds:.0f} s: {verdict}{reach}", flush=True)  # noqa: T201  (a script)
     for number, step in enumerate(found.trace, 1):
         print(f"   {number:2d}. {step}")  # noqa: T201
+
+
+def show(name: str, scene: Scene, seconds: float, wanted: str = "") -> None:
+    """Search, and print what was found."""
+    show_found(name, search(scene, seconds=seconds, wanted=wanted))
 
 
 def main() -> None:

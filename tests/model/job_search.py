@@ -1,58 +1,24 @@
-"""Breadth-first search over every interleaving of a scene of job_model, for the shortest trace that breaks the promise."""
+"""The search over every interleaving of a scene of job_model, and the promise."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from model.job_model import Steps, commit_step, end_step, id_step, next_step, recover_step, settle_step, task_step
 from model.job_state import END, KAFKA_ABORTS, STAGING_EMPTIED, Scene, State, first_state, with_id
+from model.search import Found, explore
 
 _SETTLING = frozenset({"describe", "reread", "clear", "end", "raise", "settled"})
 _ENTRY = {"task": task_step, "commit": commit_step, "abort": end_step, "recover": recover_step, "recover id": id_step}
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search came to.
-
-    Args:
-        violation: Empty where there is none.
-        trace: The shortest way to it.
-        states: How many were seen.
-        is_complete: Whether there is no other one.
-        seconds: How long it took.
-    """
-
-    violation: str
-    trace: tuple[str, ...]
-    states: int
-    is_complete: bool
-    seconds: float
-
-
 def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:
     """Explore the scene, for any violation or for the one wanted."""
-    began = time.monotonic()
     groups = _alike(scene)
-    first = first_state(scene)
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    queue = deque([first])
-    while queue:
-        s = queue.popleft()
-        violation = violated(scene, s)
-        if violation and wanted in ("", violation):
-            return Found(violation, _trace(before, s), len(before), False, time.monotonic() - began)
+
+    def following(s: State) -> Steps:
         for what, t in successors(scene, s):
-            merged = _merged(t, groups)
-            if merged not in before:
-                before[merged] = (s, what)
-                queue.append(merged)
-        if len(before) % 1024 == 0 and time.monotonic() - began > seconds:
-            return Found("", (), len(before), False, time.monotonic() - began)
-    return Found("", (), len(before), True, time.monotonic() - began)
+            yield what, _merged(t, groups)
+
+    return explore(first_state(scene), following, lambda s: violated(scene, s), seconds=seconds, wanted=wanted)
 
 
 def violated(scene: Scene, s: State) -> str:  # noqa: PLR0911  (a list)
@@ -175,13 +141,3 @@ def _merged(s: State, groups: tuple[tuple[int, ...], ...]) -> State:
         for n, p in zip(numbers, sorted(s.processes[n] for n in numbers), strict=True):
             processes[n] = p
     return s._replace(processes=tuple(processes))
-
-
-def _trace(before: dict[State, tuple[State, str] | None], s: State) -> tuple[str, ...]:
-    def back() -> Iterator[str]:
-        at = s
-        while (step := before[at]) is not None:
-            at, what = step
-            yield what
-
-    return tuple(back())[::-1]

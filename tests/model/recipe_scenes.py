@@ -1,0 +1,79 @@
+"""Which scenes of the recipe are explored, and by which of them each rule is shown to be needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from model.recipe_model import successors, violated
+from model.recipe_state import DELAY, TIMEOUT, UNKNOWN, Scene, first_state
+from model.search import Found, explore
+
+_TWO: Final = (("writer", 0, 0, 2), ("writer", 0, 0, 1))
+_ONE_EACH: Final = (("writer", 0, 0, 1), ("writer", 0, 0, 1))
+_WRONG_RECOVERER: Final = ("recoverer", 0, 1)
+_WRONG_WRITER: Final = ("writer", 0, 1, 1)
+
+SMALL: Final = {
+    "two writers, a late request": Scene(_ONE_EACH, budget=(DELAY,)),
+    "two writers, an unknown COMMIT": Scene(_TWO, budget=(UNKNOWN,)),
+    "a writer and a recoverer": Scene((("writer", 0, 0, 2), ("recoverer", 0, 0)), budget=(DELAY, UNKNOWN)),
+    "a timeout": Scene(_ONE_EACH, budget=(TIMEOUT,)),
+    "recovery on another cluster": Scene((("writer", 0, 0, 2), _WRONG_RECOVERER), clusters=2, budget=(DELAY, UNKNOWN)),
+    "opening on another cluster": Scene((("writer", 0, 0, 1), _WRONG_WRITER), clusters=2, budget=(DELAY,)),
+    "one id in two databases": Scene((("writer", 0, 0, 1), ("writer", 1, 0, 1)), budget=(UNKNOWN,)),
+    "an older row, recovered on another cluster": Scene((_WRONG_RECOVERER, ("recoverer", 0, 0)), clusters=2, older=True),
+    "an older row, opened on another cluster": Scene((_WRONG_RECOVERER, _WRONG_WRITER), clusters=2, older=True),
+}
+"""Each is explored completely within seconds."""
+
+LARGE: Final = {
+    "two writers, a late request and an unknown COMMIT": Scene(_TWO, budget=(DELAY, UNKNOWN)),
+    "two writers and a recoverer": Scene((*_TWO, ("recoverer", 0, 0)), budget=(DELAY,)),
+    "two writers, a timeout and a late request": Scene(_TWO, budget=(TIMEOUT, DELAY)),
+    "three on two clusters": Scene((("writer", 0, 0, 1), _WRONG_WRITER, _WRONG_RECOVERER), clusters=2, budget=(DELAY, UNKNOWN)),
+    "two databases, recovered": Scene((("writer", 0, 0, 1), ("writer", 1, 0, 1), ("recoverer", 1, 0)), budget=(DELAY, UNKNOWN)),
+    "an older row, recovered and opened on another cluster": Scene(
+        (_WRONG_RECOVERER, ("recoverer", 0, 0), _WRONG_WRITER), clusters=2, older=True, budget=(DELAY,)
+    ),
+}
+"""Minutes each."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """By what a rule is shown to be needed.
+
+    Args:
+        scene: Where it is taken out.
+        violation: What is found then.
+    """
+
+    scene: Scene
+    violation: str
+
+    def without(self, rule: str) -> Scene:
+        """The scene without the rule."""
+        return replace(self.scene, without=frozenset({rule}))
+
+
+_ABORTED: Final = "a committed transaction is aborted without a timeout"
+_MISSING: Final = "after recovery a message is missing, and nobody is told"
+_PHANTOM: Final = "a message is visible, its row is not committed"
+
+NEEDS: Final = {
+    "F1": Need(Scene(_ONE_EACH), _ABORTED),
+    "F2": Need(Scene(_TWO), "after recovery a transaction is open"),
+    "F7": Need(SMALL["a timeout"], _MISSING),
+    "CL": Need(SMALL["recovery on another cluster"], "after recovery a transaction is open"),
+    "ST": Need(SMALL["one id in two databases"], f"after recovery {_ABORTED}"),
+    "UC": Need(SMALL["an older row, recovered on another cluster"], f"after recovery {_ABORTED}"),
+    "UG": Need(SMALL["an older row, opened on another cluster"], f"after recovery {_PHANTOM}"),
+}
+
+
+def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:
+    """Explore the scene, for any violation or for the one wanted."""
+    return explore(
+        first_state(scene), lambda s: successors(scene, s), lambda s: violated(scene, s), seconds=seconds, wanted=wanted
+    )

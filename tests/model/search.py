@@ -1,0 +1,74 @@
+"""Breadth-first search over every interleaving of a model, for the shortest trace that breaks its promise."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Args:
+        violation: Empty where there is none.
+        trace: The shortest way to it.
+        states: How many were seen.
+        is_complete: Whether there is no other one.
+        seconds: How long it took.
+    """
+
+    violation: str
+    trace: tuple[str, ...]
+    states: int
+    is_complete: bool
+    seconds: float
+
+
+def explore(
+    first: S,
+    successors: Callable[[S], Iterable[tuple[str, S]]],
+    violated: Callable[[S], str],
+    *,
+    seconds: float = 600.0,
+    wanted: str = "",
+) -> Found:
+    """Explore all states, for any violation or for the one wanted.
+
+    Args:
+        first: Where it begins.
+        successors: Every next state, with the step that leads to it.
+        violated: What is broken in a state; empty where nothing is.
+        seconds: For how long.
+        wanted: The violation to look for; what lies behind another one is explored as well.
+    """
+    began = time.monotonic()
+    before: dict[S, tuple[S, str] | None] = {first: None}
+    queue = deque([first])
+    while queue:
+        s = queue.popleft()
+        violation = violated(s)
+        if violation and wanted in ("", violation):
+            return Found(violation, _trace(before, s), len(before), False, time.monotonic() - began)
+        for what, t in successors(s):
+            if t not in before:
+                before[t] = (s, what)
+                queue.append(t)
+        if len(before) % 1024 == 0 and time.monotonic() - began > seconds:
+            return Found("", (), len(before), False, time.monotonic() - began)
+    return Found("", (), len(before), True, time.monotonic() - began)
+
+
+def _trace(before: dict[S, tuple[S, str] | None], s: S) -> tuple[str, ...]:
+    def back() -> Iterator[str]:
+        at = s
+        while (step := before[at]) is not None:
+            at, what = step
+            yield what
+
+    return tuple(back())[::-1]
