@@ -10,6 +10,7 @@ from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
+from fixtures.pace import LIMIT
 
 _LENGTH = 8
 
@@ -40,10 +41,10 @@ class RocksDBScene(StoreScene):
         super().__init__()
         self._path = path
         with self.open() as store:
-            store.claim("the scene's own", "the scene", timeout=5)  # the first claim makes the database
+            store.claim("the scene's own", "the scene", timeout=LIMIT)  # the first claim makes the database
 
     def open(self) -> WatchedStore:
-        return WatchedStore(self._path, lock_timeout=20)
+        return WatchedStore(self._path, lock_timeout=LIMIT)
 
     def open_impatient(self) -> WatchedStore:
         return WatchedStore(self._path, lock_timeout=0.3)

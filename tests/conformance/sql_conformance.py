@@ -15,6 +15,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
+from fixtures.pace import LIMIT
 
 numbers = sa.Table("numbers", sa.MetaData(), sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False))
 
@@ -40,7 +41,7 @@ class SqlScene(StoreScene):
         numbers.create(self._engine, checkfirst=True)
 
     def open(self) -> SqlStateStore:
-        return self._opened(lock_timeout=20)
+        return self._opened(lock_timeout=LIMIT)
 
     def open_impatient(self) -> SqlStateStore:
         return self._opened(lock_timeout=0.3)

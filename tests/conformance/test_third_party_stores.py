@@ -19,6 +19,7 @@ from mutants import MUTANTS
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.registry import ENTRY_POINT_GROUP, store_from_url
+from fixtures.pace import LIMIT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_store"
 SOURCE = (EXAMPLE / "in_memory.py").read_text(encoding="utf-8")
@@ -28,7 +29,7 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment}
     environ.pop("PYTEST_ADDOPTS", None)
     command = (sys.executable, *command)
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def suite(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from dualwrite.stores.zookeeper.paths import state_path
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 
 _A_ROW_IS_WRITTEN = b'"fence"'
 
@@ -43,7 +44,7 @@ class ZooKeeperScene(StoreScene):
         self._client.ensure_path("/numbers")
 
     def open(self) -> ZooKeeperStore:
-        return ZooKeeperStore.from_url(self._proxied_url, session_timeout=4, connect_timeout=5, request_timeout=5)
+        return ZooKeeperStore.from_url(self._proxied_url, session_timeout=4, connect_timeout=LIMIT, request_timeout=LIMIT)
 
     def put(self, handle: ZooKeeperBatch, number: int) -> None:
         handle.create(f"/numbers/{number}")

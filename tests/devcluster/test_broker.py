@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 import uuid
 
 import pytest
@@ -14,10 +13,11 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from dualwrite.devcluster import DevCluster, DevClusterError, probe
+from fixtures.pace import LIMIT, until
 
 
 def ask(cluster: DevCluster, request: object) -> object:
-    with probe._Nodes({1: cluster.status().nodes[0].port}, timeout=5.0) as nodes:
+    with probe._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
         return nodes.ask(1, request)
 
 
@@ -25,10 +25,10 @@ def commit_one(cluster: DevCluster, *, value: str = "v") -> None:
     producer = Producer(
         {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": f"t-{uuid.uuid4()}", "log_level": 0}
     )
-    producer.init_transactions(20)
+    producer.init_transactions(LIMIT)
     producer.begin_transaction()
     producer.produce("events", value)
-    producer.commit_transaction(20)
+    producer.commit_transaction(LIMIT)
 
 
 def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
@@ -42,7 +42,7 @@ def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
 
 
 def test_the_first_answers_of_its_coordinators_are_no_excuses(cluster: DevCluster) -> None:
-    topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=5).topics
+    topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=LIMIT).topics
     assert len(topics["__transaction_state"].partitions) == 4
     assert len(topics["__consumer_offsets"].partitions) == 4
 
@@ -97,9 +97,7 @@ def test_a_paused_broker_holds_its_connections_and_says_nothing(cluster: DevClus
     finally:
         cluster.resume(1)
     cluster.start(1)  # runs already: only waits until it is ready again
-    deadline = time.monotonic() + 30  # on a busy machine its controller may find only now that it was away
-    while not cluster.status().ready:
-        assert time.monotonic() < deadline
+    until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may find only now that it was away
 
 
 def test_a_node_that_is_not_there_is_named(cluster: DevCluster) -> None:

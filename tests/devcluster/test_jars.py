@@ -11,6 +11,7 @@ import pytest
 import requests
 
 from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, DevClusterError, jars
+from fixtures.pace import happened
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_only_one_of_two_downloads(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
     def download(version: str, _progress: object) -> list[Path]:
         calls.append(version)
-        release.wait(5)
+        happened(release)
         return [jar]
 
     monkeypatch.setattr(jars, "_download", download)

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dualwrite.devcluster import DevCluster
+from fixtures.pace import gone, until
 
 TEMPORARY = """
 import time
@@ -32,30 +32,14 @@ sys.exit(main(["dev", "up"]))
 """
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_a_temporary_broker_dies_with_its_owner_however_that_dies() -> None:
     with subprocess.Popen([sys.executable, "-c", TEMPORARY], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid, data_dir = owner.stdout.readline().split()
-        assert not gone(int(pid))
+        assert not gone(pid)
         owner.kill()
-    assert wait_until(lambda: gone(int(pid)))
-    assert wait_until(lambda: not Path(data_dir).exists())
+    until(lambda: gone(pid))
+    until(lambda: not Path(data_dir).exists())
 
 
 @pytest.mark.slow
@@ -63,7 +47,7 @@ def test_a_temporary_broker_dies_with_its_launcher() -> None:
     with DevCluster.temporary() as cluster:
         pid = cluster.status().nodes[0].pid or -1
         psutil.Process(pid).parent().kill()  # type: ignore[union-attr]
-        assert wait_until(lambda: gone(pid))
+        until(lambda: gone(pid))
 
 
 @pytest.mark.slow

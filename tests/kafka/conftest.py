@@ -14,20 +14,21 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
+from fixtures.pace import LIMIT
 
 Opener = Callable[..., Producer]
 
 
 @pytest.fixture(scope="session")
 def coordinator(broker: DevCluster) -> Iterator[WireTransactionCoordinator]:
-    made = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=20)
+    made = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
 def coordinator_v4(broker_v4: DevCluster) -> Iterator[WireTransactionCoordinator]:
-    made = WireTransactionCoordinator(KafkaConfig.of(broker_v4.bootstrap_servers), timeout=20)
+    made = WireTransactionCoordinator(KafkaConfig.of(broker_v4.bootstrap_servers), timeout=LIMIT)
     yield made
     made.close()
 
@@ -65,10 +66,10 @@ def new_native(
 def open_transaction(servers: str, transactional_id: str, topic: str, value: bytes = b"v") -> Producer:
     """A transaction of a plain client with one stored message, left ongoing."""
     producer = Producer({"bootstrap.servers": servers, "transactional.id": transactional_id, "linger.ms": 0})
-    producer.init_transactions(20)
+    producer.init_transactions(LIMIT)
     producer.begin_transaction()
     producer.produce(topic, value)
-    assert producer.flush(20) == 0
+    assert producer.flush(LIMIT) == 0
     return producer
 
 

@@ -14,6 +14,7 @@ from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import INVALID_TXN_STATE, WireTransactionCoordinator
 from dualwrite.state import TransactionDescription, TransactionStatus
+from fixtures.pace import LIMIT, joined, until
 
 S = TransactionStatus
 NewName = Callable[[str], str]
@@ -23,13 +24,13 @@ Committed = Callable[[str], list[bytes | None]]
 
 def settled(coordinator: WireTransactionCoordinator, transactional_id: str) -> TransactionDescription:
     """The description, once the markers are written."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def look() -> TransactionDescription | None:
         found = coordinator.describe(transactional_id)
         assert found is not None
-        if found.status not in (S.PREPARE_COMMIT, S.PREPARE_ABORT):
-            return found
-    raise AssertionError(f"{transactional_id} stays {found.status}")
+        return None if found.status in (S.PREPARE_COMMIT, S.PREPARE_ABORT) else found
+
+    return until(look, f"the markers of {transactional_id}", pause=0)
 
 
 # --- describe ---------------------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def test_an_abort_with_nothing_ongoing_raises_the_epoch(
 ) -> None:
     """How recovery fences old holders: a compare-and-set on the described epoch."""
     name = new_name("id")
-    ongoing(name, new_name("topic")).commit_transaction(20)
+    ongoing(name, new_name("topic")).commit_transaction(LIMIT)
     found = settled(coordinator, name)
     answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=False)
     assert answer.proven
@@ -208,10 +209,8 @@ def _init_aborts_and_fences(coordinator: WireTransactionCoordinator, ongoing: Op
     answer = coordinator.init_producer_id(name)
     assert answer.proven or answer.name == "CONCURRENT_TRANSACTIONS"
     assert settled(coordinator, name).status in (S.COMPLETE_ABORT, S.EMPTY)
-    deadline = time.monotonic() + 20
-    while not answer.proven and time.monotonic() < deadline:
-        answer = coordinator.init_producer_id(name)
-    assert answer.proven
+    if not answer.proven:
+        until(lambda: coordinator.init_producer_id(name).proven, "the markers of the abort", pause=0)
     assert not coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True).proven
 
 
@@ -274,13 +273,13 @@ def test_what_answers_but_is_no_broker_is_an_error_in_time(silent_server: int) -
 
 
 def test_one_of_the_servers_is_enough(broker: DevCluster, free_port: int, new_name: NewName) -> None:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port},{broker.bootstrap_servers}"), timeout=10)
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port},{broker.bootstrap_servers}"), timeout=LIMIT)
     assert coordinator.describe(new_name("id")) is None
     coordinator.close()
 
 
 def test_a_closed_coordinator_connects_again_when_it_is_asked(broker: DevCluster, new_name: NewName) -> None:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=10)
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     assert coordinator.describe(new_name("id")) is None
     coordinator.close()
     coordinator.close()
@@ -305,5 +304,5 @@ def test_several_threads_may_ask_at_once(coordinator: WireTransactionCoordinator
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        joined(thread)
     assert wrong == []

@@ -24,7 +24,9 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
+from fixtures import pace
 from fixtures.broker import make_topic
+from fixtures.pace import LIMIT
 
 S = TransactionStatus
 NewName = Callable[[str], str]
@@ -39,9 +41,9 @@ def new_producer(broker: DevCluster, coordinator: WireTransactionCoordinator, ne
 
         def new(*, kafka_id: str | None = None, **settings: Any) -> LibrdkafkaProducer:
             config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **settings})
-            producer = LibrdkafkaProducer(config, kafka_id or new_name("id"), coordinator, delivery_timeout=10)
+            producer = LibrdkafkaProducer(config, kafka_id or new_name("id"), coordinator, delivery_timeout=LIMIT)
             opened.callback(producer.close)
-            producer.init_transactions(timeout=20)
+            producer.init_transactions(timeout=LIMIT)
             return producer
 
         yield new
@@ -51,12 +53,12 @@ def described(
     coordinator: WireTransactionCoordinator, kafka_id: str, *, until: tuple[TransactionStatus, ...] = ()
 ) -> TransactionDescription:
     """The description, once its status is one of `until` (any, where none is given)."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def look() -> TransactionDescription | None:
         found = coordinator.describe(kafka_id)
-        if found is not None and (not until or found.status in until):
-            return found
-        assert time.monotonic() < deadline, f"{kafka_id} stays {found}"
+        return found if found is not None and (not until or found.status in until) else None
+
+    return pace.until(look, lambda: f"{kafka_id} stays {coordinator.describe(kafka_id)}", pause=0)
 
 
 # --- the transaction --------------------------------------------------------------------------------------------------
@@ -70,8 +72,8 @@ def test_two_transactions_in_a_row_have_different_states(
     for number in range(5):
         producer.begin_transaction()
         producer.send(topic, str(number))
-        states.append(producer.prepare_transaction(timeout=20))
-        producer.commit_transaction(timeout=20)
+        states.append(producer.prepare_transaction(timeout=LIMIT))
+        producer.commit_transaction(timeout=LIMIT)
     assert len(set(states)) == 5
     assert len({(state.producer_id, state.epoch) for state in states if state}) == 1
     assert committed(topic) == [b"0", b"1", b"2", b"3", b"4"]
@@ -83,16 +85,16 @@ def test_an_aborted_transaction_leaves_the_session_usable_and_the_evidence_in_pl
     producer, topic = new_producer(), new_name("topic")
     producer.begin_transaction()
     producer.send(topic, b"aborted")
-    state = producer.prepare_transaction(timeout=20)
-    producer.abort_transaction(timeout=20)
+    state = producer.prepare_transaction(timeout=LIMIT)
+    producer.abort_transaction(timeout=LIMIT)
     after = described(coordinator, producer.kafka_transactional_id, until=(S.COMPLETE_ABORT, S.EMPTY))
     assert state is not None
     assert (after.status, after.epoch, after.start_time_ms) == (S.COMPLETE_ABORT, state.epoch, state.start_time_ms)
     assert not producer.must_be_replaced
     producer.begin_transaction()
     producer.send(topic, b"kept")
-    producer.prepare_transaction(timeout=20)
-    producer.commit_transaction(timeout=20)
+    producer.prepare_transaction(timeout=LIMIT)
+    producer.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"kept"]
 
 
@@ -104,7 +106,7 @@ def test_an_abort_before_prepare_waits_for_what_is_under_way(
     producer.begin_transaction()
     for _ in range(500):
         producer.send(topic, b"x" * 1000)
-    producer.abort_transaction(timeout=20)
+    producer.abort_transaction(timeout=LIMIT)
     after = described(coordinator, producer.kafka_transactional_id, until=(S.COMPLETE_ABORT, S.EMPTY))
     assert (after.status, after.epoch) == (S.COMPLETE_ABORT, 0)
     assert not producer.must_be_replaced
@@ -122,7 +124,7 @@ def test_a_failed_delivery_costs_the_session(broker: DevCluster, new_producer: N
     producer.send(topic, b"small")
     producer.send(topic, b"x" * 5_000)
     with pytest.raises(MessageTooLargeError, match=r"max\.message\.bytes"):
-        producer.prepare_transaction(timeout=20)
+        producer.prepare_transaction(timeout=LIMIT)
     assert producer.must_be_replaced
 
 
@@ -172,14 +174,14 @@ def test_a_transaction_that_recovery_committed_by_endtxn_v5_fences_its_client_an
     producer, topic = new_producer(), new_name("topic")
     producer.begin_transaction()
     producer.send(topic, b"recovered")
-    state = producer.prepare_transaction(timeout=20)
+    state = producer.prepare_transaction(timeout=LIMIT)
     assert state is not None
     answer = coordinator.end_transaction(
         producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
     )
     assert answer.proven
     with pytest.raises(ProducerFencedError):
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
     assert producer.must_be_replaced
     assert committed(topic) == [b"recovered"]
 
@@ -197,7 +199,7 @@ def test_a_transaction_that_was_aborted_from_outside_can_not_be_prepared(
         producer.kafka_transactional_id, producer_id=found.producer_id, epoch=found.epoch, commit=False
     ).proven
     with pytest.raises((PrepareError, ProducerFencedError, DeliveryError)):
-        producer.prepare_transaction(timeout=20)
+        producer.prepare_transaction(timeout=LIMIT)
     assert producer.must_be_replaced
 
 
@@ -207,7 +209,7 @@ def test_a_transaction_that_grew_too_old_is_not_prepared(new_producer: NewProduc
     producer.send(new_name("topic"), b"v")
     time.sleep(producer.transaction_timeout - producer.time_reserve)
     with pytest.raises(TransactionTimeoutError, match=r"transaction\.max\.timeout\.ms") as caught:
-        producer.prepare_transaction(timeout=20)
+        producer.prepare_transaction(timeout=LIMIT)
     assert caught.value.timeout == 1.0
     assert caught.value.elapsed > 0.8
     assert caught.value.retriable

@@ -31,6 +31,7 @@ from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.network import Network
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from fixtures.broker import USERS, make_topic, read_topic, started
+from fixtures.pace import LIMIT, until
 
 NewName = Callable[[str], str]
 NewProducer = Callable[..., NativeProducer]
@@ -53,7 +54,7 @@ def new_native(frail: DevCluster, new_name: NewName) -> Iterator[NewProducer]:
             config = KafkaConfig.of({"bootstrap.servers": frail.bootstrap_servers, **settings})
             producer = NativeProducer(config, new_name("id"), two_phase=True, delivery_timeout=delivery_timeout)
             opened.callback(producer.close)
-            producer.init_transactions(timeout=20)
+            producer.init_transactions(timeout=LIMIT)
             return producer
 
         yield new
@@ -76,7 +77,7 @@ def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
 def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
     producer.begin_transaction()
     producer.send(topic, value)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
 
 
 # --- a broker that does not answer ------------------------------------------------------------------------------------
@@ -102,8 +103,8 @@ def test_a_full_buffer_blocks_until_the_delivery_timeout_and_holds_no_more_than_
                 taken += 1
         assert taken * 20_000 <= buffer_kib * 1024
         with pytest.raises(DeliveryError, match="buffer stayed full"):
-            producer.prepare_transaction(timeout=20)
-    producer.abort_transaction(timeout=20)
+            producer.prepare_transaction(timeout=LIMIT)
+    producer.abort_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"after")
     assert sorted(value or b"" for value in values(frail, topic)) == [b"after", b"before"]
 
@@ -119,7 +120,7 @@ def test_a_prepare_that_is_not_answered_fails_in_time_and_the_transaction_can_be
         producer.send(topic, b"lost, too")
         with pytest.raises(DeliveryError, match=r"within 0\.5 s"):
             producer.prepare_transaction(timeout=0.5)
-    producer.abort_transaction(timeout=20)
+    producer.abort_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"after")
     assert values(frail, topic) == [b"before", b"after"]
 
@@ -134,7 +135,7 @@ def test_a_topic_that_can_not_be_looked_up_costs_the_message_and_not_the_transac
     with paused(frail), pytest.raises(BrokerUnavailableError, match=other):
         producer.send(other, b"not taken")
     producer.send(other, b"taken")
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert values(frail, topic) == [b"before", b"kept"]
     assert values(frail, other) == [b"taken"]
 
@@ -146,7 +147,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
     producer, topic = new_native(**IMPATIENT), new_name("topic")
     producer.begin_transaction()
     producer.send(topic, b"v")
-    state = producer.prepare_transaction(timeout=20)
+    state = producer.prepare_transaction(timeout=LIMIT)
     assert state is not None
     with paused(frail), pytest.raises(BrokerUnavailableError):
         producer.commit_transaction(timeout=0.5)
@@ -158,7 +159,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
             producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
         ).proven
         coordinator.close()
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert not producer.must_be_replaced
     commit_one(producer, topic, b"next")
     assert values(frail, topic) == [b"v", b"next"]
@@ -176,8 +177,8 @@ def test_a_transaction_whose_abort_was_not_answered_can_not_be_committed(
         producer.abort_transaction(timeout=0.5)
     assert producer.must_be_replaced
     with pytest.raises(InvalidTransitionError, match="abort_transaction"):
-        producer.commit_transaction(timeout=20)
-    producer.abort_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
+    producer.abort_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"next")
     assert values(frail, topic) == [b"next"]
 
@@ -185,9 +186,9 @@ def test_a_transaction_whose_abort_was_not_answered_can_not_be_committed(
 # --- every call in every state ------------------------------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[NativeProducer], Any]] = {
-    "init_transactions": lambda p: p.init_transactions(timeout=20),
+    "init_transactions": lambda p: p.init_transactions(timeout=LIMIT),
     "adopt": lambda p: p.adopt(1, 2, timeout_ms=1_000),
-    "create": lambda p: p.create(timeout=20),
+    "create": lambda p: p.create(timeout=LIMIT),
     "begin_transaction": lambda p: p.begin_transaction(),
     "send": lambda p: p.send("never", b"v"),
     "send_many": lambda p: p.send_many("never", [b"v"]),
@@ -195,10 +196,10 @@ CALLS: dict[str, Callable[[NativeProducer], Any]] = {
     "send_offsets_to_transaction": lambda p: p.send_offsets_to_transaction(
         [ConsumedOffset("never", 0, 1)], GroupMetadata("never")
     ),
-    "prepare_transaction": lambda p: p.prepare_transaction(timeout=20),
-    "commit_transaction": lambda p: p.commit_transaction(timeout=20),
-    "abort_transaction": lambda p: p.abort_transaction(timeout=20),
-    "complete_prepared_transaction": lambda p: p.complete_prepared_transaction(None, timeout=20),
+    "prepare_transaction": lambda p: p.prepare_transaction(timeout=LIMIT),
+    "commit_transaction": lambda p: p.commit_transaction(timeout=LIMIT),
+    "abort_transaction": lambda p: p.abort_transaction(timeout=LIMIT),
+    "complete_prepared_transaction": lambda p: p.complete_prepared_transaction(None, timeout=LIMIT),
 }
 
 
@@ -211,9 +212,9 @@ def fence(cluster: DevCluster, producer: NativeProducer) -> None:
     with ExitStack() as opened:
         other = NativeProducer(KafkaConfig.of(cluster.bootstrap_servers), producer.kafka_transactional_id, two_phase=True)
         opened.callback(other.close)
-        other.init_transactions(timeout=20)
+        other.init_transactions(timeout=LIMIT)
     with pytest.raises(DualWriteError):
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
 
 
 def brought_to(state: ProducerState, cluster: DevCluster, kafka_id: str, topic: str) -> NativeProducer:
@@ -222,14 +223,14 @@ def brought_to(state: ProducerState, cluster: DevCluster, kafka_id: str, topic: 
     producer = NativeProducer(config, kafka_id, two_phase=True)
     if state is ProducerState.UNINITIALIZED:
         return producer
-    producer.init_transactions(timeout=20)
+    producer.init_transactions(timeout=LIMIT)
     if state is ProducerState.READY:
         return producer
     producer.begin_transaction()
     producer.send(topic, b"v")
     if state is ProducerState.IN_TRANSACTION:
         return producer
-    producer.prepare_transaction(timeout=20)
+    producer.prepare_transaction(timeout=LIMIT)
     if state is ProducerState.UNCERTAIN:
         end_without_an_answer(cluster, producer.commit_transaction)
     elif state is ProducerState.ABORTING:
@@ -333,7 +334,7 @@ def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_messa
             expected.append((before, during))
         except DualWriteError:
             refused += 1
-            producer.abort_transaction(timeout=20)
+            producer.abort_transaction(timeout=LIMIT)
         if interrupt.place is None:
             break
     assert refused
@@ -373,7 +374,7 @@ def test_an_interrupt_at_any_moment_of_ending_leaves_a_state_that_tells_the_trut
         interrupt = InterruptAt(count)
         try:
             with interrupt:
-                getattr(producer, call)(timeout=20)
+                getattr(producer, call)(timeout=LIMIT)
         except KeyboardInterrupt:
             pass
         if producer.state is ProducerState.READY:
@@ -381,10 +382,10 @@ def test_an_interrupt_at_any_moment_of_ending_leaves_a_state_that_tells_the_trut
         else:
             committed = call != "abort_transaction" and "commit_transaction" in ALLOWED[producer.state]
             try:
-                (producer.commit_transaction if committed else producer.abort_transaction)(timeout=20)
+                (producer.commit_transaction if committed else producer.abort_transaction)(timeout=LIMIT)
             except DeliveryError:  # interrupted while messages were under way
                 committed = False
-                producer.abort_transaction(timeout=20)
+                producer.abort_transaction(timeout=LIMIT)
         if committed:
             expected += sent
         if interrupt.place is None:
@@ -417,8 +418,8 @@ def test_a_broker_that_is_killed_while_messages_are_sent_gets_each_of_them_once(
         if number == 10_000:
             killing.start()
     killing.join()
-    assert producer.prepare_transaction(timeout=60) is not None
-    producer.commit_transaction(timeout=60)
+    assert producer.prepare_transaction(timeout=LIMIT) is not None
+    producer.commit_transaction(timeout=LIMIT)
     found = [int((value or b"").partition(b"\0")[0]) for value in values(frail, topic)]
     assert found == [*range(0, number, 3), *range(1, number, 3), *range(2, number, 3)]
 
@@ -433,10 +434,10 @@ def test_a_broker_that_is_killed_after_prepare_commits_what_was_prepared(
     producer.begin_transaction()
     for value in sent:
         producer.send(topic, value, partition=1)
-    producer.prepare_transaction(timeout=20)
+    producer.prepare_transaction(timeout=LIMIT)
     frail.kill()
     frail.start(wait=False)
-    producer.commit_transaction(timeout=60)
+    producer.commit_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"next")
     found = read_topic(frail.bootstrap_servers, topic)
     assert [message.value() for message in found if message.partition() == 1 and message.value() != b"next"] == sent
@@ -480,15 +481,15 @@ def grant(cluster: DevCluster, operation: int, resource_type: int, name: str) ->
 
 def until_granted(call: Callable[[], Any]) -> None:
     """Call again while the right is missing: what was granted takes a moment to reach the broker."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def granted() -> bool:
         try:
             call()
         except BrokerAuthorizationError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return
+            return False
+        return True
+
+    until(granted, "what was granted", pause=0.05)
 
 
 @pytest.mark.slow
@@ -506,12 +507,12 @@ def test_a_right_that_is_missing_is_told_with_what_to_grant(guarded: DevCluster,
     producer = NativeProducer(KafkaConfig.of(settings), kafka_id)
     try:
         with pytest.raises(BrokerAuthorizationError, match="grant the principal Describe"):
-            producer.init_transactions(timeout=5)
+            producer.init_transactions(timeout=LIMIT)
         grant(guarded, DESCRIBE, TRANSACTIONAL_ID, kafka_id)
         with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe on the transactional ids"):
-            producer.init_transactions(timeout=5)
+            producer.init_transactions(timeout=LIMIT)
         grant(guarded, WRITE, TRANSACTIONAL_ID, kafka_id)
-        until_granted(lambda: producer.init_transactions(timeout=20))
+        until_granted(lambda: producer.init_transactions(timeout=LIMIT))
 
         producer.begin_transaction()
         with pytest.raises(BrokerAuthorizationError, match="on the topic"):
@@ -519,25 +520,25 @@ def test_a_right_that_is_missing_is_told_with_what_to_grant(guarded: DevCluster,
         grant(guarded, DESCRIBE, TOPIC, topic)
         with pytest.raises(BrokerAuthorizationError, match="on the topic"):  # noqa: PT012  (in either call)
             until_granted(lambda: producer.send(topic, b"lost"))
-            producer.prepare_transaction(timeout=5)
-        producer.abort_transaction(timeout=20)
+            producer.prepare_transaction(timeout=LIMIT)
+        producer.abort_transaction(timeout=LIMIT)
         grant(guarded, WRITE, TOPIC, topic)
         grant(guarded, READ, TOPIC, topic)
 
         producer.begin_transaction()
         with pytest.raises(BrokerAuthorizationError, match="Read on the consumer group"):
-            producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=5)
-        producer.abort_transaction(timeout=20)
+            producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=LIMIT)
+        producer.abort_transaction(timeout=LIMIT)
         grant(guarded, READ, GROUP, group)
 
         def whole_transaction() -> None:
             producer.begin_transaction()
             try:
                 producer.send(topic, b"seen")
-                producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=20)
-                producer.commit_transaction(timeout=20)
+                producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=LIMIT)
+                producer.commit_transaction(timeout=LIMIT)
             except BrokerAuthorizationError:
-                producer.abort_transaction(timeout=20)
+                producer.abort_transaction(timeout=LIMIT)
                 raise
 
         until_granted(whole_transaction)
@@ -553,8 +554,8 @@ def test_a_broker_without_two_phase_commit_is_told_with_the_settings_to_change(
 ) -> None:
     producer = NativeProducer(KafkaConfig.of(guarded.bootstrap_servers), new_name("id"), two_phase=True)
     for take in (
-        lambda: producer.init_transactions(keep_prepared_txn=keep, timeout=20),
-        lambda: producer.create(timeout=20),
+        lambda: producer.init_transactions(keep_prepared_txn=keep, timeout=LIMIT),
+        lambda: producer.create(timeout=LIMIT),
     ):
         with pytest.raises(TwoPhaseCommitRefusedError, match=r"transaction\.two\.phase\.commit\.enable=true"):
             take()

@@ -23,6 +23,7 @@ from dualwrite.kafka.native.records import BatchBuilder, split
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from dualwrite.kafka.wire import kafka_error_name
 from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT, until
 
 NewName = Callable[[str], str]
 Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
@@ -33,18 +34,18 @@ NOW = int(time.time() * 1000)  # retention goes by the timestamps: a broker dele
 
 
 def answered(call: Callable[[], Any], code_of: Callable[[Any], int]) -> Any:
-    deadline = time.monotonic() + 20
-    while True:
+    def ask() -> Any:
         try:
             answer = call()
             code = code_of(answer)
         except CoordinatorUnavailableError as error:
-            code = error.code or PASSING[0]
+            answer, code = None, error.code or PASSING[0]
         if code == 0:
             return answer
         assert code in PASSING, kafka_error_name(code)
-        assert time.monotonic() < deadline, kafka_error_name(code)
-        time.sleep(0.02)
+        return None
+
+    return until(ask, "an answer without an error")
 
 
 def produced_code(answer: Any) -> int:
@@ -189,7 +190,7 @@ def partitions_of(
     settings = {"bootstrap.servers": servers, "partitioner": partitioner, "sticky.partitioning.linger.ms": sticky_ms}
     producer = Producer(settings)
     producer.produce(topic, b"v", partition=0)
-    assert producer.flush(30) == 0  # until it knows every partition's leader, librdkafka does not stay with a partition
+    assert producer.flush(LIMIT) == 0  # until it knows every partition's leader, librdkafka does not stay with a partition
     found: dict[bytes | None, list[int]] = defaultdict(list)
 
     def delivered(error: KafkaError | None, message: Any) -> None:
@@ -198,7 +199,7 @@ def partitions_of(
 
     for key in sent:
         producer.produce(topic, b"v", key, on_delivery=delivered)
-    assert producer.flush(30) == 0
+    assert producer.flush(LIMIT) == 0
     return found
 
 

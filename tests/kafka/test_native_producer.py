@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,9 @@ from dualwrite.kafka.native.lifecycle import ProducerState
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+from fixtures import pace
 from fixtures.broker import USERS, make_topic, read_topic
+from fixtures.pace import LIMIT
 
 S = TransactionStatus
 NewName = Callable[[str], str]
@@ -38,7 +39,7 @@ NO_TIMEOUT_MS = 2**31 - 1
 
 
 def ready(producer: NativeProducer) -> NativeProducer:
-    producer.init_transactions(timeout=20)
+    producer.init_transactions(timeout=LIMIT)
     return producer
 
 
@@ -46,7 +47,7 @@ def send_one(producer: NativeProducer, topic: str, value: bytes = b"v") -> Prepa
     """A prepared transaction with one message."""
     producer.begin_transaction()
     producer.send(topic, value)
-    state = producer.prepare_transaction(timeout=20)
+    state = producer.prepare_transaction(timeout=LIMIT)
     assert state is not None
     return state
 
@@ -55,13 +56,14 @@ def described(
     coordinator: WireTransactionCoordinator, producer: NativeProducer, *, until: S | None = None
 ) -> TransactionDescription:
     """What the coordinator says, once no markers are being written, or the status is the one that is waited for."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def look() -> TransactionDescription | None:
         found = coordinator.describe(producer.kafka_transactional_id)
         assert found is not None
-        if found.status is until or (until is None and found.status not in (S.PREPARE_COMMIT, S.PREPARE_ABORT)):
-            return found
-        assert time.monotonic() < deadline, found
+        is_it = found.status is until or (until is None and found.status not in (S.PREPARE_COMMIT, S.PREPARE_ABORT))
+        return found if is_it else None
+
+    return pace.until(look, f"{producer.kafka_transactional_id}: {until or 'markers are written'}", pause=0)
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ def test_each_transaction_has_an_epoch_of_its_own_and_is_named_by_it(
         assert (found.status, found.producer_id, found.epoch) == (S.ONGOING, producer_id, first + number)
         assert str(state) == f"{producer_id}:{first + number}"
         assert found.timeout_ms == (NO_TIMEOUT_MS if two_phase else 900_000)
-        end(timeout=20)
+        end(timeout=LIMIT)
         assert producer.identity == (producer_id, first + number + 1)
 
 
@@ -88,13 +90,13 @@ def test_a_transaction_with_nothing_sent_keeps_its_epoch_and_asks_nothing_of_the
 ) -> None:
     producer = ready(new_native())
     send_one(producer, new_name("topic"))
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     before, identity = described(coordinator, producer), producer.identity
     for end in (producer.commit_transaction, producer.abort_transaction):
         producer.begin_transaction()
         with pytest.raises(BrokerError):
             producer.send(new_name("topic"), b"x" * 2_000_000)  # above message.max.bytes
-        end(timeout=20)
+        end(timeout=LIMIT)
     assert producer.identity == identity
     assert described(coordinator, producer) == before
 
@@ -116,9 +118,9 @@ def test_an_abort_does_not_wait_for_what_is_under_way(new_native: NewProducer, n
         producer.begin_transaction()
         for _ in range(20):
             producer.send(topic, bytes(900_000))
-        producer.abort_transaction(timeout=20)
+        producer.abort_transaction(timeout=LIMIT)
         send_one(producer, topic, b"%d" % number)
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"0", b"1", b"2"]
 
 
@@ -129,16 +131,16 @@ def test_an_id_is_created_only_where_it_is_unknown(
     new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
 ) -> None:
     first, topic = new_native(two_phase=True), new_name("topic")
-    assert first.create(timeout=20)
+    assert first.create(timeout=LIMIT)
     assert first.identity == (described(coordinator, first).producer_id, 0)
     send_one(first, topic)
     before = described(coordinator, first)
     for two_phase in (True, False):
         second = new_native(first.kafka_transactional_id, two_phase=two_phase)
-        assert not second.create(timeout=20)
+        assert not second.create(timeout=LIMIT)
         assert second.state is ProducerState.UNINITIALIZED
     assert described(coordinator, first) == before
-    first.commit_transaction(timeout=20)
+    first.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"v"]
 
 
@@ -149,7 +151,7 @@ def test_an_id_is_adopted_by_whoever_raised_its_epoch(
     """Rule F5: EndTxn of the described epoch, and its answer."""
     old, topic = ready(new_native(two_phase=True)), new_name("topic")
     send_one(old, topic, b"before")
-    old.commit_transaction(timeout=20)
+    old.commit_transaction(timeout=LIMIT)
     if ongoing:
         send_one(old, topic, b"old")
     found = described(coordinator, old)
@@ -162,10 +164,10 @@ def test_an_id_is_adopted_by_whoever_raised_its_epoch(
     new.adopt(answer.producer_id, answer.epoch, timeout_ms=found.timeout_ms)
     assert new.identity == (found.producer_id, found.epoch + 1)
     send_one(new, topic, b"new")
-    go_on = (lambda: old.commit_transaction(timeout=20)) if ongoing else (lambda: send_one(old, topic, b"late"))
+    go_on = (lambda: old.commit_transaction(timeout=LIMIT)) if ongoing else (lambda: send_one(old, topic, b"late"))
     with pytest.raises(ProducerFencedError):
         go_on()
-    new.commit_transaction(timeout=20)
+    new.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"before", b"new"]
 
 
@@ -183,16 +185,16 @@ def test_init_transactions_aborts_what_an_earlier_holder_left_and_fences_it(
     old, topic = ready(new_native(two_phase=True)), new_name("topic")
     send_one(old, topic, b"old")
     new = new_native(old.kafka_transactional_id, two_phase=True)
-    assert new.init_transactions(timeout=20) is None
+    assert new.init_transactions(timeout=LIMIT) is None
     found = described(coordinator, new)
     assert (found.status, found.producer_id, found.epoch) == (S.EMPTY, *new.identity)
     assert committed(topic) == []
     with pytest.raises(ProducerFencedError):
-        old.commit_transaction(timeout=20)
+        old.commit_transaction(timeout=LIMIT)
     assert old.must_be_replaced
     ready(old)  # a fenced producer may take the id again
     send_one(old, topic, b"again")
-    old.commit_transaction(timeout=20)
+    old.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"again"]
 
 
@@ -200,15 +202,15 @@ def test_init_transactions_aborts_what_an_earlier_holder_left_and_fences_it(
 
 OTHER = PreparedTxnState(1, 1)
 ENDS: dict[str, tuple[Callable[[NativeProducer, PreparedTxnState], None], bool]] = {
-    "complete by its state": (lambda p, state: p.complete_prepared_transaction(state, timeout=20), True),
-    "complete by another state": (lambda p, _: p.complete_prepared_transaction(OTHER, timeout=20), False),
+    "complete by its state": (lambda p, state: p.complete_prepared_transaction(state, timeout=LIMIT), True),
+    "complete by another state": (lambda p, _: p.complete_prepared_transaction(OTHER, timeout=LIMIT), False),
     "complete by the next epoch": (
-        lambda p, state: p.complete_prepared_transaction(PreparedTxnState(state.producer_id, state.epoch + 1), timeout=20),
+        lambda p, state: p.complete_prepared_transaction(PreparedTxnState(state.producer_id, state.epoch + 1), timeout=LIMIT),
         False,
     ),
-    "complete by none": (lambda p, _: p.complete_prepared_transaction(None, timeout=20), False),
-    "commit": (lambda p, _: p.commit_transaction(timeout=20), True),
-    "abort": (lambda p, _: p.abort_transaction(timeout=20), False),
+    "complete by none": (lambda p, _: p.complete_prepared_transaction(None, timeout=LIMIT), False),
+    "commit": (lambda p, _: p.commit_transaction(timeout=LIMIT), True),
+    "abort": (lambda p, _: p.abort_transaction(timeout=LIMIT), False),
 }
 
 
@@ -221,14 +223,14 @@ def test_a_prepared_transaction_of_an_earlier_holder_is_kept_until_it_is_ended(
     state = send_one(old, topic, b"kept")
     old.close()
     new = new_native(old.kafka_transactional_id, two_phase=True)
-    assert new.init_transactions(keep_prepared_txn=True, timeout=20) == state
+    assert new.init_transactions(keep_prepared_txn=True, timeout=LIMIT) == state
     assert described(coordinator, new).status is S.ONGOING
     with pytest.raises(InvalidTransitionError, match="complete_prepared_transaction"):
         new.begin_transaction()
     end(new, state)
     assert new.state is ProducerState.READY
     send_one(new, topic, b"next")
-    new.commit_transaction(timeout=20)
+    new.commit_transaction(timeout=LIMIT)
     assert committed(topic) == ([b"kept", b"next"] if commits else [b"next"])
 
 
@@ -238,12 +240,12 @@ def test_an_earlier_holder_that_is_alive_is_fenced_once_its_transaction_was_ende
     old, topic = ready(new_native()), new_name("topic")
     state = send_one(old, topic, b"kept")
     new = new_native(old.kafka_transactional_id)
-    assert new.init_transactions(keep_prepared_txn=True, timeout=20) == state
-    new.complete_prepared_transaction(state, timeout=20)
+    assert new.init_transactions(keep_prepared_txn=True, timeout=LIMIT) == state
+    new.complete_prepared_transaction(state, timeout=LIMIT)
     with pytest.raises(ProducerFencedError):
-        old.abort_transaction(timeout=20)
+        old.abort_transaction(timeout=LIMIT)
     send_one(new, topic, b"new")
-    new.commit_transaction(timeout=20)
+    new.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"kept", b"new"]
 
 
@@ -256,15 +258,15 @@ def test_with_nothing_prepared_the_id_can_be_used_and_its_earlier_holder_is_fenc
         ready(old)
     if before in ("committed", "aborted"):
         send_one(old, topic, before.encode())
-        (old.commit_transaction if before == "committed" else old.abort_transaction)(timeout=20)
+        (old.commit_transaction if before == "committed" else old.abort_transaction)(timeout=LIMIT)
     new = new_native(old.kafka_transactional_id, two_phase=True)
-    assert new.init_transactions(keep_prepared_txn=True, timeout=20) is None
+    assert new.init_transactions(keep_prepared_txn=True, timeout=LIMIT) is None
     assert described(coordinator, new).timeout_ms == NO_TIMEOUT_MS
     if before != "unknown":
         with pytest.raises(ProducerFencedError):
             send_one(old, topic, b"late")
     send_one(new, topic, b"new")
-    new.commit_transaction(timeout=20)
+    new.commit_transaction(timeout=LIMIT)
     assert committed(topic) == ([b"committed", b"new"] if before == "committed" else [b"new"])
 
 
@@ -286,20 +288,20 @@ def test_two_that_take_an_id_at_once_never_share_an_epoch(
     """Both abort the same epoch, and both get the same answer: on one epoch, a batch would be acknowledged and not stored."""
     first, topic = ready(new_native()), new_name("topic")
     send_one(first, topic, b"before")
-    first.commit_transaction(timeout=20)
+    first.commit_transaction(timeout=LIMIT)
     config = KafkaConfig.of(broker.bootstrap_servers)
     coordinator = InterleavedCoordinator(config)
     winner = new_native(first.kafka_transactional_id)
-    coordinator.somebody_else = lambda: winner.init_transactions(keep_prepared_txn=True, timeout=20)
+    coordinator.somebody_else = lambda: winner.init_transactions(keep_prepared_txn=True, timeout=LIMIT)
     late = NativeProducer(config, first.kafka_transactional_id, coordinator)
     try:
-        late.init_transactions(keep_prepared_txn=True, timeout=20)
+        late.init_transactions(keep_prepared_txn=True, timeout=LIMIT)
         assert winner.state is late.state is ProducerState.READY
         assert late.identity != winner.identity
         send_one(late, topic, b"late")
         with pytest.raises(ProducerFencedError):
             send_one(winner, topic, b"winner")
-        late.commit_transaction(timeout=20)
+        late.commit_transaction(timeout=LIMIT)
     finally:
         late.close()
         coordinator.close()
@@ -328,19 +330,19 @@ def test_a_transaction_whose_abort_did_not_get_through_is_not_committed_in_part(
     try:
         coordinator.deaf = False
         send_one(producer, topic, b"before")  # now the topic is known, and the next message is taken at once
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
         coordinator.deaf = True
         producer.begin_transaction()
         producer.send_many(topic, [b"stored", b"not sent yet"])
         described(coordinator, producer, until=S.ONGOING)
         with pytest.raises(BrokerUnavailableError):
-            producer.abort_transaction(timeout=20)
+            producer.abort_transaction(timeout=LIMIT)
         assert producer.must_be_replaced
         with pytest.raises(InvalidTransitionError, match="allowed now: abort_transaction"):
-            producer.commit_transaction(timeout=20)
-        producer.abort_transaction(timeout=20)
+            producer.commit_transaction(timeout=LIMIT)
+        producer.abort_transaction(timeout=LIMIT)
         send_one(producer, topic, b"next")
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
     finally:
         producer.close()
         coordinator.close()
@@ -374,7 +376,7 @@ def test_a_setting_outside_its_limits_is_refused_before_anything_is_opened(
 
 def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_native: NewProducer) -> None:
     producer = new_native(transaction_timeout_ms=900_001)
-    for take in (ready, lambda p: p.create(timeout=20)):
+    for take in (ready, lambda p: p.create(timeout=LIMIT)):
         with pytest.raises(TransactionTimeoutRefusedError, match=r"transaction\.max\.timeout\.ms"):
             take(producer)
     assert producer.state is ProducerState.UNINITIALIZED
@@ -384,8 +386,8 @@ def test_a_broker_without_transaction_version_2_is_refused(broker_v4: DevCluster
     producer = NativeProducer(KafkaConfig.of(broker_v4.bootstrap_servers), new_name("id"))
     for take in (
         ready,
-        lambda p: p.create(timeout=20),
-        lambda p: p.init_transactions(keep_prepared_txn=True, timeout=20),
+        lambda p: p.create(timeout=LIMIT),
+        lambda p: p.init_transactions(keep_prepared_txn=True, timeout=LIMIT),
     ):
         with pytest.raises(ConfigurationError, match=r"transaction\.version.*librdkafka"):
             take(producer)
@@ -416,7 +418,7 @@ def test_every_compression_arrives(
     producer = ready(new_native(compression_type=compression))
     producer.begin_transaction()
     producer.send_many(topic, sent, partition=0)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert committed(topic) == sent
 
 
@@ -441,7 +443,7 @@ def test_any_setting_sends_everything_in_order(
         producer.begin_transaction()
         for number in range(500):
             producer.send(topic, f"{part} {number:03}" + "." * 1_000, partition=number % 3)
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
     found = read_topic(broker.bootstrap_servers, topic)
     for partition in range(3):
         values = [(m.value() or b"")[:5].decode() for m in found if m.partition() == partition]
@@ -458,7 +460,7 @@ def test_a_message_of_megabytes_is_sent_where_all_three_limits_allow_it(
     sent = [b"a", random.Random(5).randbytes(7_900_000), b"b"]
     for value in sent:
         producer.send(topic, value)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert committed(topic) == sent
 
 
@@ -473,12 +475,12 @@ def test_changing_the_producer_moves_no_key(
     theirs = Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": partitioner})
     for key in keys:
         theirs.produce(topic, b"theirs", key)
-    assert theirs.flush(20) == 0
+    assert theirs.flush(LIMIT) == 0
     ours = ready(new_native(partitioner=partitioner))
     ours.begin_transaction()
     for key in keys:
         ours.send(topic, b"ours", key=key)
-    ours.commit_transaction(timeout=20)
+    ours.commit_transaction(timeout=LIMIT)
     where: dict[bytes, dict[bytes | None, int]] = {b"theirs": {}, b"ours": {}}
     for message in read_topic(broker.bootstrap_servers, topic):
         where[message.value() or b""][message.key()] = message.partition() or 0
@@ -514,8 +516,8 @@ def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_
         producer.begin_transaction()
         for number, value in enumerate(sent):
             producer.send(topic, value, partition=number % 2)
-        assert producer.prepare_transaction(timeout=20) is not None
-        producer.commit_transaction(timeout=20)
+        assert producer.prepare_transaction(timeout=LIMIT) is not None
+        producer.commit_transaction(timeout=LIMIT)
     finally:
         producer.close()
     found = [message.value() for message in read_topic(strict_broker.bootstrap_servers, topic)]
@@ -537,10 +539,7 @@ def test_a_consumers_group_is_read_and_written_as_librdkafka_does(
     try:
         if assigned:
             consumer.subscribe([topic])
-            deadline = time.monotonic() + 20
-            while not consumer.assignment() and time.monotonic() < deadline:
-                consumer.poll(0.1)
-            assert consumer.assignment()
+            pace.until(lambda: consumer.poll(0.1) or consumer.assignment(), "an assignment", pause=0)
         written: Any = consumer.consumer_group_metadata()
         found = GroupMetadata.from_librdkafka(written)
         assert (found.group_id, found.group_instance_id) == (group, instance)

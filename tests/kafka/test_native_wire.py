@@ -13,6 +13,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.native.lifecycle import ProducerState
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState
+from fixtures.pace import LIMIT
 from fixtures.wire_server import NODE_ID, PRODUCER_ID, WireServer, init_producer_id_answer
 
 CONCURRENT_TRANSACTIONS, UNKNOWN = 51, -1
@@ -39,7 +40,7 @@ def on_server(server: WireServer) -> NativeProducer:
 def prepare_one(producer: NativeProducer) -> None:
     producer.begin_transaction()
     producer.send("topic", b"v")
-    assert producer.prepare_transaction(timeout=5) is not None
+    assert producer.prepare_transaction(timeout=LIMIT) is not None
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -48,10 +49,10 @@ def test_an_accepted_keep_prepared_txn_is_ended_with_the_new_producer_id_and_epo
     kept_one = lambda _: init_producer_id_answer(epoch=9, ongoing_producer_id=70, ongoing_epoch=3)  # noqa: E731
     with WireServer({InitProducerIdRequest: kept_one}) as server:
         producer = on_server(server)
-        kept = producer.init_transactions(keep_prepared_txn=True, timeout=5)
+        kept = producer.init_transactions(keep_prepared_txn=True, timeout=LIMIT)
         assert kept == PreparedTxnState(70, 3)
         assert producer.state is ProducerState.PREPARED
-        producer.complete_prepared_transaction(kept if commit else OTHER, timeout=5)
+        producer.complete_prepared_transaction(kept if commit else OTHER, timeout=LIMIT)
         (asked,) = server.received(InitProducerIdRequest)
         assert (asked.API_VERSION, asked.enable2_pc, asked.keep_prepared_txn) == (6, True, True)
         (ended,) = server.received(EndTxnRequest)
@@ -64,7 +65,7 @@ def test_an_accepted_keep_prepared_txn_is_ended_with_the_new_producer_id_and_epo
 def test_an_accepted_keep_prepared_txn_with_nothing_prepared_gives_an_epoch() -> None:
     with WireServer({InitProducerIdRequest: lambda _: init_producer_id_answer(epoch=9)}) as server:
         producer = on_server(server)
-        assert producer.init_transactions(keep_prepared_txn=True, timeout=5) is None
+        assert producer.init_transactions(keep_prepared_txn=True, timeout=LIMIT) is None
         assert (producer.state, producer.identity) == (ProducerState.READY, (PRODUCER_ID, 9))
         assert server.received(EndTxnRequest) == []
         producer.close()
@@ -75,14 +76,14 @@ def test_an_answer_to_end_txn_that_says_nothing_leaves_the_outcome_open_and_the_
     ended = lambda _: EndTxnResponse(error_code=codes.pop(0), producer_id=PRODUCER_ID, producer_epoch=1)  # noqa: E731
     with WireServer({EndTxnRequest: ended}) as server:
         producer = on_server(server)
-        producer.init_transactions(timeout=5)
+        producer.init_transactions(timeout=LIMIT)
         prepare_one(producer)
         with pytest.raises(BrokerError, match="UNKNOWN") as caught:
-            producer.commit_transaction(timeout=5)
+            producer.commit_transaction(timeout=LIMIT)
         assert not isinstance(caught.value, ProducerFencedError)
         assert producer.state is ProducerState.UNCERTAIN
         assert producer.must_be_replaced
-        producer.commit_transaction(timeout=5)
+        producer.commit_transaction(timeout=LIMIT)
         assert not producer.must_be_replaced
         first, second = server.received(EndTxnRequest)
         assert (first.producer_epoch, first.committed) == (second.producer_epoch, second.committed) == (0, True)
@@ -113,7 +114,7 @@ def test_a_batch_without_an_answer_is_sent_again_as_it_was() -> None:
 
     with WireServer({ProduceRequest: produce}) as server:
         producer = on_server(server)
-        producer.init_transactions(timeout=5)
+        producer.init_transactions(timeout=LIMIT)
         prepare_one(producer)
         first, second = (request.topic_data[0].partition_data[0].records for request in server.received(ProduceRequest))
         assert bytes(first) == bytes(second)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from dualwrite.kafka.inquiry import Inquiry
 from dualwrite.kafka.network import Network
 from dualwrite.state import TransactionStatus
 from fixtures.broker import USERS, started
+from fixtures.pace import LIMIT, until
 from fixtures.wire_server import WireServer, init_producer_id_answer
 
 Coordinators = Callable[..., WireTransactionCoordinator]
@@ -69,7 +69,7 @@ def test_an_id_in_use_is_left_as_it_is(
     assert before.status is TransactionStatus.ONGOING
     assert probe(broker.bootstrap_servers, transactional_id=name) == ALL_OF_IT
     assert coordinator.describe(name) == before
-    producer.commit_transaction(20)
+    producer.commit_transaction(LIMIT)
 
 
 def test_transaction_version_1_has_no_native_producer(
@@ -107,7 +107,7 @@ def test_what_the_probe_says_is_what_a_producer_gets(
     servers = request.getfixturevalue(fixture).bootstrap_servers
     name = new_name("id")
     asked = InitProducerIdRequest(version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True)
-    with Inquiry(KafkaConfig.of(servers), timeout=20) as inquiry:
+    with Inquiry(KafkaConfig.of(servers), timeout=LIMIT) as inquiry:
         answer = inquiry.of_coordinator(name, lambda coordinator: coordinator.call(asked))
     assert answer.error_code == code
     assert probe(servers).two_phase is (code == 0)
@@ -117,7 +117,7 @@ def test_a_broker_that_is_just_starting_is_waited_for(switched_off: DevCluster) 
     before = probe(switched_off.bootstrap_servers)
     switched_off.kill(1)
     switched_off.start(1, wait=False)
-    assert probe(switched_off.bootstrap_servers, timeout=60) == before
+    assert probe(switched_off.bootstrap_servers, timeout=LIMIT) == before
 
 
 @pytest.mark.slow
@@ -192,16 +192,16 @@ class Guarded:
 
     def probe_until(self, name: str, done: Callable[[BrokerCapabilities | BrokerAuthorizationError], bool]) -> Any:
         """Probe as `writer` until the result is as wanted: a granted right takes a moment to reach the broker."""
-        deadline = time.monotonic() + 20
-        while True:
+
+        def look() -> BrokerCapabilities | BrokerAuthorizationError | None:
             found: BrokerCapabilities | BrokerAuthorizationError
             try:
                 found = probe(self.settings, transactional_id=name)
             except BrokerAuthorizationError as error:
                 found = error
-            if done(found) or time.monotonic() > deadline:
-                return found
-            time.sleep(0.05)
+            return found if done(found) else None
+
+        return until(look, "what was granted", pause=0.05)
 
 
 @pytest.fixture(scope="module")

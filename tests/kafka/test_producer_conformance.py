@@ -18,6 +18,7 @@ from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.offsets import progress_of
 from dualwrite.testing.producers import ProducerCapabilities, ProducerConformance, ProducerScene, SeenMessage
 from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT
 
 Make = Callable[[KafkaConfig, str, WireTransactionCoordinator], TransactionalProducer]
 
@@ -52,7 +53,7 @@ class ClusterScene(ProducerScene):
     def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
         admin = AdminClient({"bootstrap.servers": self.servers})
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-        (found,) = admin.list_consumer_group_offsets([wanted], require_stable=False)[group].result(20).topic_partitions
+        (found,) = admin.list_consumer_group_offsets([wanted], require_stable=False)[group].result(LIMIT).topic_partitions
         return found.offset if found.offset >= 0 else None
 
 
@@ -89,7 +90,7 @@ class Conformance(ProducerConformance):
         producer, source = scene.new_producer(), scene.new_name("source")
         producer.begin_transaction()
         producer.send(source, b"in")
-        producer.commit_transaction(timeout=20)
+        producer.commit_transaction(timeout=LIMIT)
         settings = {
             "bootstrap.servers": scene.servers,
             "group.id": scene.new_name("group"),
@@ -99,17 +100,17 @@ class Conformance(ProducerConformance):
         consumer = Consumer(settings if instance is None else {**settings, "group.instance.id": instance})
         consumer.subscribe([source])
         try:
-            message = consumer.poll(20)
+            message = consumer.poll(LIMIT)
             assert message is not None
             assert message.value() == b"in"
             offsets, group = progress_of(consumer)
             assert group.group_instance_id == instance
             assert group.generation_id > 0
             producer.begin_transaction()
-            producer.send_offsets_to_transaction(offsets, group, timeout=20)
-            assert producer.prepare_transaction(timeout=20) is not None
-            producer.commit_transaction(timeout=20)
-            (position,) = consumer.committed(consumer.assignment(), timeout=20)
+            producer.send_offsets_to_transaction(offsets, group, timeout=LIMIT)
+            assert producer.prepare_transaction(timeout=LIMIT) is not None
+            producer.commit_transaction(timeout=LIMIT)
+            (position,) = consumer.committed(consumer.assignment(), timeout=LIMIT)
             assert position.offset == 1
         finally:
             consumer.close()
@@ -120,7 +121,7 @@ class TestLibrdkafkaProducer(Conformance):
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
-        return LibrdkafkaProducer(config, kafka_id, coordinator, delivery_timeout=10)
+        return LibrdkafkaProducer(config, kafka_id, coordinator, delivery_timeout=LIMIT)
 
 
 class TestNativeProducer(Conformance):
@@ -128,7 +129,7 @@ class TestNativeProducer(Conformance):
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
-        return NativeProducer(config, kafka_id, coordinator, delivery_timeout=10)
+        return NativeProducer(config, kafka_id, coordinator, delivery_timeout=LIMIT)
 
 
 class TestNativeTwoPhaseProducer(Conformance):
@@ -136,4 +137,4 @@ class TestNativeTwoPhaseProducer(Conformance):
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
-        return NativeProducer(config, kafka_id, coordinator, two_phase=True, delivery_timeout=10)
+        return NativeProducer(config, kafka_id, coordinator, two_phase=True, delivery_timeout=LIMIT)

@@ -15,6 +15,7 @@ from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.columns import RecordColumns
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT
 
 NewName = Callable[[str], str]
 NewProducer = Callable[..., NativeProducer]
@@ -47,7 +48,7 @@ def by_column(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def begun(producer: NativeProducer) -> NativeProducer:
-    producer.init_transactions(timeout=20)
+    producer.init_transactions(timeout=LIMIT)
     producer.begin_transaction()
     return producer
 
@@ -84,7 +85,7 @@ def test_keyed_messages_go_where_send_takes_them(
         half = slice(begin, begin + COUNT // 2)
         producer.send_columns(topic, pa.array(VALUES[half]), keys=pa.array(KEYS[half]))
         producer.send(topic, "between", key="key 1")
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert sum(by_column) == COUNT
     found, expected = by_partition(broker, topic), by_partition(broker, one_by_one)
     (marked,) = [number for number, messages in found.items() if (b"key 1", b"before") in messages]
@@ -101,7 +102,7 @@ def test_a_partition_that_is_given_takes_all_in_order(
 ) -> None:
     producer = begun(new_native())
     producer.send_columns(topic, pa.array(VALUES), keys=keys, partition=1)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert sum(by_column) == COUNT - 1  # the first begins the transaction
     found = by_partition(broker, topic)
     assert found[1] == list(zip([None] * COUNT if keys is None else keys.to_pylist(), VALUES, strict=True))
@@ -113,7 +114,7 @@ def test_without_keys_batches_go_to_any_partition(
 ) -> None:
     producer = begun(new_native(batch_size=5_000))
     producer.send_columns(topic, pa.array(VALUES))
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert sum(by_column) == COUNT - 1
     found = by_partition(broker, topic)
     assert all(found.values())
@@ -139,7 +140,7 @@ def test_what_is_not_worth_it_goes_one_by_one(
     producer = begun(new_native())
     producer.send(topic, "first")
     producer.send_columns(topic, values, keys=keys)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert by_column == []
     sent = [(None, b"first"), *zip(keys.cast(pa.binary()).to_pylist(), values.to_pylist(), strict=True)]
     found = [message for messages in by_partition(broker, topic).values() for message in messages]
@@ -152,7 +153,7 @@ def test_a_batch_that_the_topic_does_not_take_comes_apart(
     topic, producer = new_name("topic"), begun(new_native())
     make_topic(broker, topic, max_message_bytes="20000")
     producer.send_columns(topic, pa.array(VALUES), keys=pa.array(KEYS))
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert max(by_column) * 40 > 20_000
     found = [(message.key(), message.value()) for message in read_topic(broker.bootstrap_servers, topic)]
     assert found == list(zip(KEYS, VALUES, strict=True))
@@ -172,7 +173,7 @@ def test_what_can_not_be_sent(broker: DevCluster, new_native: NewProducer, topic
         producer.send_columns(topic, pa.array(VALUES), partition=PARTITIONS)
     with pytest.raises(MessageTooLargeError):
         producer.send_columns(topic, pa.array([*VALUES, bytes(1_000)]), partition=0)
-    producer.abort_transaction(timeout=20)
+    producer.abort_transaction(timeout=LIMIT)
     assert read_topic(broker.bootstrap_servers, topic) == []
 
 
@@ -183,5 +184,5 @@ def test_the_first_call_may_be_small(
     producer = begun(new_native())
     for value in (b"1", b"2", b"3"):
         producer.send_columns(topic, pa.array([value]), partition=2)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert by_partition(broker, topic)[2] == [(None, b"1"), (None, b"2"), (None, b"3")]

@@ -14,6 +14,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from fixtures.broker import USERS, make_topic, read_topic
+from fixtures.pace import LIMIT
 
 NewName = Callable[[str], str]
 NewCoordinator = Callable[..., WireTransactionCoordinator]
@@ -45,10 +46,10 @@ def test_a_whole_transaction_over_every_protocol(
     coordinator = new_coordinator(config)
     producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
     try:
-        producer.init_transactions(timeout=20)
+        producer.init_transactions(timeout=LIMIT)
         producer.begin_transaction()
         producer.send(topic, how)
-        state = producer.prepare_transaction(timeout=20)
+        state = producer.prepare_transaction(timeout=LIMIT)
         assert state is not None
         assert coordinator.end_transaction(
             producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
@@ -105,18 +106,18 @@ def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_abor
     missing, there = new_name("missing"), new_name("there")
     make_topic(strict_broker, there)
     try:
-        producer.init_transactions(timeout=20)
+        producer.init_transactions(timeout=LIMIT)
         producer.begin_transaction()
         time.monotonic()
         with pytest.raises(UnknownTopicError, match=missing) as caught:
             producer.send(missing, b"v")
         assert "create it" in str(caught.value)
-        producer.abort_transaction(timeout=20)
+        producer.abort_transaction(timeout=LIMIT)
         assert not producer.must_be_replaced
         producer.begin_transaction()
         producer.send(there, b"v")
-        producer.prepare_transaction(timeout=20)
-        producer.commit_transaction(timeout=20)
+        producer.prepare_transaction(timeout=LIMIT)
+        producer.commit_transaction(timeout=LIMIT)
     finally:
         producer.close()
     assert read_topic(strict_broker.bootstrap_servers, missing) == []

@@ -11,6 +11,7 @@ from rocksdict import Rdict
 
 from dualwrite.stores.base import Claim
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.pace import LIMIT
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def rival(source: Path | Rdict) -> Iterator[RocksDBStore]:
 
 @pytest.fixture
 def claim(store: RocksDBStore) -> Claim:
-    return store.claim(ID, "tests", timeout=5)
+    return store.claim(ID, "tests", timeout=LIMIT)
 
 
 @pytest.fixture
@@ -59,4 +60,4 @@ def fresh(path: Path) -> Iterator[RocksDBStore]:
 
 @pytest.fixture
 def fresh_claim(fresh: RocksDBStore) -> Claim:
-    return fresh.claim(ID, "tests", timeout=5)
+    return fresh.claim(ID, "tests", timeout=LIMIT)

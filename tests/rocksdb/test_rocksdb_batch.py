@@ -18,6 +18,7 @@ from dualwrite.errors import UsageError
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
 from dualwrite.stores.rocksdb.keys import Encoding
 from dualwrite.stores.rocksdb.merging import merged
+from fixtures.pace import LIMIT
 
 FAMILIES = ("default", "customers", "orders")
 BYTES = st.binary(max_size=3)
@@ -95,7 +96,7 @@ class Scene:
         for family in self.families.values():
             for key in list(family.keys()):
                 del family[key]
-        self.claim = self.store.claim(ID, "tests", timeout=5)
+        self.claim = self.store.claim(ID, "tests", timeout=LIMIT)
 
     def run(self, script: list[tuple[str, str, Any, Any]]) -> None:
         self.empty()
@@ -196,14 +197,14 @@ class Name(str):
 @pytest.fixture
 def typed(path: Path) -> Iterator[TransactionBatch]:
     with RocksDBStore(rdict := make_database(path, raw=False)) as store:
-        yield store.begin(store.claim(ID, "tests", timeout=5)).handle
+        yield store.begin(store.claim(ID, "tests", timeout=LIMIT)).handle
     rdict.close()
 
 
 @pytest.fixture
 def raw(path: Path) -> Iterator[TransactionBatch]:
     with RocksDBStore(rdict := make_database(path, raw=True)) as store:
-        yield store.begin(store.claim(ID, "tests", timeout=5)).handle
+        yield store.begin(store.claim(ID, "tests", timeout=LIMIT)).handle
     rdict.close()
 
 

@@ -12,10 +12,11 @@ from dualwrite.errors import ClaimTimeoutError, FencedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, Settlement
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.pace import LIMIT, happened
 
 
 def test_the_first_claim_makes_the_row(store: RocksDBStore) -> None:
-    claim = store.claim(ID, "host:1", timeout=5)
+    claim = store.claim(ID, "host:1", timeout=LIMIT)
     assert claim == Claim(ID, 1, "host:1")
     row = store.read_claimed(claim)
     assert (row.fence, row.generation, row.settled_generation, row.prepared_state) == (1, 0, -1, None)
@@ -23,8 +24,8 @@ def test_the_first_claim_makes_the_row(store: RocksDBStore) -> None:
 
 
 def test_each_claim_fences_the_one_before(store: RocksDBStore, rival: RocksDBStore) -> None:
-    ours = store.claim(ID, "ours", timeout=5)
-    theirs = rival.claim(ID, "theirs", timeout=5)
+    ours = store.claim(ID, "ours", timeout=LIMIT)
+    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     assert theirs.fence == ours.fence + 1
     for use in (store.read_claimed, store.begin, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
         with pytest.raises(FencedError) as caught:
@@ -34,35 +35,35 @@ def test_each_claim_fences_the_one_before(store: RocksDBStore, rival: RocksDBSto
 
 def test_a_claim_resets_the_transaction_number_but_an_expected_one_keeps_it(store: RocksDBStore, claim: Claim) -> None:
     recorded(store, claim, 7).commit()
-    kept = store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+    kept = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     assert store.read_claimed(kept).transaction_number == 7
-    renewed = store.claim(ID, "tests", timeout=5)
+    renewed = store.claim(ID, "tests", timeout=LIMIT)
     assert store.read_claimed(renewed).transaction_number == 0
     assert store.read_claimed(renewed).prepared_state == STATE
 
 
 def test_an_expected_fence_that_has_moved_on(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
-    rival.claim(ID, "theirs", timeout=5)
+    rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
-        store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+        store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
     assert store.read(ID).fence == 2  # type: ignore[union-attr]
 
 
 def test_an_expected_fence_of_an_id_without_row(store: RocksDBStore) -> None:
     with pytest.raises(FencedError, match="gone"):
-        store.claim(ID, "tests", timeout=5, expected_fence=1)
+        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
     assert store.read(ID) is None
 
 
 def test_a_long_owner_is_cut(store: RocksDBStore) -> None:
-    claim = store.claim(ID, "ö" * 1000, timeout=5)
+    claim = store.claim(ID, "ö" * 1000, timeout=LIMIT)
     assert claim.owner == store.read_claimed(claim).owner == "ö" * MAX_OWNER_LENGTH
 
 
 def test_fences_persist(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     fresh.close()
-    assert fresh.claim(ID, "again", timeout=5).fence == fresh_claim.fence + 1
+    assert fresh.claim(ID, "again", timeout=LIMIT).fence == fresh_claim.fence + 1
 
 
 def test_threads_that_claim_at_once_get_a_fence_each(store: RocksDBStore, rival: RocksDBStore) -> None:
@@ -70,7 +71,7 @@ def test_threads_that_claim_at_once_get_a_fence_each(store: RocksDBStore, rival:
 
     def one(number: int) -> list[int]:
         barrier.wait()
-        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=20).fence for _ in range(10)]
+        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=LIMIT).fence for _ in range(10)]
 
     with ThreadPoolExecutor(8) as threads:
         fences = [fence for got in threads.map(one, range(8)) for fence in got]
@@ -83,7 +84,7 @@ def test_threads_that_expect_the_same_fence(store: RocksDBStore, claim: Claim) -
     def one(number: int) -> int | None:
         barrier.wait()
         try:
-            return store.claim(ID, f"thread {number}", timeout=20, expected_fence=claim.fence).fence
+            return store.claim(ID, f"thread {number}", timeout=LIMIT, expected_fence=claim.fence).fence
         except FencedError:
             return None
 
@@ -99,11 +100,11 @@ def test_a_claim_waits_for_a_transaction_that_is_about_to_commit(
 ) -> None:
     transaction = recorded(store, claim)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(rival.claim, ID, "theirs", timeout=10)
+        waiting = thread.submit(rival.claim, ID, "theirs", timeout=LIMIT)
         time.sleep(0.2)
         assert not waiting.done()
         transaction.commit()
-        theirs = waiting.result(timeout=10)
+        theirs = waiting.result(timeout=LIMIT)
     assert rival.read_claimed(theirs).prepared_state == STATE
 
 
@@ -116,7 +117,7 @@ def test_a_claim_gives_up_in_time_and_names_the_blocker(store: RocksDBStore, riv
     assert "'tests'" in caught.value.blocker
     assert "committing a transaction" in str(caught.value)
     transaction.commit()
-    assert rival.claim(ID, "theirs", timeout=5).fence == 2
+    assert rival.claim(ID, "theirs", timeout=LIMIT).fence == 2
 
 
 def test_everything_that_writes_a_row_waits_only_so_long(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
@@ -159,7 +160,7 @@ def test_a_zombie_thread_finds_out_and_leaves_nothing(store: RocksDBStore, rival
         transaction = store.begin(claim)
         transaction.handle.put(b"chair", b"zombie", cf="orders")
         begun.set()
-        assert go_on.wait(30)
+        happened(go_on)
         try:
             transaction.record(STATE, generation=0, transaction_number=1)
             transaction.commit()
@@ -168,12 +169,12 @@ def test_a_zombie_thread_finds_out_and_leaves_nothing(store: RocksDBStore, rival
 
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(zombie)
-        assert begun.wait(30)
-        theirs = rival.claim(ID, "theirs", timeout=5)
+        happened(begun)
+        theirs = rival.claim(ID, "theirs", timeout=LIMIT)
         recorded(rival, theirs, 5).commit()
         go_on.set()
         with pytest.raises(FencedError):
-            running.result(timeout=30)
+            running.result(timeout=LIMIT)
     assert stored(store) == b"5"
     assert rival.read_claimed(theirs).transaction_number == 5
 
@@ -182,7 +183,7 @@ def test_a_thread_that_ends_with_an_open_transaction_can_be_rolled_back_by_anoth
     store: RocksDBStore, rival: RocksDBStore, claim: Claim
 ) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="gone") as thread:
-        transaction = thread.submit(recorded, store, claim).result(timeout=30)
+        transaction = thread.submit(recorded, store, claim).result(timeout=LIMIT)
     with pytest.raises(ClaimTimeoutError, match="gone"):
         rival.claim(ID, "theirs", timeout=0)
     transaction.rollback()
@@ -207,6 +208,6 @@ def test_a_rollback_by_another_thread_while_record_waits(store: RocksDBStore, cl
         second.rollback()
         first.commit()
         with pytest.raises(RuntimeError, match="ended"):
-            waiting.result(timeout=30)
+            waiting.result(timeout=LIMIT)
     assert store.claim(ID, "tests", timeout=0).fence == 2
     assert stored(store) == b"1"

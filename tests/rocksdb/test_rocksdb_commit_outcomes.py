@@ -29,6 +29,7 @@ from dualwrite.errors import (
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, Settlement
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.pace import LIMIT
 
 LARGE = b"x" * 300_000
 
@@ -79,7 +80,7 @@ def test_an_io_error_is_unknown_and_the_next_claim_tells(fresh: RocksDBStore, fr
     assert "File too large" in error.cause
     assert error.transactional_id == ID
     assert "claim" in error.next_step
-    again = fresh.claim(ID, "tests", timeout=10, expected_fence=fresh_claim.fence)  # opens the database again
+    again = fresh.claim(ID, "tests", timeout=LIMIT, expected_fence=fresh_claim.fence)  # opens the database again
     row = fresh.read_claimed(again)
     assert (row.fence, row.transaction_number, row.prepared_state) == (2, 0, None)
     assert stored(fresh) is None
@@ -93,7 +94,7 @@ def test_a_claim_tries_again_until_the_disk_is_mended(fresh: RocksDBStore, fresh
     mend = threading.Timer(1.0, resource.setrlimit, (resource.RLIMIT_FSIZE, (soft, hard)))
     with full_disk(room=10):
         mend.start()
-        assert fresh.claim(ID, "tests", timeout=60, expected_fence=fresh_claim.fence).fence == 2
+        assert fresh.claim(ID, "tests", timeout=LIMIT, expected_fence=fresh_claim.fence).fence == 2
         mend.join()
 
 
@@ -102,7 +103,7 @@ def test_a_claim_gives_up_on_a_disk_that_stays_full(fresh: RocksDBStore, fresh_c
     with full_disk(room=10), pytest.raises(StoreUnavailableError) as caught:
         fresh.claim(ID, "tests", timeout=0.3, expected_fence=fresh_claim.fence)
     assert caught.value.retriable
-    assert fresh.claim(ID, "tests", timeout=10, expected_fence=fresh_claim.fence).fence == 2
+    assert fresh.claim(ID, "tests", timeout=LIMIT, expected_fence=fresh_claim.fence).fence == 2
 
 
 def test_the_next_transaction_opens_the_database_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
@@ -121,10 +122,10 @@ def test_short_writes_survive_an_io_error(fresh: RocksDBStore, fresh_claim: Clai
 
 def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     """Between closing and opening, another process may have claimed the id: the check of the fence is void."""
-    other = fresh.claim("other", "tests", timeout=5)
+    other = fresh.claim("other", "tests", timeout=LIMIT)
     transaction = recorded(fresh, other)
     commit_on_a_full_disk(fresh, fresh_claim)
-    fresh.claim(ID, "tests", timeout=10)
+    fresh.claim(ID, "tests", timeout=LIMIT)
     with pytest.raises(StoreCommitFailedError, match="opened anew"):
         transaction.commit()
     assert stored(fresh) is None
@@ -134,7 +135,7 @@ def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: Rock
 def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
     rdict = make_database(path, raw=True)
     with RocksDBStore(rdict) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         error = commit_on_a_full_disk(store, claim)
         assert "owner of the Rdict" in error.next_step
         with pytest.raises(StoreUnavailableError, match="takes no writes until it is opened again"):
@@ -143,7 +144,7 @@ def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
         rdict.close()
     rdict = Rdict(str(path))
     with RocksDBStore(rdict) as store:
-        again = store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+        again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
         assert store.read_claimed(again).transaction_number == 0
     rdict.close()
 
@@ -179,7 +180,7 @@ def test_an_interrupted_claim_leaves_no_lock(fresh: RocksDBStore, fresh_claim: C
     for number in range(300):
         try:
             with interrupt_after(0.00002 * (1 + number % 20)):
-                fresh.claim(ID, "tests", timeout=5)
+                fresh.claim(ID, "tests", timeout=LIMIT)
         except KeyboardInterrupt:
             interrupted += 1
         claim = fresh.claim(ID, "tests", timeout=0)
@@ -191,7 +192,7 @@ def test_an_interrupted_claim_leaves_no_lock(fresh: RocksDBStore, fresh_claim: C
 def test_an_interrupt_while_a_claim_waits(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     transaction = recorded(fresh, fresh_claim)
     with pytest.raises(KeyboardInterrupt), interrupt_after(0.1):
-        fresh.claim(ID, "tests", timeout=60)
+        fresh.claim(ID, "tests", timeout=LIMIT)
     transaction.commit()
     assert fresh.claim(ID, "tests", timeout=0).fence == 2
 
@@ -211,7 +212,7 @@ def test_a_commit_after_the_store_was_closed(fresh: RocksDBStore, fresh_claim: C
 def test_a_commit_after_the_owner_closed_the_rdict(path: Path) -> None:
     rdict = make_database(path, raw=False)
     store = RocksDBStore(rdict)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = recorded(store, claim)
     reading = store.begin(claim).handle
     rdict.close()
@@ -256,7 +257,7 @@ def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, ac
     rdict.close()
     assert "kafka_transaction_state" not in Rdict.list_cf(str(path))  # rocksdict would have made it
     with RocksDBStore(path) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim).commit()
     rdict = Rdict(str(path), access_type=kind)
     with RocksDBStore(rdict) as store:
@@ -264,7 +265,7 @@ def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, ac
         assert store.read_claimed(claim).prepared_state == STATE
         assert store.list() == [ID]
         for use in (
-            lambda: store.claim(ID, "tests", timeout=5),
+            lambda: store.claim(ID, "tests", timeout=LIMIT),
             lambda: store.settle(claim, Settlement(clear_state=True)),
             lambda: store.take_generation(claim, ProducerKind.NATIVE),
         ):
@@ -277,13 +278,13 @@ def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, ac
 
 def test_a_fence_that_moved_between_two_processes(fresh: RocksDBStore, fresh_claim: Claim, path: Path) -> None:
     fresh.close()
-    code = "import sys; from dualwrite.stores.rocksdb import RocksDBStore as S; S(sys.argv[1]).claim('orders', 'o', timeout=5)"
+    code = "import sys; from dualwrite.stores.rocksdb import RocksDBStore as S; S(sys.argv[1]).claim('orders', 'o', timeout=60)"
     ended = run_python(code, str(path))
     assert ended.returncode == 0, ended.stderr
     with pytest.raises(FencedError):
         fresh.begin(fresh_claim)
     with pytest.raises(FencedError):
-        fresh.claim(ID, "tests", timeout=5, expected_fence=fresh_claim.fence)
+        fresh.claim(ID, "tests", timeout=LIMIT, expected_fence=fresh_claim.fence)
 
 
 def test_a_process_that_ends_without_closing_anything(path: Path) -> None:
@@ -291,7 +292,7 @@ def test_a_process_that_ends_without_closing_anything(path: Path) -> None:
         import sys
         from dualwrite.stores.rocksdb import RocksDBStore
         store = RocksDBStore(sys.argv[1])
-        claim = store.claim("orders", "child", timeout=5)
+        claim = store.claim("orders", "child", timeout=60)
         transaction = store.begin(claim)
         transaction.handle.put(b"a", b"1")
         transaction.record(None, generation=0, transaction_number=1)
@@ -323,7 +324,7 @@ def test_each_write_is_synced(path: Path) -> None:
     with RocksDBStore(path, options=options, column_families=dict.fromkeys(FAMILIES)) as store:
         store.check()
         before = synced()
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         assert synced() == before + 1
         for number in range(1, 6):
             recorded(store, claim, number).commit()
@@ -359,6 +360,6 @@ def test_durability_in_memory_says_so(path: Path) -> None:
     with RocksDBStore(rdict) as store:
         assert "env" in store.durability()
         with pytest.raises(Exception, match="no column family 'x'"):
-            store.begin(store.claim(ID, "tests", timeout=5)).handle.put("a", 1, cf="x")
+            store.begin(store.claim(ID, "tests", timeout=LIMIT)).handle.put("a", 1, cf="x")
     with suppress(Exception):  # a log in memory can't be synced
         rdict.close()

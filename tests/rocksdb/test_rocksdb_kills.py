@@ -13,6 +13,7 @@ import pytest
 from rocksdb_scene import ID, stored
 
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.pace import ended
 
 WRITER = Path(__file__).with_name("killed_writer.py")
 KILLS = 25
@@ -28,7 +29,7 @@ def write_until_killed(path: Path, after: float) -> tuple[int, int, int] | None:
     kill.start()
     lines += process.stdout.readlines()
     kill.join()
-    assert process.wait(30) == -9
+    assert ended(process) == -9
     process.stdout.close()
     whole = [line for line in lines if line.endswith("\n")]
     return tuple(map(int, whole[-1].split())) if whole else None  # type: ignore[return-value]
@@ -80,7 +81,7 @@ def test_a_writer_killed_while_it_opens(path: Path) -> None:
             process.wait(chance.uniform(0.12, 0.32))
         except subprocess.TimeoutExpired:
             process.kill()
-        assert process.wait(30) == -9
+        assert ended(process) == -9
         with RocksDBStore(path, column_families={"orders": None, "customers": None}) as store:
             store.check()
             if store.read(ID) is not None:

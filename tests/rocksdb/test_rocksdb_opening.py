@@ -22,6 +22,7 @@ from dualwrite.stores.base import Claim, Settlement
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.lock_holder import lock_holder
+from fixtures.pace import LIMIT, ended, take
 
 CLAIM = Claim(ID, 1, "tests")
 EVERY_CALL: dict[str, Callable[[RocksDBStore], Any]] = {
@@ -103,7 +104,7 @@ def test_an_existing_database_is_opened_as_it_is(path: Path, raw: bool, damage: 
     elif damage == "empty config":
         (path / "rocksdict-config.json").write_text("")
     with RocksDBStore(path) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim).commit()
         assert stored(store, b"before") == b"1"
         assert sorted(Rdict.list_cf(str(path))) == ["customers", "default", STATE_FAMILY, "orders"]
@@ -240,7 +241,7 @@ def test_a_process_that_is_killed_leaves_no_lock(path: Path, holder: subprocess.
         with pytest.raises(StoreUnavailableError):
             store.check()
         holder.kill()
-        holder.wait(30)
+        ended(holder)
         store.check()
         assert lock_holder(str(path)).pid == os.getpid()  # type: ignore[union-attr]
     assert lock_holder(str(path)) is None
@@ -263,7 +264,7 @@ def test_stores_on_one_path_share_the_open_database(path: Path, tmp_path: Path) 
     one = RocksDBStore(path, column_families=dict.fromkeys(FAMILIES))
     (tmp_path / "link").symlink_to(path)
     two = RocksDBStore(tmp_path / "link", column_families={"more": None})
-    claim = one.claim(ID, "one", timeout=5)
+    claim = one.claim(ID, "one", timeout=LIMIT)
     transaction = recorded(one, claim)
     assert two.read_claimed(claim).transaction_number == 0
     assert one.rdict is two.rdict
@@ -287,7 +288,7 @@ def test_a_store_that_is_dropped_does_not_keep_the_others_out(path: Path) -> Non
 
 def test_a_folder_that_was_removed_and_made_anew(path: Path) -> None:
     with RocksDBStore(path) as store:
-        store.claim(ID, "tests", timeout=5)
+        store.claim(ID, "tests", timeout=LIMIT)
     shutil.rmtree(path)
     with RocksDBStore(path) as store:
         assert store.read(ID) is None
@@ -343,7 +344,7 @@ def test_a_forked_child_ends_as_usual(path: Path) -> None:
         from dualwrite.errors import UsageError
         from dualwrite.stores.rocksdb import RocksDBStore
         store = RocksDBStore(sys.argv[1], column_families={"orders": None})
-        claim = store.claim("orders", "parent", timeout=5)
+        claim = store.claim("orders", "parent", timeout=60)
         store.begin(claim).handle.get(b"a", cf="orders")
         pid = os.fork()
         if pid == 0:
@@ -363,18 +364,18 @@ def test_a_forked_child_ends_as_usual(path: Path) -> None:
 
 def _claim_in_a_process(path: Path, results: multiprocessing.Queue[int]) -> None:
     with RocksDBStore(path) as store:
-        results.put(store.claim(ID, "process", timeout=30).fence)
+        results.put(store.claim(ID, "process", timeout=LIMIT).fence)
 
 
 def test_a_spawned_child_may_use_it_when_the_parent_does_not(path: Path) -> None:
     with RocksDBStore(path) as store:
-        store.claim(ID, "parent", timeout=5)
+        store.claim(ID, "parent", timeout=LIMIT)
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[int] = context.Queue()
     process = context.Process(target=_claim_in_a_process, args=(path, results))
     process.start()
-    assert results.get(timeout=60) == 2
-    process.join(30)
+    assert take(results) == 2
+    process.join(LIMIT)
     process.close()
     results.close()
 
@@ -385,5 +386,5 @@ def test_looking_makes_no_database(tmp_path: Path) -> None:
         assert store.list() == []
         assert store.read("orders") is None
         assert not path.exists()
-        store.claim("orders", "tests", timeout=5)
+        store.claim("orders", "tests", timeout=LIMIT)
         assert store.list() == ["orders"]

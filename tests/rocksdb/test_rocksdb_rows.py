@@ -13,6 +13,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.pace import LIMIT
 
 LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC))
 UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 11, tzinfo=UTC))
@@ -41,7 +42,7 @@ def test_settling_twice_is_settling_once(store: RocksDBStore, committed: Claim) 
 
 
 def test_a_fenced_settlement_changes_nothing(store: RocksDBStore, rival: RocksDBStore, committed: Claim) -> None:
-    theirs = rival.claim(ID, "theirs", timeout=5)
+    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     for settlement in (Settlement(clear_state=True), Settlement(lost=LOST), Settlement(settled_generation=5)):
         with pytest.raises(FencedError):
             store.settle(committed, settlement)
@@ -79,7 +80,7 @@ def test_times_are_kept_in_utc(store: RocksDBStore, claim: Claim) -> None:
 def test_listing_by_prefix(store: RocksDBStore) -> None:
     ids = ["a", "A", "a%b", "a_b", "axb", "b", "ä", "äö", "a\\b", "\U0001f600", "\uffff"]
     for transactional_id in ids:
-        store.claim(transactional_id, "tests", timeout=5)
+        store.claim(transactional_id, "tests", timeout=LIMIT)
     assert store.list() == sorted(ids)
     assert store.list("a") == ["a", "a%b", "a\\b", "a_b", "axb"]
     assert store.list("a_") == ["a_b"]
@@ -98,7 +99,7 @@ def test_forgetting_keeps_the_fence(store: RocksDBStore, claim: Claim) -> None:
     assert (row.forgotten, row.fence) == (True, 2)
     with pytest.raises(FencedError):
         store.begin(claim)
-    revived = store.claim(ID, "tests", timeout=5)
+    revived = store.claim(ID, "tests", timeout=LIMIT)
     row = store.read_claimed(revived)
     assert (row.fence, row.forgotten, row.generation, row.settled_generation) == (3, False, 1, 1)
     assert store.list() == [ID]
@@ -135,7 +136,7 @@ def test_other_clients_can_read_the_rows_of_a_database_of_ours(fresh: RocksDBSto
 def test_in_a_database_that_is_not_in_raw_mode_rocksdict_reads_them_as_text(path: Path) -> None:
     rdict = make_database(path, raw=False)
     with RocksDBStore(rdict) as store:
-        store.claim("ä", "tests", timeout=5)
+        store.claim("ä", "tests", timeout=LIMIT)
     with rdict.get_column_family(STATE_FAMILY) as family:
         assert json.loads(family["ä"])["fence"] == 1
     rdict.close()
@@ -151,14 +152,14 @@ def _overwrite(store: RocksDBStore, text: bytes, *, raw: bool) -> None:
 def test_a_row_that_cannot_be_read(path: Path, raw: bool, text: bytes) -> None:
     rdict = Rdict(str(path), Options(raw_mode=raw))
     with RocksDBStore(rdict) as store:
-        claim = store.claim(ID, "tests", timeout=5)
-        store.claim("other", "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
+        store.claim("other", "tests", timeout=LIMIT)
         transaction = store.begin(claim)
         _overwrite(store, text, raw=raw)
         for use in (
             lambda: store.read(ID),
             lambda: store.read_claimed(claim),
-            lambda: store.claim(ID, "tests", timeout=5),
+            lambda: store.claim(ID, "tests", timeout=LIMIT),
             lambda: store.forget(ID),
             lambda: store.begin(claim),
             lambda: transaction.record(STATE, generation=0, transaction_number=1),

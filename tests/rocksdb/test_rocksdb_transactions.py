@@ -12,6 +12,7 @@ from rocksdict import Options, Rdict
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.base import Claim
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
+from fixtures.pace import LIMIT
 
 
 def test_state_and_data_commit_together(store: RocksDBStore, claim: Claim) -> None:
@@ -78,7 +79,7 @@ def test_there_is_no_orm_session(store: RocksDBStore, claim: Claim) -> None:
 def test_transactions_of_several_threads(store: RocksDBStore, rival: RocksDBStore) -> None:
     def writer(number: int) -> None:
         mine = (store, rival)[number % 2]
-        claim = mine.claim(f"writer {number}", "tests", timeout=30)
+        claim = mine.claim(f"writer {number}", "tests", timeout=LIMIT)
         for count in range(1, 51):
             transaction = mine.begin(claim)
             seen = transaction.handle.get(b"%d" % number, b"0", cf="orders")
@@ -189,7 +190,7 @@ def test_a_rdict_stays_open_and_its_write_options_are_not_ours(path: Path) -> No
     careless.disable_wal = True  # type: ignore[assignment, method-assign]  # the stub has a method where there is an attribute
     rdict.set_write_options(careless)
     with RocksDBStore(rdict) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim).commit()
         log = sum(file.stat().st_size for file in path.glob("*.log"))
         assert log > 0
@@ -204,14 +205,14 @@ def test_stores_around_one_rdict_share_their_locks_also_by_its_families(path: Pa
     rdict = make_database(path, raw=True)
     family = rdict.get_column_family("orders")
     with RocksDBStore(rdict) as one, RocksDBStore(family) as two, RocksDBStore(path) as three:
-        claim = one.claim(ID, "one", timeout=5)
+        claim = one.claim(ID, "one", timeout=LIMIT)
         transaction = recorded(one, claim)
         for other in (two, three):
             with pytest.raises(Exception, match="stayed locked"):
                 other.claim(ID, "other", timeout=0)
         transaction.commit()
         assert [other.claim(ID, "other", timeout=0).fence for other in (two, three)] == [2, 3]
-        batch = two.begin(two.claim(ID, "two", timeout=5)).handle
+        batch = two.begin(two.claim(ID, "two", timeout=LIMIT)).handle
         assert batch.get(b"chair") is None  # the default family is `default`, whichever handle was given
         assert batch.get(b"chair", cf="orders") == b"1"
     family.close()
@@ -225,7 +226,7 @@ def test_a_rdict_with_its_own_pickles(path: Path) -> None:
     rdict.set_dumps(lambda value: json.dumps(value).encode())
     rdict.set_loads(json.loads)
     with RocksDBStore(rdict, dumps=lambda value: json.dumps(value).encode(), loads=json.loads) as store:
-        transaction = store.begin(store.claim(ID, "tests", timeout=5))
+        transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
         transaction.handle["a"] = {"b": [1]}
         assert transaction.handle["a"] == {"b": [1]}
         with pytest.raises(TypeError):
@@ -233,14 +234,14 @@ def test_a_rdict_with_its_own_pickles(path: Path) -> None:
         transaction.record(STATE, generation=0, transaction_number=1)
         transaction.commit()
         assert rdict["a"] == {"b": [1]}
-        batch = store.begin(store.claim(ID, "tests", timeout=5)).handle
+        batch = store.begin(store.claim(ID, "tests", timeout=LIMIT)).handle
         assert batch["a"] == {"b": [1]}
     rdict.close()
 
 
 def test_column_families_are_made_on_request(path: Path) -> None:
     with RocksDBStore(path, column_families=dict.fromkeys(FAMILIES)) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim).commit()
     with RocksDBStore(path) as store:
         assert stored(store) == b"1"

@@ -10,6 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
+from fixtures.pace import LIMIT
 
 ID = "orders"
 STATE = PreparedTxnState(4711, 3)
@@ -47,7 +48,7 @@ def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
 
 def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
     """What the writer does after an unknown COMMIT (rule F8)."""
-    again = store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
+    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     row = store.read_claimed(again)
     assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
     assert rows(store.engine) == (1 if committed else 0)

@@ -20,6 +20,7 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT, happened
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 SNAPSHOTS = (REPEATABLE_READ, SERIALIZABLE)
@@ -35,13 +36,13 @@ def open_store(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Op
 
     def on_engine(level: str) -> SqlStateStore:
         engine = sa.create_engine(postgres_url, isolation_level=level)
-        opened.append((SqlStateStore(engine, lock_timeout=5), engine))
+        opened.append((SqlStateStore(engine, lock_timeout=LIMIT), engine))
         return opened[-1][0]
 
     def on_connection(level: str) -> SqlStateStore:
         connection = psycopg.connect(postgres_url.replace("+psycopg", ""))
         connection.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_")]
-        opened.append((SqlStateStore.from_psycopg(connection, lock_timeout=5), connection))
+        opened.append((SqlStateStore.from_psycopg(connection, lock_timeout=LIMIT), connection))
         return opened[-1][0]
 
     engine = sa.create_engine(postgres_url)
@@ -67,7 +68,7 @@ def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.
     try:
         here = transaction.session.scalars(select(orders.c.id).where(orders.c.item == "on call")).all()
         if meet is not None:
-            meet.wait(30)
+            meet.wait(LIMIT)
         if len(here) > 1:
             transaction.session.execute(update(orders).where(orders.c.id == doctor).values(item="home"))
         transaction.record(STATE, generation=0, transaction_number=1)
@@ -81,7 +82,7 @@ def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.
 def test_write_skew(open_store: Open, level: str) -> None:
     """Below SERIALIZABLE both go home, as PostgreSQL documents; there one surely fails, and sees better the next time."""
     stores = [open_store(level), open_store(level)]
-    claims = [store.claim(f"{ID}-{n}", "tests", timeout=5) for n, store in enumerate(stores, 1)]
+    claims = [store.claim(f"{ID}-{n}", "tests", timeout=LIMIT) for n, store in enumerate(stores, 1)]
     meet = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
         tries = [pool.submit(go_home, s, c, n, meet=meet) for n, (s, c) in enumerate(zip(stores, claims, strict=True), 1)]
@@ -105,7 +106,7 @@ def test_write_skew(open_store: Open, level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, level: str) -> None:
     store = open_store(level)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     transaction.session.execute(select(orders)).all()
     with store.engine.begin() as other:
@@ -133,10 +134,10 @@ def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, l
 def test_a_claim_in_between_is_told_as_such(open_store: Open, level: str) -> None:
     """With a snapshot it shows as a serialization failure of the UPDATE; it is no conflict that a second attempt would cure."""
     store = open_store(level)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     transaction.session.execute(insert(orders).values(id=3, item="ours"))
-    newer = store.claim(ID, "rival", timeout=5)
+    newer = store.claim(ID, "rival", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
         transaction.record(STATE, generation=0, transaction_number=1)
     assert (caught.value.current_fence, caught.value.current_owner) == (newer.fence, "rival")
@@ -148,11 +149,11 @@ def test_a_claim_in_between_is_told_as_such(open_store: Open, level: str) -> Non
 def test_a_claim_waits_for_commit_and_reads_what_it_decided(open_store: Open, level: str) -> None:
     """Claims of a SERIALIZABLE engine are retried where they meet a conflict."""
     store, rival = open_store(level), open_store(level)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     transaction.record(STATE, generation=0, transaction_number=1)
     with ThreadPoolExecutor(1) as pool:
-        claiming = pool.submit(rival.claim, ID, "rival", timeout=20)
+        claiming = pool.submit(rival.claim, ID, "rival", timeout=LIMIT)
         _wait_for_event(store, "Lock")
         transaction.commit()
         newer = claiming.result()
@@ -176,7 +177,7 @@ def _wait_for_event(store: SqlStateStore, event: str) -> None:
 def test_record_after_a_change_of_its_row_that_is_no_claim(open_store: Open, level: str) -> None:
     """Recovery's settlement or an acknowledgement, for example: the fence is ours, so it is a conflict, and retriable."""
     store = open_store(level)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     with store.engine.begin() as other:
         other.execute(sa.text("UPDATE kafka_transaction_state SET updated_at = now()"))
@@ -194,7 +195,7 @@ def test_a_read_only_transaction_is_refused_before_commit(postgres_url: str, lev
         connection.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_")]
         connection.read_only = True
         with SqlStateStore.from_psycopg(connection) as store:
-            transaction = store.begin(store.claim(ID, "tests", timeout=5))
+            transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
             with pytest.raises(StoreError, match="does not permit"):
                 transaction.record(STATE, generation=0, transaction_number=1)
             transaction.rollback()
@@ -209,7 +210,7 @@ def test_many_writers_that_conflict_all_the_time(open_store: Open, level: str) -
 
     def add(n: int) -> int:
         store, conflicts = stores[n], 0
-        claim = store.claim(f"{ID}-{n}", "tests", timeout=20)
+        claim = store.claim(f"{ID}-{n}", "tests", timeout=LIMIT)
         for number in range(1, 11):
             while True:
                 transaction = store.begin(claim)
@@ -245,9 +246,9 @@ def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level
     migration.upgrade(server.url)
     with TcpProxy("127.0.0.1", server.port) as proxy:
         engine = sa.create_engine(server.url_at(proxy.port), isolation_level=level)
-        store = SqlStateStore(engine, lock_timeout=5)
+        store = SqlStateStore(engine, lock_timeout=LIMIT)
         user_metadata.create_all(engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = store.begin(claim)
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
         transaction.record(STATE, generation=0, transaction_number=1)
@@ -262,7 +263,7 @@ def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level
         proxy.on_client_bytes(COMMIT, shut_down, when=when)
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
-        assert is_down.wait(60)
+        happened(is_down)
         server.start()  # here: it ends with the thread that starts it
         _assert_the_truth(store, claim, committed=when == "answered")
         engine.dispose()
@@ -273,7 +274,7 @@ def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServe
     """COMMIT takes long (a deferred trigger sleeps in it): the server says FATAL, which alone proves nothing."""
     server = own_postgres_server
     migration.upgrade(server.url)
-    with SqlStateStore.from_url(server.url, lock_timeout=5) as store:
+    with SqlStateStore.from_url(server.url, lock_timeout=LIMIT) as store:
         user_metadata.create_all(store.engine)
         with store.engine.begin() as connection:
             connection.exec_driver_sql(
@@ -283,7 +284,7 @@ def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServe
                 "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
                 "EXECUTE FUNCTION wait()"
             )
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = store.begin(claim)
         pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
@@ -302,7 +303,7 @@ def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServe
 
 
 def _assert_the_truth(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
-    again = store.claim(ID, "tests", timeout=20, expected_fence=claim.fence)
+    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     assert store.read_claimed(again).transaction_number == (1 if committed else 0)
     assert rows(store.engine) == (1 if committed else 0)
     assert_nothing_is_checked_out(store)

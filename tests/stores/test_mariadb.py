@@ -29,12 +29,13 @@ from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, 
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
+from fixtures.pace import LIMIT, done, happened
 
 
 @pytest.fixture
 def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
     user_metadata.create_all(mariadb_store.engine)
-    return mariadb_store.claim(ID, "tests", timeout=5)
+    return mariadb_store.claim(ID, "tests", timeout=LIMIT)
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def test_a_statement_that_commits_by_itself_is_found(
 
 def test_what_follows_a_statement_that_commits_is_rolled_back_also_on_an_engine_with_autocommit(mariadb_url: str) -> None:
     with users_own(mariadb_url, isolation_level="AUTOCOMMIT") as store:
-        transaction = store.begin(store.claim(ID, "tests", timeout=5))
+        transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
         transaction.handle.exec_driver_sql("CREATE TABLE another (id int)")
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
         with pytest.raises(TransactionControlError):
@@ -109,7 +110,7 @@ def _swallow_a_deadlock(store: SqlStateStore, transaction: StoreTransaction) -> 
         with pytest.raises(sa.exc.OperationalError, match="1213") as caught:
             db.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 2"))
         assert store.is_conflict(caught.value)
-        waiting.result(5)
+        done(waiting)
         other.rollback()
 
 
@@ -151,7 +152,7 @@ def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
             user_metadata.create_all(store.engine)
             with store.engine.begin() as connection:
                 connection.execute(insert(orders).values(id=1, item="chair"))
-            transaction = store.begin(store.claim(ID, "tests", timeout=5))
+            transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
             transaction.handle.execute(insert(orders).values(id=2, item="table"))
             transaction.handle.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
             with store.engine.begin() as other:
@@ -171,10 +172,10 @@ def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
 def test_a_newer_claim_is_found_behind_the_snapshot(mariadb_url: str, mariadb_store: SqlStateStore, isolation: str) -> None:
     """The UPDATE looks at the newest committed row, not at the one that the transaction sees."""
     with users_own(mariadb_url, isolation_level=isolation) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-        theirs = mariadb_store.claim(ID, "theirs", timeout=5)
+        theirs = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         with pytest.raises(FencedError) as caught:
             transaction.record(STATE, generation=0, transaction_number=1)
         assert (caught.value.current_fence, caught.value.current_owner) == (theirs.fence, "theirs")
@@ -189,13 +190,13 @@ def test_a_claim_waits_for_a_serializable_transaction_from_its_beginning(
 ) -> None:
     """There the check of the fence locks the row, shared: a claim comes before the transaction or after it."""
     with users_own(mariadb_url, isolation_level="SERIALIZABLE") as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
         with pytest.raises(ClaimTimeoutError, match="connection id"):
             mariadb_store.claim(ID, "theirs", timeout=1)
         transaction.record(STATE, generation=0, transaction_number=1)
         transaction.commit()
-        theirs = mariadb_store.claim(ID, "theirs", timeout=5)
+        theirs = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         assert mariadb_store.read_claimed(theirs).prepared_state == STATE
         with pytest.raises(FencedError):
             store.begin(claim)
@@ -204,9 +205,9 @@ def test_a_claim_waits_for_a_serializable_transaction_from_its_beginning(
 def test_a_newer_claim_is_found_under_snapshot_isolation(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     """innodb_snapshot_isolation, on by default since MariaDB 11.6: error 1020 instead of 0 changed rows."""
     with users_own(mariadb_url, connect_args={"init_command": "SET SESSION innodb_snapshot_isolation = ON"}) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
-        mariadb_store.claim(ID, "theirs", timeout=5)
+        mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         with pytest.raises(FencedError) as caught:
             transaction.record(STATE, generation=0, transaction_number=1)
         assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
@@ -216,7 +217,7 @@ def test_a_newer_claim_is_found_under_snapshot_isolation(mariadb_url: str, maria
 
 def test_a_change_that_is_no_claim_may_be_tried_again_under_snapshot_isolation(mariadb_url: str) -> None:
     with users_own(mariadb_url, connect_args={"init_command": "SET SESSION innodb_snapshot_isolation = ON"}) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
         store.settle(claim, Settlement(settled_generation=0))
         with pytest.raises(StoreCommitFailedError) as caught:
@@ -234,7 +235,7 @@ ALIKE = ["a", "A", "ä", "a ", "a\u0301", "\U0001f600", "\U0001f601", "ss", "ß"
 def test_ids_are_compared_byte_by_byte(mariadb_store: SqlStateStore) -> None:
     for expected, text in enumerate(ALIKE, 1):
         for _ in range(expected):
-            mariadb_store.claim(text, f"owner {text}", timeout=5)
+            mariadb_store.claim(text, f"owner {text}", timeout=LIMIT)
     for expected, text in enumerate(ALIKE, 1):
         row = mariadb_store.read(text)
         assert row is not None
@@ -247,7 +248,7 @@ def test_ids_are_compared_byte_by_byte(mariadb_store: SqlStateStore) -> None:
 
 def test_times_are_utc_whatever_the_sessions_time_zone_is(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     with users_own(mariadb_url, connect_args={"init_command": "SET SESSION time_zone = '+09:00'"}) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         here, there = store.read_claimed(claim), mariadb_store.read_claimed(claim)
     assert here == there
     assert here.updated_at.utcoffset() is not None
@@ -290,7 +291,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
 def test_an_engine_of_the_users(mariadb_url: str, options: dict[str, Any]) -> None:
     with users_own(mariadb_url, **options) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = recorded(store, claim)
         transaction.session.add(Order(id=1, item="chair"))
         transaction.session.flush()
@@ -320,12 +321,12 @@ def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool)
 
         before = session()
         assert before[1:5] == (17, 18, 1900, int(autocommit))
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         assert session() == before
         store.settle(claim, Settlement(clear_state=True))
         assert session() == before
         with pytest.raises(FencedError):
-            store.claim(ID, "ours", timeout=5, expected_fence=7)
+            store.claim(ID, "ours", timeout=LIMIT, expected_fence=7)
         assert session() == before
         with pytest.raises(FencedError):
             store.settle(Claim(ID, 7, "nobody"), Settlement(clear_state=True))
@@ -347,7 +348,7 @@ def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool)
 
 def test_the_sessions_variables_are_put_back_after_a_wait_in_vain(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     with users_own(mariadb_url, pool_size=1, max_overflow=0) as store:
-        claim = mariadb_store.claim(ID, "theirs", timeout=5)
+        claim = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         transaction = recorded(mariadb_store, claim)
         with store.engine.connect() as connection:
             before = connection.exec_driver_sql(SESSION).one()
@@ -366,7 +367,7 @@ def test_dead_connections_in_the_pool(own_mariadb_server: MariaDBServer) -> None
         for connection in connections:
             connection.close()
         server.restart()
-        claim = store.claim(ID, "ours", timeout=10)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         server.restart()
         transaction = store.begin(claim)
         transaction.record(STATE, generation=0, transaction_number=1)
@@ -378,7 +379,7 @@ def test_dead_connections_in_the_pool(own_mariadb_server: MariaDBServer) -> None
 def test_the_older_name_of_the_dialect(mariadb_url: str) -> None:
     with store_from_url(mariadb_url.replace("mariadb+pymysql", "mysql")) as store:
         assert store.description.startswith("mysql+pymysql://dualwrite@127.0.0.1")
-        assert store.claim(ID, "ours", timeout=5).fence == 1
+        assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
 def test_an_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> None:
@@ -396,7 +397,7 @@ def test_a_claim_names_a_lock_on_the_table(mariadb_store: SqlStateStore) -> None
         with pytest.raises(ClaimTimeoutError, match="locked the whole table"):
             mariadb_store.claim(ID, "ours", timeout=0.3)
         connection.exec_driver_sql("UNLOCK TABLES")
-    assert mariadb_store.claim(ID, "ours", timeout=5).fence == 1
+    assert mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
 def test_a_user_who_may_not_see_the_holder_is_told_what_is_missing(
@@ -410,7 +411,7 @@ def test_a_user_who_may_not_see_the_holder_is_told_what_is_missing(
         assert caught.value.blocker is None
         assert "PROCESS" in str(caught.value)
         assert "GRANT PROCESS" in str(caught.value.next_step)
-        assert store.claim(ID, "weak", timeout=5).fence == 2
+        assert store.claim(ID, "weak", timeout=LIMIT).fence == 2
 
 
 @contextmanager
@@ -436,15 +437,15 @@ def test_a_claimer_that_is_paused_does_not_hold_up_the_others_for_ever(
     def pause(_connection: sa.Connection) -> None:
         if not paused.is_set():
             paused.set()
-            go_on.wait(20)
+            happened(go_on)
 
     with ThreadPoolExecutor(1) as thread, SqlStateStore.from_url(mariadb_store.engine.url) as sleeper:
         sa.event.listen(sleeper.engine, "commit", pause)
-        claiming = thread.submit(sleeper.claim, ID, "sleeper", timeout=10)
-        assert paused.wait(10)
-        assert mariadb_store.claim(ID, "awake", timeout=10).fence == mariadb_claim.fence + 1
+        claiming = thread.submit(sleeper.claim, ID, "sleeper", timeout=LIMIT)
+        happened(paused)
+        assert mariadb_store.claim(ID, "awake", timeout=LIMIT).fence == mariadb_claim.fence + 1
         go_on.set()
-        assert claiming.result(20).fence == mariadb_claim.fence + 2  # its first COMMIT failed, and it claimed again
+        assert done(claiming).fence == mariadb_claim.fence + 2  # its first COMMIT failed, and it claimed again
 
 
 def test_a_server_that_hangs_while_we_connect(own_mariadb_server: MariaDBServer) -> None:
@@ -482,7 +483,7 @@ def test_an_interrupt_while_a_claim_waits_is_heard_at_once(
         timer = threading.Timer(0.3, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            store.claim(ID, "ours", timeout=30)
+            store.claim(ID, "ours", timeout=LIMIT)
         timer.join()
         with mariadb_store.engine.connect() as connection:
             waiting = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'UPDATE kafka_transaction_state%%'"
@@ -490,7 +491,7 @@ def test_an_interrupt_while_a_claim_waits_is_heard_at_once(
         assert_nothing_is_checked_out(store)
         transaction.commit()
         # what was waiting at the server is rolled back there, whenever it gets the lock
-        assert store.claim(ID, "ours", timeout=10).fence == mariadb_claim.fence + 1
+        assert store.claim(ID, "ours", timeout=LIMIT).fence == mariadb_claim.fence + 1
 
 
 def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
@@ -499,7 +500,7 @@ def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
 
     def one(number: int) -> int:
         barrier.wait()
-        return mariadb_store.claim(f"{ID}-{number}", "ours", timeout=20).fence
+        return mariadb_store.claim(f"{ID}-{number}", "ours", timeout=LIMIT).fence
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(one, range(8))) == [1] * 8
@@ -513,7 +514,7 @@ def test_a_missing_privilege_on_mariadb(mariadb_server: MariaDBServer, mariadb_s
     with weak_user(mariadb_server, mariadb_store, rights) as url, SqlStateStore.from_url(url) as store:
         store.check()
         with pytest.raises(StoreError, match="does not permit claiming") as caught:
-            store.claim(ID, "tests", timeout=5)
+            store.claim(ID, "tests", timeout=LIMIT)
         assert "grant" in str(caught.value.next_step)
 
 
@@ -530,7 +531,7 @@ def test_a_refusal_is_not_tried_again(mariadb_server: MariaDBServer, what: str) 
         SqlStateStore.from_url(REFUSED[what](mariadb_server)) as store,
         pytest.raises(StoreUnavailableError, match="refused") as caught,
     ):
-        store.claim(ID, "tests", timeout=30)
+        store.claim(ID, "tests", timeout=LIMIT)
     assert "s3cret" not in str(caught.value)
 
 
@@ -545,12 +546,12 @@ def test_too_many_connections_are_waited_for() -> None:
                 store.claim(ID, "tests", timeout=0.3)
             assert caught.value.retriable
             with ThreadPoolExecutor(1) as thread:
-                claiming = thread.submit(store.claim, ID, "tests", timeout=20)
+                claiming = thread.submit(store.claim, ID, "tests", timeout=LIMIT)
                 time.sleep(0.2)
                 for connection in held:
                     connection.invalidate()
                     connection.close()
-                assert claiming.result(20).fence == 1
+                assert done(claiming).fence == 1
 
 
 def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlStateStore) -> None:
@@ -574,8 +575,8 @@ def test_a_binary_log_of_statements() -> None:
     with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:
         migration.upgrade(server.url)
         with SqlStateStore.from_url(server.url) as store:
-            assert store.claim(ID, "ours", timeout=5).fence == 1
-            assert store.claim(ID, "ours", timeout=5).fence == 2
+            assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
+            assert store.claim(ID, "ours", timeout=LIMIT).fence == 2
 
 
 def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
@@ -589,7 +590,7 @@ def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateSto
     with mariadb_store.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT connection_id()").scalar() == number
         assert connection.exec_driver_sql("SELECT @@SESSION.wait_timeout").scalar() == before
-    assert mariadb_store.claim(ID, "theirs", timeout=5).fence == mariadb_claim.fence + 1
+    assert mariadb_store.claim(ID, "theirs", timeout=LIMIT).fence == mariadb_claim.fence + 1
 
 
 def test_what_mariadb_says_of_its_durability(mariadb_store: SqlStateStore) -> None:
@@ -631,7 +632,7 @@ def test_an_upgrade_that_was_killed_can_be_finished(mariadb_server: MariaDBServe
     migration.downgrade(url, "base")
     migration.upgrade(url)
     with SqlStateStore.from_url(url) as store:
-        assert store.claim(ID, "tests", timeout=5).fence == 1
+        assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
     engine.dispose()
 
 

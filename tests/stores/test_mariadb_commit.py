@@ -26,6 +26,7 @@ from dualwrite.stores.base import Claim, Settlement
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT, done
 
 COMMIT = b"\x03COMMIT"
 UPDATE = b"UPDATE kafka_transaction_state"
@@ -34,13 +35,13 @@ UPDATE = b"UPDATE kafka_transaction_state"
 @pytest.fixture
 def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
     user_metadata.create_all(mariadb_store.engine)
-    return mariadb_store.claim(ID, "tests", timeout=5)
+    return mariadb_store.claim(ID, "tests", timeout=LIMIT)
 
 
 @pytest.fixture
 def proxied_claim(proxied_mariadb_store: SqlStateStore) -> Claim:
     user_metadata.create_all(proxied_mariadb_store.engine)
-    return proxied_mariadb_store.claim(ID, "tests", timeout=5)
+    return proxied_mariadb_store.claim(ID, "tests", timeout=LIMIT)
 
 
 @contextmanager
@@ -134,8 +135,8 @@ def test_a_connection_lost_while_mariadb_commits(
             with pytest.raises(StoreCommitUnknownError):
                 transaction.commit()
             assert mariadb_store.read_claimed(proxied_claim).transaction_number == 0
-            claiming = thread.submit(mariadb_store.claim, ID, "tests", timeout=20, expected_fence=proxied_claim.fence)
-        again = claiming.result(20)
+            claiming = thread.submit(mariadb_store.claim, ID, "tests", timeout=LIMIT, expected_fence=proxied_claim.fence)
+        again = done(claiming)
     assert mariadb_store.read_claimed(again).prepared_state == STATE
     assert rows(mariadb_store.engine) == 1
 
@@ -152,7 +153,7 @@ def test_an_administrator_kills_the_connection_in_commit(mariadb_store: SqlState
                 assert not committing.done()
             admin.exec_driver_sql(f"{how} {number}")
             with pytest.raises(StoreCommitUnknownError):
-                committing.result(20)
+                done(committing)
         assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
 
 
@@ -172,7 +173,7 @@ def test_a_mariadb_server_killed_in_commit(own_mariadb_server: MariaDBServer, wh
     migration.upgrade(server.url)
     with TcpProxy("127.0.0.1", server.port) as proxy, SqlStateStore.from_url(server.url_at(proxy.port)) as store:
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
 
         def crash(link: Link) -> None:
@@ -193,7 +194,7 @@ def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServe
     migration.upgrade(own_mariadb_server.url)
     with SqlStateStore.from_url(own_mariadb_server.url) as store:
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
         own_mariadb_server.restart()
         with pytest.raises(StoreCommitUnknownError):
@@ -206,7 +207,7 @@ def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> Non
     migration.upgrade(own_mariadb_server.url)
     with SqlStateStore.from_url(f"{own_mariadb_server.url}?read_timeout=1") as store:
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
         own_mariadb_server.pause()
         with pytest.raises(StoreCommitUnknownError, match="timed out"):
@@ -221,33 +222,33 @@ def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> Non
 def test_a_claim_on_mariadb_survives_a_connection_that_breaks(
     proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy
 ) -> None:
-    assert proxied_mariadb_store.claim(ID, "ours", timeout=5).fence == 1
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 1
     mariadb_proxy.on_client_bytes(UPDATE, Link.cut, times=2)
-    assert proxied_mariadb_store.claim(ID, "ours", timeout=5).fence == 2
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 2
     mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
-    assert proxied_mariadb_store.claim(ID, "ours", timeout=5).fence == 4
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 4
     mariadb_proxy.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered")
-    assert proxied_mariadb_store.claim(ID, "ours", timeout=5, expected_fence=4).fence == 5  # it knows its own
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT, expected_fence=4).fence == 5  # it knows its own
     assert_nothing_is_checked_out(proxied_mariadb_store)
 
 
 def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
     proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy, mariadb_store: SqlStateStore
 ) -> None:
-    first = proxied_mariadb_store.claim(ID, "ours", timeout=5)
+    first = proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT)
 
     def claim_meanwhile(link: Link) -> None:
-        mariadb_store.claim(ID, "theirs", timeout=5)
+        mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         link.cut()
 
     mariadb_proxy.on_client_bytes(UPDATE, claim_meanwhile)
     with pytest.raises(FencedError) as caught:
-        proxied_mariadb_store.claim(ID, "ours", timeout=5, expected_fence=first.fence)
+        proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
     assert (caught.value.current_fence, caught.value.current_owner) == (2, "theirs")
 
 
 def test_what_was_not_answered_is_sent_again(proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy) -> None:
-    claim = proxied_mariadb_store.claim(ID, "ours", timeout=5)
+    claim = proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT)
     mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
     proxied_mariadb_store.settle(claim, Settlement(settled_generation=0))
     assert list(proxied_mariadb_store.read_claimed(claim).unsettled_generations) == []

@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import sqlalchemy as sa
 from dualwrite.devcluster.mariadb_programs import MariaDBPrograms, downloaded_programs, installed_programs
 from dualwrite.errors import MissingDependencyError
 from dualwrite.testing.mariadb import MariaDBServer, MariaDBStartError
+from fixtures.pace import gone, until
 
 
 def connected(url: str, **options: Any) -> pymysql.Connection[Any]:
@@ -91,7 +91,7 @@ def test_it_dies_with_its_parent() -> None:
     program = (
         "from dualwrite.testing.mariadb import MariaDBServer\n"
         "import time\n"
-        "s = MariaDBServer().start(); print(s._process.pid, s._folder, flush=True); time.sleep(60)"
+        "s = MariaDBServer().start(); print(s._process.pid, s._folder, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -99,10 +99,7 @@ def test_it_dies_with_its_parent() -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: gone(pid), f"the end of {pid}")
     subprocess.run(["rm", "-rf", folder], check=True)
 
 

@@ -19,6 +19,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.pace import LIMIT, ended
 
 ROOT = Path(__file__).parents[2]
 TABLES = {*metadata.tables, VERSION_TABLE_NAME}
@@ -54,7 +55,7 @@ def test_up_and_down(empty_url: str) -> None:
         assert tables(empty_url) == TABLES
     with SqlStateStore.from_url(empty_url) as store:
         store.check()
-        assert store.claim(ID, "tests", timeout=5).fence == 1
+        assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
     migration.downgrade(empty_url, "base")
     assert migration.current(empty_url) is None
     assert tables(empty_url) == {"kafka_transaction_state_version"}
@@ -92,7 +93,7 @@ def test_upgrades_at_once(empty_url: str) -> None:
         f"with ThreadPoolExecutor(2) as t: list(t.map(migration.upgrade, [{empty_url!r}] * 2))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [ended(process) for process in processes] == [0, 0, 0]
     assert migration.current(empty_url) == migration.newest()
 
 

@@ -24,6 +24,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.pgbouncer import PgBouncer, Program, find_program
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
 
 COMMIT = b"COMMIT\0"
 
@@ -55,7 +56,7 @@ def bounced_url(bouncer: PgBouncer, postgres_url: str) -> str:
 
 @pytest.fixture
 def bounced(bounced_url: str) -> Iterator[SqlStateStore]:
-    with SqlStateStore.from_url(bounced_url, lock_timeout=5) as made:
+    with SqlStateStore.from_url(bounced_url, lock_timeout=LIMIT) as made:
         yield made
 
 
@@ -67,7 +68,7 @@ def recorded(store: SqlStateStore, claim: Claim, number: int = 1) -> StoreTransa
 
 
 def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
-    again = store.claim(ID, "tests", timeout=20, expected_fence=claim.fence)
+    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     row = store.read_claimed(again)
     assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
     assert rows(store.engine) == (1 if committed else 0)
@@ -87,7 +88,7 @@ def on_every_server_connection(url: str, others: int) -> ExitStack:
 
 
 def test_transactions_go_well_whatever_server_connection_they_run_on(bounced: SqlStateStore, bounced_url: str) -> None:
-    claim = bounced.claim(ID, "tests", timeout=5)
+    claim = bounced.claim(ID, "tests", timeout=LIMIT)
     backends = set()
     for number in range(1, 31):
         with on_every_server_connection(bounced_url, number % 2):
@@ -110,8 +111,8 @@ def test_on_psycopg_connections_our_statements_are_not_prepared(bounced_url: str
     dsn = bounced_url.replace("+psycopg", "")
     with psycopg.connect(dsn, prepare_threshold=0) as one:
         source: Any = one if kind == "connection" else lambda: psycopg.connect(dsn, prepare_threshold=0)
-        with SqlStateStore.from_psycopg(source, lock_timeout=5) as store:
-            claim = store.claim(ID, "tests", timeout=5)
+        with SqlStateStore.from_psycopg(source, lock_timeout=LIMIT) as store:
+            claim = store.claim(ID, "tests", timeout=LIMIT)
             for number in range(1, 11):
                 with on_every_server_connection(bounced_url, number % 2):
                     transaction = store.begin(claim)
@@ -123,7 +124,7 @@ def test_on_psycopg_connections_our_statements_are_not_prepared(bounced_url: str
 
 
 def test_without_a_pooler_statements_are_prepared(postgres_store: SqlStateStore, caplog: pytest.LogCaptureFixture) -> None:
-    postgres_store.claim(ID, "tests", timeout=5)
+    postgres_store.claim(ID, "tests", timeout=LIMIT)
     with postgres_store.engine.connect() as connection:
         assert connection.connection.dbapi_connection.prepare_threshold == 5  # type: ignore[union-attr]
     assert "pooler" not in caplog.text
@@ -133,24 +134,24 @@ def test_an_engine_of_the_users_keeps_its_threshold_and_is_warned_of(
     bounced_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = sa.create_engine(bounced_url)
-    SqlStateStore(engine).claim(ID, "tests", timeout=5)
+    SqlStateStore(engine).claim(ID, "tests", timeout=LIMIT)
     assert "prepare_threshold" in caplog.text
     engine.dispose()
     caplog.clear()
     with SqlStateStore.from_url(bounced_url, connect_args={"prepare_threshold": 7}) as told:
-        told.claim(ID, "tests", timeout=5)
+        told.claim(ID, "tests", timeout=LIMIT)
         assert "prepare_threshold" in caplog.text
         with told.engine.connect() as connection:
             assert connection.connection.dbapi_connection.prepare_threshold == 7  # type: ignore[union-attr]
     caplog.clear()
     engine = sa.create_engine(bounced_url, connect_args={"prepare_threshold": None})
-    SqlStateStore(engine).claim(ID, "tests", timeout=5)
+    SqlStateStore(engine).claim(ID, "tests", timeout=LIMIT)
     assert caplog.text == ""
     engine.dispose()
 
 
 def test_a_claim_that_waits_names_the_real_backend(bounced: SqlStateStore) -> None:
-    claim = bounced.claim(ID, "tests", timeout=5)
+    claim = bounced.claim(ID, "tests", timeout=LIMIT)
     transaction = recorded(bounced, claim)
     pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
     with pytest.raises(ClaimTimeoutError) as caught:
@@ -177,10 +178,10 @@ def test_other_modes(program: Program, postgres_server: PostgresServer, postgres
     ):
         if mode == "session":
             user_metadata.create_all(store.engine)
-            recorded(store, store.claim(ID, "tests", timeout=5)).commit()
+            recorded(store, store.claim(ID, "tests", timeout=LIMIT)).commit()
             return
         with pytest.raises(StoreUnavailableError, match=r"refused.*statement pooling mode"):
-            store.claim(ID, "tests", timeout=60)
+            store.claim(ID, "tests", timeout=LIMIT)
 
 
 def test_a_startup_parameter_that_it_does_not_take(bounced_url: str) -> None:
@@ -188,7 +189,7 @@ def test_a_startup_parameter_that_it_does_not_take(bounced_url: str) -> None:
         SqlStateStore.from_url(bounced_url, connect_args={"options": "-c search_path=public"}) as store,
         pytest.raises(StoreUnavailableError, match=r"refused.*unsupported startup parameter"),
     ):
-        store.claim(ID, "tests", timeout=60)
+        store.claim(ID, "tests", timeout=LIMIT)
 
 
 # --- unknown outcomes ---------------------------------------------------------------------------------------------------------
@@ -209,10 +210,10 @@ def test_a_fault_between_pgbouncer_and_the_server_in_commit(
     with (
         TcpProxy("127.0.0.1", postgres_server.port) as proxy,
         PgBouncer(postgres_server, server_port=proxy.port, program=program) as bouncer,
-        SqlStateStore.from_url(bouncer.url_of(database), lock_timeout=5) as store,
+        SqlStateStore.from_url(bouncer.url_of(database), lock_timeout=LIMIT) as store,
     ):
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
 
         def break_it(link: Link) -> None:
@@ -233,8 +234,8 @@ def test_a_fault_between_the_client_and_pgbouncer_in_commit(bouncer: PgBouncer, 
     """PgBouncer closes the connection to the server of a client that went away in a transaction."""
     with TcpProxy("127.0.0.1", bouncer.port) as proxy:
         url = sa.make_url(bounced_url).set(port=proxy.port)
-        with SqlStateStore.from_url(url, lock_timeout=5) as store:
-            claim = store.claim(ID, "tests", timeout=5)
+        with SqlStateStore.from_url(url, lock_timeout=LIMIT) as store:
+            claim = store.claim(ID, "tests", timeout=LIMIT)
             transaction = recorded(store, claim)
             proxy.on_client_bytes(COMMIT, Link.cut, when=when)
             with pytest.raises(StoreCommitUnknownError):
@@ -260,9 +261,9 @@ def test_a_commit_that_goes_on_without_us_is_waited_for(
         )
     with (
         TcpProxy("127.0.0.1", bouncer.port) as proxy,
-        SqlStateStore.from_url(sa.make_url(bounced_url).set(port=proxy.port), lock_timeout=5) as store,
+        SqlStateStore.from_url(sa.make_url(bounced_url).set(port=proxy.port), lock_timeout=LIMIT) as store,
     ):
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
         with psycopg.connect(direct) as holder:
             holder.execute("SELECT pg_advisory_xact_lock(42)")
@@ -293,10 +294,10 @@ def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgr
     with (
         TcpProxy("127.0.0.1", server.port) as proxy,
         PgBouncer(server, server_port=proxy.port, program=program) as bouncer,
-        SqlStateStore.from_url(bouncer.url, lock_timeout=5) as store,
+        SqlStateStore.from_url(bouncer.url, lock_timeout=LIMIT) as store,
     ):
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
 
         def crash(link: Link) -> None:
@@ -313,7 +314,7 @@ def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgr
 
 
 def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlStateStore) -> None:
-    claim = bounced.claim(ID, "tests", timeout=5)
+    claim = bounced.claim(ID, "tests", timeout=LIMIT)
     transaction = recorded(bounced, claim)
     pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
     with bounced.engine.connect() as connection:
@@ -327,9 +328,9 @@ def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlSt
 def test_a_server_restarted_between_transactions(program: Program, own_postgres_server: PostgresServer) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)
-    with PgBouncer(server, program=program) as bouncer, SqlStateStore.from_url(bouncer.url, lock_timeout=5) as store:
+    with PgBouncer(server, program=program) as bouncer, SqlStateStore.from_url(bouncer.url, lock_timeout=LIMIT) as store:
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim, 1).commit()
         server.restart()
         recorded(store, claim, 2).commit()

@@ -17,6 +17,7 @@ import pytest
 
 from dualwrite.testing.postgres import PostgresServer, PostgresStartError, bundled_binaries, installed_binaries
 from dualwrite.testing.proxy import TcpProxy
+from fixtures.pace import gone, until
 
 
 def conninfo(url: str) -> str:
@@ -75,7 +76,7 @@ def test_it_dies_with_its_parent() -> None:
     program = (
         "from dualwrite.testing.postgres import PostgresServer\n"
         "import time\n"
-        "s = PostgresServer().start(); print(s._process.pid, s._folder, flush=True); time.sleep(60)"
+        "s = PostgresServer().start(); print(s._process.pid, s._folder, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -83,10 +84,7 @@ def test_it_dies_with_its_parent() -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: gone(pid), f"the end of {pid}")
     subprocess.run(["rm", "-rf", folder], check=True)
     assert os.path.basename(folder).startswith("dualwrite-postgres-")  # noqa: PTH119  (a text from the other process)
 

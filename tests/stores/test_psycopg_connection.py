@@ -37,6 +37,7 @@ from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
 
 COMMIT = b"COMMIT\0"
 
@@ -59,7 +60,7 @@ def connection(dsn: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.fixture
 def mine(connection: psycopg.Connection[Any]) -> Iterator[SqlStateStore]:
     """A store on that connection."""
-    with SqlStateStore.from_psycopg(connection, lock_timeout=5) as made:
+    with SqlStateStore.from_psycopg(connection, lock_timeout=LIMIT) as made:
         yield made
 
 
@@ -67,23 +68,23 @@ def mine(connection: psycopg.Connection[Any]) -> Iterator[SqlStateStore]:
 def any_source(request: pytest.FixtureRequest, dsn: str) -> Iterator[SqlStateStore]:
     """A store on each kind of source; none of them leaves a connection open."""
     if request.param == "connection":
-        with psycopg.connect(dsn, row_factory=dict_row) as one, SqlStateStore.from_psycopg(one, lock_timeout=5) as made:
+        with psycopg.connect(dsn, row_factory=dict_row) as one, SqlStateStore.from_psycopg(one, lock_timeout=LIMIT) as made:
             yield made
     elif request.param == "pool":
         options = {"row_factory": dict_row}
-        with psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=2, kwargs=options, timeout=5) as pool:
-            with SqlStateStore.from_psycopg(pool, lock_timeout=5) as made:
+        with psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=2, kwargs=options, timeout=LIMIT) as pool:
+            with SqlStateStore.from_psycopg(pool, lock_timeout=LIMIT) as made:
                 yield made
             for back in [pool.getconn(), pool.getconn()]:  # all there are
                 pool.putconn(back)
     else:
-        with SqlStateStore.from_psycopg(lambda: psycopg.connect(dsn, row_factory=dict_row), lock_timeout=5) as made:
+        with SqlStateStore.from_psycopg(lambda: psycopg.connect(dsn, row_factory=dict_row), lock_timeout=LIMIT) as made:
             yield made
         assert made.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
 def claim_of(store: SqlStateStore) -> Claim:
-    return store.claim(ID, "tests", timeout=5)
+    return store.claim(ID, "tests", timeout=LIMIT)
 
 
 def written(store: SqlStateStore, claim: Claim, number: int = 1) -> StoreTransaction:
@@ -140,7 +141,7 @@ def test_a_claim_waits_for_the_transaction_and_fences_it(any_source: SqlStateSto
     claim = claim_of(store)
     transaction = written(store, claim)
     with SqlStateStore.from_url(dsn.replace("postgresql://", "postgresql+psycopg://")) as rival:
-        rival.claim(ID, "rival", timeout=5)
+        rival.claim(ID, "rival", timeout=LIMIT)
     with pytest.raises(FencedError, match="rival"):
         transaction.record(STATE, generation=0, transaction_number=1)
     transaction.rollback()
@@ -190,14 +191,14 @@ def test_an_unknown_commit(
     """The connection is closed, since its transaction might live on; pool and function give a new one."""
     through = postgres_server.url_at(postgres_proxy.port, dsn.rpartition("/")[2]).replace("+psycopg", "")
     source = sources(through)[kind]()
-    with SqlStateStore.from_psycopg(source, lock_timeout=5) as store:
+    with SqlStateStore.from_psycopg(source, lock_timeout=LIMIT) as store:
         claim = claim_of(store)
         transaction = recorded(store, claim)
         postgres_proxy.on_client_bytes(COMMIT, Link.cut, when="answered" if committed else "before")
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
         transaction.rollback()
-        again = store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
+        again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
         assert store.read_claimed(again).transaction_number == (1 if committed else 0)
         assert count(dsn) == (1 if committed else 0)
         if kind == "connection":
@@ -213,7 +214,7 @@ def test_an_unknown_commit(
 @pytest.mark.parametrize("kind", ["connection", "pool", "function"])
 def test_a_connection_that_died_while_idle(dsn: str, kind: str) -> None:
     source = sources(dsn)[kind]()
-    with SqlStateStore.from_psycopg(source, lock_timeout=5) as store:
+    with SqlStateStore.from_psycopg(source, lock_timeout=LIMIT) as store:
         claim = claim_of(store)
         recorded(store, claim).commit()
         with psycopg.connect(dsn, autocommit=True) as killer:
@@ -519,7 +520,7 @@ def test_a_password_is_read_back_and_never_shown(own_postgres_server: PostgresSe
         except psycopg.OperationalError:
             break
     with psycopg.connect(conninfo, password="s3cret") as connection, SqlStateStore.from_psycopg(connection) as store:
-        assert store.claim(ID, "tests", timeout=5).fence == 1
+        assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
         assert "walter@127.0.0.1" in store.description
         assert "s3cret" not in store.description + repr(store.engine.url)
 

@@ -15,10 +15,11 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
+from fixtures.pace import LIMIT, take
 
 
 def test_the_first_claim_makes_the_row(store: SqlStateStore) -> None:
-    claim = store.claim(ID, "host:1", timeout=5)
+    claim = store.claim(ID, "host:1", timeout=LIMIT)
     assert claim == Claim(ID, 1, "host:1")
     row = store.read_claimed(claim)
     assert (row.fence, row.generation, row.settled_generation, row.prepared_state) == (1, 0, -1, None)
@@ -29,8 +30,8 @@ def test_the_first_claim_makes_the_row(store: SqlStateStore) -> None:
 
 
 def test_each_claim_fences_the_one_before(store: SqlStateStore, rival: SqlStateStore) -> None:
-    ours = store.claim(ID, "ours", timeout=5)
-    theirs = rival.claim(ID, "theirs", timeout=5)
+    ours = store.claim(ID, "ours", timeout=LIMIT)
+    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     assert theirs.fence == ours.fence + 1
     for use in (store.read_claimed, store.begin, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
         with pytest.raises(FencedError) as caught:
@@ -43,24 +44,24 @@ def test_a_claim_resets_the_transaction_number_but_an_expected_one_keeps_it(stor
     transaction = store.begin(claim)
     transaction.record(STATE, generation=0, transaction_number=7)
     transaction.commit()
-    kept = store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+    kept = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     assert store.read_claimed(kept).transaction_number == 7
-    renewed = store.claim(ID, "tests", timeout=5)
+    renewed = store.claim(ID, "tests", timeout=LIMIT)
     assert store.read_claimed(renewed).transaction_number == 0
     assert store.read_claimed(renewed).prepared_state == STATE
 
 
 def test_an_expected_fence_that_has_moved_on(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
-    rival.claim(ID, "theirs", timeout=5)
+    rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
-        store.claim(ID, "tests", timeout=5, expected_fence=claim.fence)
+        store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
     assert store.read(ID).fence == 2  # type: ignore[union-attr]
 
 
 def test_an_expected_fence_of_an_id_without_row(store: SqlStateStore) -> None:
     with pytest.raises(FencedError, match="gone"):
-        store.claim(ID, "tests", timeout=5, expected_fence=1)
+        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
     assert store.read(ID) is None
 
 
@@ -69,7 +70,7 @@ def test_threads_that_claim_at_once_get_a_fence_each(store: SqlStateStore) -> No
 
     def one(number: int) -> list[int]:
         barrier.wait()
-        return [store.claim(ID, f"thread {number}", timeout=20).fence for _ in range(3)]
+        return [store.claim(ID, f"thread {number}", timeout=LIMIT).fence for _ in range(3)]
 
     with ThreadPoolExecutor(8) as threads:
         fences = [fence for got in threads.map(one, range(8)) for fence in got]
@@ -82,7 +83,7 @@ def test_threads_that_expect_the_same_fence(store: SqlStateStore, claim: Claim) 
     def one(number: int) -> int | None:
         barrier.wait()
         try:
-            return store.claim(ID, f"thread {number}", timeout=20, expected_fence=claim.fence).fence
+            return store.claim(ID, f"thread {number}", timeout=LIMIT, expected_fence=claim.fence).fence
         except FencedError:
             return None
 
@@ -93,7 +94,7 @@ def test_threads_that_expect_the_same_fence(store: SqlStateStore, claim: Claim) 
 def _claim_in_a_process(url: str, results: multiprocessing.Queue[int]) -> None:
     with SqlStateStore.from_url(url) as store:
         for _ in range(5):
-            results.put(store.claim(ID, "process", timeout=30).fence)
+            results.put(store.claim(ID, "process", timeout=LIMIT).fence)
 
 
 def test_processes_that_make_the_row_at_once(database_url: str) -> None:
@@ -102,9 +103,9 @@ def test_processes_that_make_the_row_at_once(database_url: str) -> None:
     processes = [context.Process(target=_claim_in_a_process, args=(database_url, results)) for _ in range(3)]
     for process in processes:
         process.start()
-    fences = sorted(results.get(timeout=60) for _ in range(15))
+    fences = sorted(take(results) for _ in range(15))
     for process in processes:
-        process.join(30)
+        process.join(LIMIT)
         process.close()
     results.close()
     assert fences == list(range(1, 16))
@@ -116,11 +117,11 @@ def test_a_claim_waits_for_a_transaction_that_is_about_to_commit(
     transaction = store.begin(claim)
     transaction.record(STATE, generation=0, transaction_number=1)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(rival.claim, ID, "theirs", timeout=10)
+        waiting = thread.submit(rival.claim, ID, "theirs", timeout=LIMIT)
         time.sleep(0.3)
         assert not waiting.done()
         transaction.commit()
-        theirs = waiting.result(timeout=10)
+        theirs = waiting.result(timeout=LIMIT)
     assert rival.read_claimed(theirs).prepared_state == STATE
 
 
@@ -143,13 +144,13 @@ def test_a_claim_gives_up_in_time_and_names_the_blocker(store: SqlStateStore, ri
     assert way_out in caught.value.next_step
     assert_nothing_is_checked_out(rival)
     transaction.commit()
-    assert rival.claim(ID, "theirs", timeout=5).fence == 2
+    assert rival.claim(ID, "theirs", timeout=LIMIT).fence == 2
 
 
 def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(
     postgres_store: SqlStateStore,
 ) -> None:
-    first = postgres_store.claim(ID, "ours", timeout=5)
+    first = postgres_store.claim(ID, "ours", timeout=LIMIT)
     transaction = postgres_store.begin(first)
     assert postgres_store.claim(ID, "theirs", timeout=1).fence == 2
     with pytest.raises(FencedError):
@@ -169,7 +170,7 @@ def test_a_claim_names_the_holder_of_a_table_lock(postgres_store: SqlStateStore)
 
 def test_an_open_user_transaction_keeps_sqlite_busy(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url, lock_timeout=0.2) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
         with pytest.raises(StoreUnavailableError, match="one write lock"):
             store.begin(claim)
@@ -180,7 +181,7 @@ def test_an_open_user_transaction_keeps_sqlite_busy(sqlite_url: str) -> None:
 
 def test_a_claim_keeps_the_users_busy_timeout(sqlite_url: str) -> None:
     engine = sa.create_engine(sqlite_url, connect_args={"timeout": 1.234}, pool_size=1)
-    SqlStateStore(engine).claim(ID, "ours", timeout=5)
+    SqlStateStore(engine).claim(ID, "ours", timeout=LIMIT)
     with engine.connect() as connection:
         assert connection.scalar(sa.text("PRAGMA busy_timeout")) == 1234
     engine.dispose()
@@ -193,25 +194,25 @@ def test_an_interrupt_where_a_claim_begins_leaves_as_it_is(store: SqlStateStore,
     with monkeypatch.context() as patch:
         patch.setattr(store.engine.dialect, "do_begin", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            store.claim(ID, "ours", timeout=5)
+            store.claim(ID, "ours", timeout=LIMIT)
     assert_nothing_is_checked_out(store)
-    assert store.claim(ID, "ours", timeout=5).fence == 1
+    assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 
 def test_a_claim_survives_a_connection_that_breaks(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    assert proxied_store.claim(ID, "ours", timeout=5).fence == 1
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
     postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", lambda link: link.cut(), times=2)
-    assert proxied_store.claim(ID, "ours", timeout=5).fence == 2
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
     assert_nothing_is_checked_out(proxied_store)
 
 
 def test_a_claim_whose_commit_was_not_answered_claims_again(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    assert proxied_store.claim(ID, "ours", timeout=5).fence == 1
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
-    claim = proxied_store.claim(ID, "ours", timeout=5)
+    claim = proxied_store.claim(ID, "ours", timeout=LIMIT)
     assert claim.fence == 3
     assert proxied_store.read_claimed(claim).owner == "ours"
 
@@ -219,9 +220,9 @@ def test_a_claim_whose_commit_was_not_answered_claims_again(proxied_store: SqlSt
 def test_an_expected_claim_whose_commit_was_not_answered_knows_its_own(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy
 ) -> None:
-    first = proxied_store.claim(ID, "ours", timeout=5)
+    first = proxied_store.claim(ID, "ours", timeout=LIMIT)
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut_with_reset(), when="answered")
-    claim = proxied_store.claim(ID, "ours", timeout=5, expected_fence=first.fence)
+    claim = proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
     assert claim.fence == 2
     assert proxied_store.read_claimed(claim).fence == 2
 
@@ -229,15 +230,15 @@ def test_an_expected_claim_whose_commit_was_not_answered_knows_its_own(
 def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
 ) -> None:
-    first = proxied_store.claim(ID, "ours", timeout=5)
+    first = proxied_store.claim(ID, "ours", timeout=LIMIT)
 
     def claim_meanwhile(link: object) -> None:
-        postgres_store.claim(ID, "ours", timeout=5)
+        postgres_store.claim(ID, "ours", timeout=LIMIT)
         link.cut()  # type: ignore[attr-defined]  # Link
 
     postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", claim_meanwhile)
     with pytest.raises(FencedError):
-        proxied_store.claim(ID, "ours", timeout=5, expected_fence=first.fence)
+        proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
 
 
 def test_a_claim_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
@@ -248,4 +249,4 @@ def test_a_claim_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateS
     assert "--url" in caught.value.next_step
     assert "DUALWRITE_DATABASE_URL" in caught.value.next_step
     postgres_proxy.refuse(refusing=False)
-    assert proxied_store.claim(ID, "ours", timeout=5).fence == 1
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1

@@ -37,6 +37,7 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
 
 COMMIT = b"COMMIT\0"
 
@@ -44,13 +45,13 @@ COMMIT = b"COMMIT\0"
 @pytest.fixture
 def proxied_claim(proxied_store: SqlStateStore) -> Claim:
     user_metadata.create_all(proxied_store.engine)
-    return proxied_store.claim(ID, "tests", timeout=5)
+    return proxied_store.claim(ID, "tests", timeout=LIMIT)
 
 
 @pytest.fixture
 def postgres_claim(postgres_store: SqlStateStore) -> Claim:
     user_metadata.create_all(postgres_store.engine)
-    return postgres_store.claim(ID, "tests", timeout=5)
+    return postgres_store.claim(ID, "tests", timeout=LIMIT)
 
 
 # --- surely failed --------------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def test_a_serialization_failure(postgres_url: str) -> None:
     engine = sa.create_engine(postgres_url, isolation_level="SERIALIZABLE")
     store = SqlStateStore(engine)
     user_metadata.create_all(engine)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     count = sa.select(sa.func.count()).select_from(orders)
     transaction = store.begin(claim)
     transaction.handle.execute(count)
@@ -94,7 +95,7 @@ def test_a_deferred_constraint_of_postgresql(postgres_store: SqlStateStore, post
 def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         with store.engine.begin() as connection:
             connection.execute(
                 sa.text("CREATE TABLE child (id int, parent int REFERENCES orders(id) DEFERRABLE INITIALLY DEFERRED)")
@@ -105,7 +106,7 @@ def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
         with pytest.raises(StoreCommitFailedError, match="FOREIGN KEY"):
             transaction.commit()
         assert_the_truth_is_told(store, claim, committed=False)
-        again = recorded(store, store.claim(ID, "tests", timeout=5))
+        again = recorded(store, store.claim(ID, "tests", timeout=LIMIT))
         again.commit()
 
 
@@ -116,7 +117,7 @@ def test_a_reader_that_keeps_sqlite_from_committing(sqlite_url: str, tmp_path: P
         assert connection.scalar(sa.text("PRAGMA journal_mode = DELETE")) == "delete"
     store = SqlStateStore(engine)
     user_metadata.create_all(engine)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = recorded(store, claim)
     reader = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
     reader.execute("BEGIN")
@@ -151,7 +152,7 @@ def test_an_aborted_transaction_is_never_taken_for_committed(
 
 
 def test_a_connection_that_is_known_to_be_lost_before_commit(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=5)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     transaction = proxied_store.begin(claim)
     postgres_proxy.cut()
     with pytest.raises(StoreUnavailableError) as caught:
@@ -225,7 +226,7 @@ def test_a_server_killed_in_commit(own_postgres_server: PostgresServer, when: An
     migration.upgrade(server.url)
     with TcpProxy("127.0.0.1", server.port) as proxy, SqlStateStore.from_url(server.url_at(proxy.port)) as store:
         user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
 
         def crash(link: Link) -> None:

@@ -21,6 +21,7 @@ from dualwrite.stores.base import Claim, Settlement
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.pace import LIMIT
 
 CLAIM = Claim(ID, 1, "tests")
 EVERY_CALL = {
@@ -77,7 +78,7 @@ def test_a_database_that_does_not_exist_is_not_tried_again(postgres_server: Post
         SqlStateStore.from_url(postgres_server.url_at(postgres_server.port, "nowhere")) as store,
         pytest.raises(StoreUnavailableError, match="refused"),
     ):
-        store.claim(ID, "tests", timeout=30)
+        store.claim(ID, "tests", timeout=LIMIT)
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         SqlStateStore.from_url(f"sqlite:///{tmp_path}/nowhere/test.db") as store,
         pytest.raises(StoreUnavailableError, match="unable to open"),
     ):
-        store.claim(ID, "tests", timeout=30)
+        store.claim(ID, "tests", timeout=LIMIT)
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_missing_privilege(postgres_server: PostgresServer, postgres_url: str)
     with SqlStateStore.from_url(postgres_url.replace("dualwrite@", "reader@")) as store:
         store.check()
         with pytest.raises(StoreError, match="does not permit claiming") as caught:
-            store.claim(ID, "tests", timeout=5)
+            store.claim(ID, "tests", timeout=LIMIT)
         assert "grant" in caught.value.next_step
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("DROP OWNED BY reader; DROP ROLE reader")

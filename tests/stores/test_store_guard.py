@@ -11,6 +11,7 @@ from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders,
 from dualwrite.errors import TransactionControlError
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
+from fixtures.pace import LIMIT
 
 
 def _with(thing: Any) -> None:
@@ -145,7 +146,7 @@ def test_a_commit_behind_our_back_is_found(store: SqlStateStore, claim: Claim, w
 def test_a_statement_that_rolls_back_by_itself_is_found(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
         orders.create(store.engine)
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
         with pytest.raises(sa.exc.IntegrityError):
@@ -158,7 +159,7 @@ def test_a_statement_that_rolls_back_by_itself_is_found(sqlite_url: str) -> None
 def test_a_script_over_sqlites_driver_is_found(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
         orders.create(store.engine)
-        transaction = store.begin(store.claim(ID, "ours", timeout=5))
+        transaction = store.begin(store.claim(ID, "ours", timeout=LIMIT))
         raw: Any = transaction.handle.connection
         raw.executescript("INSERT INTO orders VALUES (1, 'chair');")  # commits first
         with pytest.raises(TransactionControlError):

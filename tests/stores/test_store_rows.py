@@ -13,6 +13,7 @@ from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.proxy import TcpProxy
+from fixtures.pace import LIMIT
 
 LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC))
 UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 11, tzinfo=UTC))
@@ -43,7 +44,7 @@ def test_settling_twice_is_settling_once(store: SqlStateStore, recorded: Claim) 
 
 
 def test_an_unanswered_settlement_is_sent_again(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=5)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
     proxied_store.settle(claim, Settlement(lost=LOST, settled_generation=0))
     row = proxied_store.read_claimed(claim)
@@ -51,7 +52,7 @@ def test_an_unanswered_settlement_is_sent_again(proxied_store: SqlStateStore, po
 
 
 def test_an_unanswered_generation_is_skipped(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=5)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
     assert proxied_store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 2
 
@@ -59,7 +60,7 @@ def test_an_unanswered_generation_is_skipped(proxied_store: SqlStateStore, postg
 def test_an_unanswered_acknowledgement_still_returns_what_it_removed(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy
 ) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=5)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     proxied_store.settle(claim, Settlement(lost=LOST))
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
     assert proxied_store.acknowledge(ID) == (LOST,)
@@ -67,7 +68,7 @@ def test_an_unanswered_acknowledgement_still_returns_what_it_removed(
 
 
 def test_a_settlement_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=5)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.refuse()
     postgres_proxy.cut()
     with pytest.raises(StoreUnavailableError):
@@ -76,7 +77,7 @@ def test_a_settlement_gives_up_on_a_database_that_stays_away(proxied_store: SqlS
 
 def test_a_settlement_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
     with SqlStateStore.from_url(postgres_url, lock_timeout=0.3) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         with store.engine.connect() as connection:
             connection.execute(sa.select(state_table).with_for_update())
             with pytest.raises(ClaimTimeoutError, match="settling"):
@@ -84,7 +85,7 @@ def test_a_settlement_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
 
 
 def test_a_fenced_settlement_changes_nothing(store: SqlStateStore, rival: SqlStateStore, recorded: Claim) -> None:
-    theirs = rival.claim(ID, "theirs", timeout=5)
+    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     for settlement in (Settlement(clear_state=True), Settlement(lost=LOST), Settlement(settled_generation=5)):
         with pytest.raises(FencedError):
             store.settle(recorded, settlement)
@@ -143,7 +144,7 @@ def test_times_are_kept_in_utc(store: SqlStateStore, claim: Claim) -> None:
 def test_listing_by_prefix(store: SqlStateStore) -> None:
     ids = ["a", "A", "a%b", "a_b", "axb", "b", "ä", "äö", "a\\b", "a'b", 'a"b']
     for transactional_id in ids:
-        store.claim(transactional_id, "tests", timeout=5)
+        store.claim(transactional_id, "tests", timeout=LIMIT)
     assert store.list() == sorted(ids)
     assert store.list("a%") == ["a%b"]
     assert store.list("a_") == ["a_b"]
@@ -155,8 +156,8 @@ def test_listing_by_prefix(store: SqlStateStore) -> None:
 
 
 def test_ids_that_differ_in_case_only_have_rows_of_their_own(store: SqlStateStore) -> None:
-    store.claim("Orders", "tests", timeout=5)
-    assert store.claim("orders", "tests", timeout=5).fence == 1
+    store.claim("Orders", "tests", timeout=LIMIT)
+    assert store.claim("orders", "tests", timeout=LIMIT).fence == 1
 
 
 def test_forgetting_keeps_the_fence(store: SqlStateStore, claim: Claim) -> None:
@@ -171,7 +172,7 @@ def test_forgetting_keeps_the_fence(store: SqlStateStore, claim: Claim) -> None:
     assert store.read(ID).fence == 2  # type: ignore[union-attr]
     with pytest.raises(FencedError):
         store.begin(claim)
-    revived = store.claim(ID, "tests", timeout=5)
+    revived = store.claim(ID, "tests", timeout=LIMIT)
     assert revived.fence == 3
     row = store.read_claimed(revived)
     assert (row.forgotten, row.generation, row.settled_generation) == (False, 1, 1)

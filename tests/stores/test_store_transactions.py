@@ -15,6 +15,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.pace import LIMIT
 
 
 def test_state_and_data_commit_together(store: SqlStateStore, claim: Claim) -> None:
@@ -66,9 +67,9 @@ def test_after_a_failed_statement_rollback_still_works(store: SqlStateStore, cla
 
 
 def test_a_newer_claim_is_found_when_the_state_is_recorded(postgres_store: SqlStateStore) -> None:
-    claim = postgres_store.claim(ID, "ours", timeout=5)
+    claim = postgres_store.claim(ID, "ours", timeout=LIMIT)
     transaction = postgres_store.begin(claim)
-    postgres_store.claim(ID, "theirs", timeout=5)
+    postgres_store.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
         transaction.record(STATE, generation=0, transaction_number=1)
     assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
@@ -80,9 +81,9 @@ def test_a_newer_claim_is_found_when_the_state_is_recorded(postgres_store: SqlSt
 def test_a_newer_claim_is_found_under_a_snapshot(postgres_url: str, isolation: str) -> None:
     engine = sa.create_engine(postgres_url, isolation_level=isolation)  # type: ignore[arg-type]  # a literal to mypy
     store = SqlStateStore(engine)
-    claim = store.claim(ID, "ours", timeout=5)
+    claim = store.claim(ID, "ours", timeout=LIMIT)
     transaction = store.begin(claim)
-    store.claim(ID, "theirs", timeout=5)
+    store.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
         transaction.record(STATE, generation=0, transaction_number=1)
     assert caught.value.current_owner == "theirs"
@@ -121,7 +122,7 @@ def test_a_dead_connection_in_the_pool_is_replaced_without_a_word(
 
     migration.upgrade(own_postgres_server.url)
     with SqlStateStore.from_url(own_postgres_server.url) as store:
-        claim = store.claim(ID, "ours", timeout=5)
+        claim = store.claim(ID, "ours", timeout=LIMIT)
         own_postgres_server.restart()
         store.begin(claim).rollback()
         own_postgres_server.restart()
@@ -156,7 +157,7 @@ def test_an_engine_of_the_users(sqlite_url: str, isolation_level: str | None, li
     engine = sa.create_engine(sqlite_url, connect_args={"isolation_level": isolation_level})
     listen(engine)
     store = SqlStateStore(engine)
-    claim = store.claim(ID, "ours", timeout=5)
+    claim = store.claim(ID, "ours", timeout=LIMIT)
     orders.create(engine, checkfirst=True)
     transaction = store.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
@@ -177,7 +178,7 @@ def test_an_engine_of_the_users(sqlite_url: str, isolation_level: str | None, li
 def test_an_engine_in_autocommit(database_url: str, store: SqlStateStore) -> None:
     engine = sa.create_engine(database_url, isolation_level="AUTOCOMMIT")
     own = SqlStateStore(engine)
-    claim = own.claim(ID, "ours", timeout=5)
+    claim = own.claim(ID, "ours", timeout=LIMIT)
     transaction = own.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
     transaction.rollback()

@@ -19,6 +19,7 @@ from dualwrite.errors import ConfigurationError, StateTableMissingError
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.pace import LIMIT
 
 OURS = {"kafka_transaction_state", "kafka_transaction_state_version"}
 
@@ -98,7 +99,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
 def assert_it_works(url: str) -> None:
     with SqlStateStore.from_url(url) as store:
         store.check()
-        store.claim(ID, "tests", timeout=5)
+        store.claim(ID, "tests", timeout=LIMIT)
 
 
 def test_up_and_down_in_the_users_chain(project: Project) -> None:

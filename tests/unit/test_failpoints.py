@@ -15,6 +15,7 @@ from dualwrite import failpoints as points
 from dualwrite.errors import ConfigurationError
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
+from fixtures.pace import LIMIT
 
 POINT = "after_db_commit"
 
@@ -187,7 +188,7 @@ def process(armed: str | None, *, switch: str | None = "1", code: str = HITS) ->
 )
 def test_the_environment_arms_another_process(armed: str | None, code: int, printed: str) -> None:
     with process(armed) as other:
-        output, errors = other.communicate(timeout=30)
+        output, errors = other.communicate(timeout=LIMIT)
     assert (other.returncode, output) == (code, printed), errors
 
 
@@ -218,7 +219,7 @@ def test_a_writer_that_opens_warns_of_a_variable_that_is_ignored(
 
 def test_a_bad_variable_keeps_the_library_from_being_imported() -> None:
     with process("nowhere=raise") as other:
-        _, errors = other.communicate(timeout=30)
+        _, errors = other.communicate(timeout=LIMIT)
     assert other.returncode == 1
     assert "There is no failpoint 'nowhere'" in errors
 
@@ -229,5 +230,5 @@ def test_a_stopped_process_goes_on_after_sigcont(tmp_path: Path) -> None:
         assert os.waitpid(other.pid, os.WUNTRACED)[1] == 0x7F | signal.SIGSTOP << 8
         assert touched.exists()
         other.send_signal(signal.SIGCONT)
-        output, _ = other.communicate(timeout=30)
+        output, _ = other.communicate(timeout=LIMIT)
     assert (other.returncode, output) == (0, "alive\nstill alive\n")

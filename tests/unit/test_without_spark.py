@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from fixtures.pace import LIMIT
+
 SPARKS = ("pyspark", "pyarrow", "pandas")
 
 
@@ -14,7 +16,7 @@ def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
     """A program in a process in which packages can't be imported, as if they were not installed."""
     hidden = f"import sys; sys.modules |= dict.fromkeys({missing!r})\n"
     command = [sys.executable, "-W", "ignore", "-c", hidden + code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 @pytest.mark.parametrize("module", ["dualwrite", "dualwrite.cli.recover", "dualwrite.migration", "dualwrite.jobs.by_hand"])

@@ -13,6 +13,7 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 
 _chroots = itertools.count(1)
 
@@ -69,7 +70,7 @@ def plain(zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, chroot: str)
 @pytest.fixture
 def claim(store: ZooKeeperStore) -> Claim:
     """The first claim of the id."""
-    return store.claim(ID, "tests", timeout=5)
+    return store.claim(ID, "tests", timeout=LIMIT)
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[TcpProxy]:
 def proxied_store(zookeeper_server: ZooKeeperServer, proxy: TcpProxy, chroot: str) -> Iterator[ZooKeeperStore]:
     """A store in the same part of the tree whose connection goes through `proxy`, with a short session."""
     through = zookeeper_server.url_at(proxy.port, chroot)
-    made = ZooKeeperStore.from_url(through, session_timeout=SHORT_SESSION, connect_timeout=5, request_timeout=5)
+    made = ZooKeeperStore.from_url(through, session_timeout=SHORT_SESSION, connect_timeout=LIMIT, request_timeout=LIMIT)
     yield made
     proxy.clear()
     proxy.refuse(refusing=False)

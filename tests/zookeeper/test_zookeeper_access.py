@@ -19,6 +19,7 @@ from zookeeper_scene import ID, ORDER, STATE, recorded, until
 from dualwrite.errors import StoreCommitFailedError, StoreError, StoreUnavailableError
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 
 # --- chroot ---------------------------------------------------------------------------------------------------------------
 
@@ -26,7 +27,7 @@ from dualwrite.testing.zookeeper import ZooKeeperServer
 def test_a_chroot_is_made(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
     deep = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/a/b/c")
     with ZooKeeperStore.from_url(deep) as store, ZooKeeperStore.from_url(deep) as second:
-        recorded(store, store.claim(ID, "tests", timeout=5)).commit()
+        recorded(store, store.claim(ID, "tests", timeout=LIMIT)).commit()
         assert second.list() == [ID]
     assert plain.get(f"/a/b/c{ORDER}")[0] == b"chair"
     assert plain.exists(f"/a/b/c/kafka_transaction_state/{ID}")
@@ -45,7 +46,7 @@ def test_a_chroot_that_may_not_be_made(zookeeper_server: ZooKeeperServer, chroot
     plain.create("/closed", acl=[make_digest_acl("admin", "admin", all=True)])
     inside = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/closed/a/b")
     with ZooKeeperStore.from_url(inside) as store:
-        for call in (store.check, lambda: store.claim(ID, "tests", timeout=5)):
+        for call in (store.check, lambda: store.claim(ID, "tests", timeout=LIMIT)):
             with pytest.raises(StoreError, match="not permitted to make it") as caught:
                 call()
             assert f"create {chroot}/closed/a; create {chroot}/closed/a/b" in str(caught.value.next_step)
@@ -62,7 +63,7 @@ def alices(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -
 
 
 def test_nodes_have_the_acl(alices: ZooKeeperStore) -> None:
-    alices.claim(ID, "tests", timeout=5)
+    alices.claim(ID, "tests", timeout=LIMIT)
     alice = make_digest_acl("alice", "wonder:land", all=True)
     for path in ("/", "/kafka_transaction_state", f"/kafka_transaction_state/{ID}"):
         assert alices.client.get_acls(path)[0] == [alice]
@@ -70,12 +71,12 @@ def test_nodes_have_the_acl(alices: ZooKeeperStore) -> None:
 
 
 def test_who_is_kept_out_is_told_what_to_do(alices: ZooKeeperStore, zookeeper_server: ZooKeeperServer, chroot: str) -> None:
-    claim = alices.claim(ID, "tests", timeout=5)
+    claim = alices.claim(ID, "tests", timeout=LIMIT)
     with ZooKeeperStore.from_url(zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/alice")) as other:
         for call in (
             lambda: other.read(ID),
-            lambda: other.claim(ID, "other", timeout=5),
-            lambda: other.claim("another", "other", timeout=5),
+            lambda: other.claim(ID, "other", timeout=LIMIT),
+            lambda: other.claim("another", "other", timeout=LIMIT),
             other.list,
             lambda: other.begin(claim),
         ):
@@ -88,7 +89,7 @@ def test_who_is_kept_out_is_told_what_to_do(alices: ZooKeeperStore, zookeeper_se
 
 def test_an_operation_that_is_not_permitted(store: ZooKeeperStore, plain: KazooClient) -> None:
     plain.create("/closed", acl=[make_digest_acl("admin", "admin", all=True)])
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     transaction.handle.create(ORDER)
     transaction.handle.set_data("/closed", b"")
@@ -99,7 +100,7 @@ def test_an_operation_that_is_not_permitted(store: ZooKeeperStore, plain: KazooC
 
 
 def test_a_row_that_may_be_read_and_not_written(store: ZooKeeperStore, plain: KazooClient) -> None:
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = recorded(store, claim)
     admin = make_digest_acl("admin", "admin", all=True)
     everybody = make_digest_acl("x", "x", read=True)._replace(id=plain.get_acls("/")[0][0].id)
@@ -115,7 +116,7 @@ def test_a_default_acl_of_the_users_client(zookeeper_server: ZooKeeperServer, ch
         f"{zookeeper_server.hosts}{chroot}", default_acl=CREATOR_ALL_ACL, auth_data=[("digest", "bob:builder")]
     )
     with ZooKeeperStore(client) as store:
-        store.claim(ID, "tests", timeout=5)
+        store.claim(ID, "tests", timeout=LIMIT)
         bob = [make_digest_acl("bob", "builder", all=True)]
         assert client.get_acls(f"/kafka_transaction_state/{ID}")[0] == bob
         assert client.get_acls("/")[0] == bob
@@ -127,7 +128,7 @@ def test_a_default_acl_of_the_users_client(zookeeper_server: ZooKeeperServer, ch
 
 
 def test_a_scheme_that_the_server_refuses(url: str) -> None:
-    with ZooKeeperStore.from_url(url, auth_data=[("nonsense", "secret")], connect_timeout=5) as store:
+    with ZooKeeperStore.from_url(url, auth_data=[("nonsense", "secret")], connect_timeout=LIMIT) as store:
         for _ in range(2):  # kazoo's loop has ended; it is started anew
             with pytest.raises(StoreUnavailableError, match="refused us") as caught:
                 store.check()
@@ -140,7 +141,7 @@ def test_credentials_stay_out_of_the_log(url: str, caplog: pytest.LogCaptureFixt
         caplog.at_level(logging.DEBUG, logger="dualwrite.stores.zookeeper.client"),
         ZooKeeperStore.from_url(url.replace("://", "://alice:wonderland@")) as store,
     ):
-        store.claim(ID, "tests", timeout=5)
+        store.claim(ID, "tests", timeout=LIMIT)
     assert "Sending request" in caplog.text
     assert "wonderland" not in caplog.text
 
@@ -155,7 +156,7 @@ def sasl_server() -> Iterator[ZooKeeperServer]:
 def test_sasl(sasl_server: ZooKeeperServer) -> None:
     url = sasl_server.url.replace("://", "://alice:wonderland@") + "?sasl_mechanism=DIGEST-MD5&acl=creator"
     with ZooKeeperStore.from_url(url) as store:
-        recorded(store, store.claim(ID, "tests", timeout=10)).commit()
+        recorded(store, store.claim(ID, "tests", timeout=LIMIT)).commit()
         (acl,) = store.client.get_acls(f"/kafka_transaction_state/{ID}")[0]
         assert (acl.id.scheme, acl.id.id) == ("sasl", "alice")
         assert "wonderland" not in store.description
@@ -166,7 +167,7 @@ def test_sasl(sasl_server: ZooKeeperServer) -> None:
 def test_sasl_with_a_wrong_password(sasl_server: ZooKeeperServer) -> None:
     options = {"mechanism": "DIGEST-MD5", "username": "alice", "password": "guessed"}
     with (
-        ZooKeeperStore.from_url(sasl_server.url, sasl_options=options, connect_timeout=5) as store,
+        ZooKeeperStore.from_url(sasl_server.url, sasl_options=options, connect_timeout=LIMIT) as store,
         pytest.raises(StoreUnavailableError, match="refused us"),
     ):
         store.check()
@@ -209,7 +210,7 @@ def test_tls(tls_server: tuple[ZooKeeperServer, int], authority: trustme.CA, tmp
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     url = f"zookeeper://localhost:{port}?use_ssl=true&ca={tmp_path / 'ca.pem'}&check_hostname=true"
     with ZooKeeperStore.from_url(url) as store:
-        recorded(store, store.claim(ID, "tests", timeout=10)).commit()
+        recorded(store, store.claim(ID, "tests", timeout=LIMIT)).commit()
     with ZooKeeperStore.from_url(server.url) as plain:
         assert plain.client.hosts
         assert plain.list() == [ID]
@@ -249,7 +250,7 @@ def test_why_there_is_no_connection(hosts: str, said: str) -> None:
 
 def test_one_of_several_servers_is_enough(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
     with ZooKeeperStore.from_url(f"zookeeper://127.0.0.1:1,{zookeeper_server.hosts}{chroot}") as store:
-        assert store.claim(ID, "tests", timeout=10).fence == 1
+        assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
 
 
 def test_a_server_that_says_nothing(own_server: ZooKeeperServer) -> None:

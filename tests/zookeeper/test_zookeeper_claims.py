@@ -16,35 +16,36 @@ from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT, take
 
 
 def test_claims_count_up(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
-    assert store.claim(ID, "ours", timeout=5) == Claim(ID, 1, "ours")
-    assert rival.claim(ID, "theirs", timeout=5) == Claim(ID, 2, "theirs")
+    assert store.claim(ID, "ours", timeout=LIMIT) == Claim(ID, 1, "ours")
+    assert rival.claim(ID, "theirs", timeout=LIMIT) == Claim(ID, 2, "theirs")
     row = store.read(ID)
     assert row is not None
     assert (row.fence, row.owner, row.settled_generation, row.transaction_number) == (2, "theirs", -1, 0)
 
 
 def test_a_long_owner_is_cut(store: ZooKeeperStore) -> None:
-    claim = store.claim(ID, "x" * 300, timeout=5)
+    claim = store.claim(ID, "x" * 300, timeout=LIMIT)
     assert store.read_claimed(claim).owner == claim.owner == "x" * MAX_OWNER_LENGTH
 
 
 def test_an_expected_fence(store: ZooKeeperStore, claim: Claim) -> None:
     recorded(store, claim).commit()
-    again = store.claim(ID, "tests", timeout=5, expected_fence=1)
+    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
     assert again.fence == 2
     assert store.read_claimed(again).transaction_number == 1
     with pytest.raises(FencedError):
-        store.claim(ID, "tests", timeout=5, expected_fence=1)
+        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
     assert store.read_claimed(again).fence == 2
-    assert store.read_claimed(store.claim(ID, "tests", timeout=5)).transaction_number == 0
+    assert store.read_claimed(store.claim(ID, "tests", timeout=LIMIT)).transaction_number == 0
 
 
 def test_an_expected_fence_of_a_row_that_is_not_there(store: ZooKeeperStore) -> None:
     with pytest.raises(FencedError, match="gone"):
-        store.claim(ID, "tests", timeout=5, expected_fence=1)
+        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
     assert store.read(ID) is None
 
 
@@ -53,7 +54,7 @@ def test_threads_that_claim_at_once_get_a_fence_each(store: ZooKeeperStore, riva
 
     def one(number: int) -> list[int]:
         barrier.wait()
-        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=20).fence for _ in range(3)]
+        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=LIMIT).fence for _ in range(3)]
 
     with ThreadPoolExecutor(8) as threads:
         fences = [fence for got in threads.map(one, range(8)) for fence in got]
@@ -66,7 +67,7 @@ def test_threads_that_expect_the_same_fence(store: ZooKeeperStore, claim: Claim)
     def one(number: int) -> int | None:
         barrier.wait()
         try:
-            return store.claim(ID, f"thread {number}", timeout=20, expected_fence=claim.fence).fence
+            return store.claim(ID, f"thread {number}", timeout=LIMIT, expected_fence=claim.fence).fence
         except FencedError:
             return None
 
@@ -77,7 +78,7 @@ def test_threads_that_expect_the_same_fence(store: ZooKeeperStore, claim: Claim)
 def _claim_in_a_process(url: str, results: multiprocessing.Queue[int]) -> None:
     with ZooKeeperStore.from_url(url) as store:
         for _ in range(5):
-            results.put(store.claim(ID, "process", timeout=30).fence)
+            results.put(store.claim(ID, "process", timeout=LIMIT).fence)
 
 
 def test_processes_that_make_the_row_at_once(url: str) -> None:
@@ -87,9 +88,9 @@ def test_processes_that_make_the_row_at_once(url: str) -> None:
     processes = [context.Process(target=_claim_in_a_process, args=(url, results)) for _ in range(3)]
     for process in processes:
         process.start()
-    fences = sorted(results.get(timeout=60) for _ in range(15))
+    fences = sorted(take(results) for _ in range(15))
     for process in processes:
-        process.join(30)
+        process.join(LIMIT)
         process.close()
     results.close()
     assert fences == list(range(1, 16))
@@ -97,7 +98,7 @@ def test_processes_that_make_the_row_at_once(url: str) -> None:
 
 def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
-    theirs = rival.claim(ID, "theirs", timeout=5)
+    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError):
         transaction.commit()
     assert rival.read_claimed(theirs).prepared_state is None
@@ -114,7 +115,7 @@ def test_a_claim_gives_up_where_others_are_always_faster(
     def overtaken(self: StateNodes, *arguments: Any) -> Any:
         found = read(self, *arguments)
         if self is store._nodes:
-            rival.claim(ID, "theirs", timeout=5)
+            rival.claim(ID, "theirs", timeout=LIMIT)
             time.sleep(pause if next(reads) > 1 else 0)  # the second attempt's write has no time left
         return found
 
@@ -131,7 +132,7 @@ def test_a_claim_gives_up_where_others_are_always_faster(
 def test_a_claim_survives_a_connection_that_breaks(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     proxied_store.check()
     proxy.on_client_bytes(SET, Link.cut, times=2)
-    assert proxied_store.claim(ID, "ours", timeout=10).fence == 2
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
 
 
 @pytest.mark.parametrize("expected", [None, 1])
@@ -141,7 +142,7 @@ def test_a_claim_whose_answer_was_lost_knows_its_own(
 ) -> None:
     proxied_store.check()
     proxy.on_client_bytes(SET, cut, when="answered")
-    again = proxied_store.claim(ID, "ours", timeout=10, expected_fence=expected)
+    again = proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=expected)
     assert again.fence == 2
     assert proxied_store.read_claimed(again).owner == "ours"
 
@@ -149,9 +150,9 @@ def test_a_claim_whose_answer_was_lost_knows_its_own(
 def test_a_first_claim_whose_answer_was_lost_knows_its_own(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, plain: KazooClient
 ) -> None:
-    proxied_store.claim("another", "ours", timeout=5)
+    proxied_store.claim("another", "ours", timeout=LIMIT)
     proxy.on_client_bytes(b"prepared_transaction_state", Link.cut, when="answered")
-    assert proxied_store.claim(ID, "ours", timeout=10).fence == 1
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
 def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
@@ -160,12 +161,12 @@ def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
     proxied_store.check()
 
     def claim_meanwhile(link: Link) -> None:
-        store.claim(ID, "theirs", timeout=5)
+        store.claim(ID, "theirs", timeout=LIMIT)
         link.cut()
 
     proxy.on_client_bytes(SET, claim_meanwhile)
     with pytest.raises(FencedError) as caught:
-        proxied_store.claim(ID, "ours", timeout=10, expected_fence=claim.fence)
+        proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=claim.fence)
     assert caught.value.current_owner == "theirs"
 
 
@@ -176,7 +177,7 @@ def test_a_claim_gives_up_on_a_server_that_stays_away(proxied_store: ZooKeeperSt
     assert caught.value.retriable
     assert "--url" in str(caught.value.next_step)
     proxy.refuse(refusing=False)
-    assert proxied_store.claim(ID, "ours", timeout=10).fence == 1
+    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
 def test_a_claim_that_was_given_up_can_not_come_later(
@@ -193,7 +194,7 @@ def test_a_claim_that_was_given_up_can_not_come_later(
     proxy.on_client_bytes(SET, hold)
     with pytest.raises(StoreUnavailableError):
         proxied_store.claim(ID, "ours", timeout=0.5)
-    theirs = store.claim(ID, "theirs", timeout=5)
+    theirs = store.claim(ID, "theirs", timeout=LIMIT)
     links[0].resume()
     assert proxied_store.read(ID) == store.read_claimed(theirs)
     recorded(store, theirs).commit()

@@ -26,11 +26,12 @@ from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 
 
 @pytest.fixture
 def claim(proxied_store: ZooKeeperStore) -> Claim:
-    return proxied_store.claim(ID, "tests", timeout=5)
+    return proxied_store.claim(ID, "tests", timeout=LIMIT)
 
 
 # --- surely failed --------------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ def test_a_connection_cut_while_the_server_works(
     proxy.on_client_bytes(MULTI, cut, when="after")
     with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
-    again = proxied_store.claim(ID, "tests", timeout=15, expected_fence=claim.fence)
+    again = proxied_store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     committed = proxied_store.read_claimed(again).transaction_number == 1
     assert (proxied_store.client.exists(ORDER) is not None) is committed
 
@@ -165,11 +166,11 @@ def test_a_multi_that_the_network_held_back(
     proxy.on_client_bytes(MULTI, hold)
     with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
-    theirs = store.claim(ID, "theirs", timeout=5)
+    theirs = store.claim(ID, "theirs", timeout=LIMIT)
     held[0].resume()
     proxied_store._connection._request_timeout = 5
     with pytest.raises(FencedError):
-        proxied_store.claim(ID, "tests", timeout=10, expected_fence=claim.fence)
+        proxied_store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     assert store.client.exists(ORDER) is None
     assert store.read_claimed(theirs).prepared_state is None
 
@@ -195,9 +196,9 @@ def test_a_multi_that_kazoo_held_back(
     time.sleep(0.1)
     assert not late.ready()
     if claimant == "another":
-        theirs = store.claim(ID, "theirs", timeout=5)
+        theirs = store.claim(ID, "theirs", timeout=LIMIT)
         proxy.refuse(refusing=False)
-        results = late.get(timeout=10)
+        results = late.get(timeout=LIMIT)
         assert [type(each) for each in results] == [BadVersionError, RuntimeInconsistency]
         assert store.client.exists(ORDER) is None
         assert store.read_claimed(theirs).prepared_state is None
@@ -228,7 +229,7 @@ def test_kazoo_never_sends_a_multi_again_by_itself(proxied_store: ZooKeeperStore
 
 def test_a_server_killed_before_it_gets_the_multi(own_server: ZooKeeperServer) -> None:
     with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
         own_server.pause()
         with ThreadPoolExecutor(1) as thread:
@@ -249,7 +250,7 @@ def test_a_server_killed_when_it_has_answered(own_server: ZooKeeperServer) -> No
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         store = ZooKeeperStore.from_url(own_server.url_at(proxy.port), session_timeout=SHORT_SESSION)
         with store:
-            claim = store.claim(ID, "tests", timeout=5)
+            claim = store.claim(ID, "tests", timeout=LIMIT)
             transaction = recorded(store, claim)
             proxy.on_client_bytes(MULTI, kill, when="answered")
             with pytest.raises(StoreCommitUnknownError):
@@ -261,14 +262,14 @@ def test_a_server_killed_when_it_has_answered(own_server: ZooKeeperServer) -> No
 def test_a_server_that_stops_in_commit_for_longer_than_the_session(own_server: ZooKeeperServer) -> None:
     """The multi waits in the stopped server's socket, and is done, or not, when it goes on."""
     with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
         own_server.pause()
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
         time.sleep(SHORT_SESSION)
         own_server.resume()
-        again = store.claim(ID, "tests", timeout=15, expected_fence=claim.fence)
+        again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
         committed = store.read_claimed(again).transaction_number == 1
         assert (store.client.exists(ORDER) is not None) is committed
 
@@ -299,7 +300,7 @@ def test_a_users_client_is_read_the_same(
     store.check()
     client = KazooClient(f"127.0.0.1:{proxy.port}{chroot}", timeout=SHORT_SESSION)
     with ZooKeeperStore(client) as users:
-        claim = users.claim(ID, "tests", timeout=5)
+        claim = users.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(users, claim)
         proxy.on_client_bytes(MULTI, Link.cut, when="answered")
         with pytest.raises(StoreCommitUnknownError):

@@ -17,6 +17,7 @@ from dualwrite.stores.rows import claimed
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.nodes import StateNode, condition
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
 
 LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 1, 1, tzinfo=UTC))
 ODD_IDS = ["a/b", "..", ".", "100%", "a b", "Bücher", "😀", "\ue000", "x" * 255]
@@ -46,14 +47,14 @@ def test_any_other_client_can_read_the_row(store: ZooKeeperStore, claim: Claim, 
 
 
 def test_a_row_holds_text_of_any_language(store: ZooKeeperStore, plain: KazooClient) -> None:
-    claim = store.claim(ID, "Ünï 本 😀", timeout=5)
+    claim = store.claim(ID, "Ünï 本 😀", timeout=LIMIT)
     assert store.read_claimed(claim).owner == "Ünï 本 😀"
     assert "Ünï 本 😀" in plain.get(f"/kafka_transaction_state/{ID}")[0].decode()
 
 
 @pytest.mark.parametrize("transactional_id", ODD_IDS)
 def test_odd_ids(store: ZooKeeperStore, transactional_id: str) -> None:
-    claim = store.claim(transactional_id, "tests", timeout=5)
+    claim = store.claim(transactional_id, "tests", timeout=LIMIT)
     stored(store, claim)
     assert store.read_claimed(claim).prepared_state == STATE
     assert store.list() == [transactional_id]
@@ -61,13 +62,13 @@ def test_odd_ids(store: ZooKeeperStore, transactional_id: str) -> None:
 
 def test_an_id_that_can_not_be_one(store: ZooKeeperStore) -> None:
     with pytest.raises(InvalidTransactionalIdError):
-        store.claim("", "tests", timeout=5)
+        store.claim("", "tests", timeout=LIMIT)
 
 
 def test_lists_by_prefix_without_tombstones_and_strangers(store: ZooKeeperStore, plain: KazooClient) -> None:
     for each in ("b/1", "b/2", "a", "b"):
-        store.claim(each, "tests", timeout=5)
-    claim = store.claim("b/3", "tests", timeout=5)
+        store.claim(each, "tests", timeout=LIMIT)
+    claim = store.claim("b/3", "tests", timeout=LIMIT)
     store.settle(claim, Settlement(settled_generation=0))
     store.forget("b/3")
     plain.create("/kafka_transaction_state/b%zz", b"not ours")
@@ -79,14 +80,19 @@ def test_lists_by_prefix_without_tombstones_and_strangers(store: ZooKeeperStore,
 def test_lists_many(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
     ids = [f"id-{number:04}" for number in range(450)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda each: store.claim(each, "tests", timeout=20), ids))
+        list(threads.map(lambda each: store.claim(each, "tests", timeout=LIMIT), ids))
     assert rival.list("id-") == ids
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b"1:2", b'{"fence": "one"}'])
 def test_a_row_that_can_not_be_read(store: ZooKeeperStore, claim: Claim, plain: KazooClient, text: bytes) -> None:
     plain.set(f"/kafka_transaction_state/{ID}", text)
-    for call in (lambda: store.read(ID), lambda: store.claim(ID, "tests", timeout=5), lambda: store.begin(claim), store.list):
+    for call in (
+        lambda: store.read(ID),
+        lambda: store.claim(ID, "tests", timeout=LIMIT),
+        lambda: store.begin(claim),
+        store.list,
+    ):
         with pytest.raises(StoredStateError) as caught:
             call()
         assert caught.value.transactional_id == ID
@@ -128,13 +134,13 @@ def test_forgetting_leaves_a_tombstone_with_a_higher_fence(store: ZooKeeperStore
     assert (row.forgotten, row.fence) == (True, 2)
     with pytest.raises(FencedError):
         store.begin(claim)
-    again = store.claim(ID, "tests", timeout=5)
+    again = store.claim(ID, "tests", timeout=LIMIT)
     assert again.fence == 3
     assert not store.read_claimed(again).forgotten
 
 
 def test_every_change_needs_the_fence(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
-    rival.claim(ID, "theirs", timeout=5)
+    rival.claim(ID, "theirs", timeout=LIMIT)
     before = store.read(ID)
     calls: list[Any] = [
         lambda: store.settle(claim, Settlement(clear_state=True)),
@@ -167,7 +173,7 @@ def test_changes_at_once_are_all_kept(store: ZooKeeperStore, rival: ZooKeeperSto
 
 def test_a_row_that_became_too_large(url: str) -> None:
     with ZooKeeperStore.from_url(url, max_request_bytes=2_000) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         generations = itertools.count()
 
         def lose() -> None:

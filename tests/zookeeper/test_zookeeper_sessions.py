@@ -20,6 +20,7 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT, ended
 
 # --- sessions -------------------------------------------------------------------------------------------------------------
 
@@ -44,7 +45,7 @@ def test_a_claim_while_the_session_was_expired(
     zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim
 ) -> None:
     transaction = recorded(store, claim)
-    rival.claim(ID, "theirs", timeout=5)
+    rival.claim(ID, "theirs", timeout=LIMIT)
     expire(zookeeper_server.hosts, store.client)
     with pytest.raises(FencedError):
         transaction.commit()
@@ -56,7 +57,7 @@ def test_a_long_outage_is_waited_for_and_seen_to_be_over(proxied_store: ZooKeepe
     proxy.refuse()
     proxy.cut()
     with ThreadPoolExecutor(1) as thread:
-        claiming = thread.submit(proxied_store.claim, ID, "ours", timeout=30)
+        claiming = thread.submit(proxied_store.claim, ID, "ours", timeout=LIMIT)
         time.sleep(SHORT_SESSION * 2)
         assert not claiming.done()
         proxy.refuse(refusing=False)
@@ -86,7 +87,7 @@ def test_a_store_that_was_never_connected_connects_when_the_server_comes(own_ser
         with pytest.raises(StoreUnavailableError, match="refused"):
             store.check()
         own_server.start()
-        assert store.claim(ID, "tests", timeout=20).fence == 1
+        assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
 
 
 # --- zombies --------------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def step(name):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 with ZooKeeperStore.from_url(url, session_timeout=1.5) as store:
-    claim = store.claim(ID, "zombie", timeout=5)
+    claim = store.claim(ID, "zombie", timeout=60)
     step("claimed")
     try:
         transaction = store.begin(claim)
@@ -129,11 +130,11 @@ def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, 
         assert zombie.stdout is not None
         assert zombie.stdout.readline() == "stopped\n"
         until(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        theirs = rival.claim(ID, "successor", timeout=5)
+        theirs = rival.claim(ID, "successor", timeout=LIMIT)
         time.sleep(pause)
         zombie.send_signal(signal.SIGCONT)
         assert zombie.stdout.readline() == "fenced by successor\n"
-        assert zombie.wait(30) == 0
+        assert ended(zombie) == 0
     assert rival.client.exists(ORDER) is None
     assert rival.read_claimed(theirs).prepared_state is None
 
@@ -145,9 +146,9 @@ def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, 
 def test_a_users_client_stays_open(zookeeper_server: ZooKeeperServer, chroot: str, started: bool) -> None:
     client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
     if started:
-        client.start_async().wait(10)
+        client.start_async().wait(LIMIT)
     with ZooKeeperStore(client) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim).commit()
     assert client.connected
     assert client.get(ORDER)[0] == b"chair"
@@ -174,7 +175,7 @@ def test_a_users_client_that_he_has_stopped(zookeeper_server: ZooKeeperServer, c
 def test_a_closed_store_says_so_and_leaves_no_thread(url: str) -> None:
     before = threading.active_count()
     store = ZooKeeperStore.from_url(url)
-    claim = store.claim(ID, "tests", timeout=5)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     store.close()
     store.close()
@@ -189,7 +190,7 @@ def test_threads_share_a_store(store: ZooKeeperStore) -> None:
     """Each with an id of its own; the first use of the client too."""
 
     def run(number: int) -> int:
-        claim = store.claim(f"{ID}-{number}", "tests", timeout=20)
+        claim = store.claim(f"{ID}-{number}", "tests", timeout=LIMIT)
         for count in range(1, 11):
             transaction = store.begin(claim)
             transaction.handle.create(f"/order-{number}-{count}")
@@ -208,7 +209,7 @@ from dualwrite.errors import UsageError
 from dualwrite.stores.zookeeper import ZooKeeperStore
 
 store = ZooKeeperStore.from_url(sys.argv[1])
-claim = store.claim("orders", "parent", timeout=5)
+claim = store.claim("orders", "parent", timeout=60)
 pid = os.fork()
 if pid == 0:
     try:
@@ -224,6 +225,6 @@ store.close()
 
 
 def test_a_forked_child_gets_a_clear_error_and_leaves_the_parents_session_alone(url: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED, url], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", FORKED, url], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     assert "does not survive a fork" in done.stdout

@@ -16,6 +16,7 @@ from dualwrite.errors import StoreCommitFailedError, StoreCommitUnknownError, St
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 
 WRITERS = 4
 TRANSACTIONS = 100
@@ -35,7 +36,7 @@ class CountingWriter:
         self.counter = f"/counter-{number}"
         self.committed = self.unknown = 0
         self._store = store
-        self._claim = store.claim(f"id-{number}", "storm", timeout=30)
+        self._claim = store.claim(f"id-{number}", "storm", timeout=LIMIT)
 
     def run(self) -> None:
         for number in range(1, TRANSACTIONS + 1):
@@ -58,7 +59,7 @@ class CountingWriter:
 
     def _resolve(self, number: int) -> None:
         claim = self._claim
-        self._claim = self._store.claim(claim.transactional_id, "storm", timeout=30, expected_fence=claim.fence)
+        self._claim = self._store.claim(claim.transactional_id, "storm", timeout=LIMIT, expected_fence=claim.fence)
         while True:
             try:
                 self.committed += self._store.read_claimed(self._claim).transaction_number == number

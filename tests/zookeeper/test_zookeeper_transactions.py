@@ -25,6 +25,7 @@ from dualwrite.stores.zookeeper import ZooKeeperBatch, ZooKeeperStore
 from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES, multi_size
 from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 
 
 def test_all_operations_and_the_row_are_there_together(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
@@ -95,7 +96,7 @@ def test_a_commit_needs_a_recorded_state(store: ZooKeeperStore, claim: Claim) ->
 def test_a_claim_before_record(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
     transaction = store.begin(claim)
     transaction.handle.create(ORDER)
-    rival.claim(ID, "theirs", timeout=5)
+    rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
         transaction.record(STATE, generation=0, transaction_number=1)
     assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
@@ -107,7 +108,7 @@ def test_a_claim_between_record_and_commit(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient
 ) -> None:
     transaction = recorded(store, claim)
-    theirs = rival.claim(ID, "theirs", timeout=5)
+    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
         transaction.commit()
     assert caught.value.current_owner == "theirs"
@@ -121,7 +122,7 @@ def test_the_fence_is_told_also_where_the_users_operations_fail(
 ) -> None:
     transaction = recorded(store, claim)
     plain.create(ORDER)
-    rival.claim(ID, "theirs", timeout=5)
+    rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError):
         transaction.commit()
 
@@ -337,7 +338,7 @@ def test_a_transaction_of_just_the_limit_is_taken_by_the_server(
 
 def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
     with ZooKeeperStore.from_url(url, max_request_bytes=2_000) as store:
-        claim = store.claim(ID, "tests", timeout=5)
+        claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = store.begin(claim)
         transaction.handle.create(ORDER, b"x" * 1_200)
         at = store.read_claimed(claim).updated_at
@@ -354,7 +355,7 @@ def test_a_limit_that_was_raised_on_both_sides() -> None:
         ZooKeeperServer(jvm_options=["-Djute.maxbuffer=4000000"]) as server,
         ZooKeeperStore.from_url(server.url, max_request_bytes=4_000_000) as store,
     ):
-        transaction = store.begin(store.claim(ID, "tests", timeout=5))
+        transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
         transaction.handle.create(ORDER, b"x" * 3_900_000)
         transaction.record(STATE, generation=0, transaction_number=1)
         transaction.commit()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from kazoo.client import KazooClient
 
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.zookeeper import ZooKeeperStore
+from fixtures.pace import LIMIT, until
 
 ID = "orders"
 STATE = PreparedTxnState(4711, 3)
@@ -31,7 +29,7 @@ def recorded(store: ZooKeeperStore, claim: Claim, number: int = 1) -> StoreTrans
 
 def assert_the_truth_is_told(store: ZooKeeperStore, claim: Claim, *, committed: bool) -> None:
     """What the writer does after an unknown commit (rule F8)."""
-    again = store.claim(ID, "tests", timeout=15, expected_fence=claim.fence)
+    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     row = store.read_claimed(again)
     assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
     assert (store.client.exists(ORDER) is not None) is committed
@@ -46,10 +44,3 @@ def expire(hosts: str, client: KazooClient) -> None:
     second.stop()
     second.close()
     until(lambda: client.connected and client.client_id[0] != session[0])
-
-
-def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
