@@ -13,9 +13,8 @@ from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import make_topic
+from writer.cases import NATIVE, POSTGRESQL
 from writer.scene import Base, Scene
-
-DATABASES = ("sqlite", "postgresql")
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,31 @@ def writer_urls(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postg
     return urls
 
 
-@pytest.fixture(params=["librdkafka", "native"])
-def producer(request: pytest.FixtureRequest) -> str:
-    """The producer of every writer in the test, here and in other processes."""
-    return str(request.param)
+@pytest.fixture
+def producer() -> str:
+    """The producer of every writer in the test, here and in other processes; see `writer.cases` for both."""
+    return NATIVE
+
+
+@pytest.fixture
+def database() -> str:
+    """The kind of database of `scene`; see `writer.cases` for both."""
+    return POSTGRESQL
+
+
+@pytest.fixture
+def lanes() -> int:
+    """How many lanes every writer in the test has, unless it says otherwise: with one, it is known which row and which Kafka
+    id a transaction is on.
+    """
+    return 1
 
 
 @pytest.fixture(autouse=True)
-def environment(producer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One lane unless a test says otherwise, so that it is known which row and which Kafka id a transaction is on."""
+def environment(producer: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test does not say itself, for writers in its own process and in others."""
     monkeypatch.setenv("DUALWRITE_PRODUCER", producer)
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
+    monkeypatch.setenv("DUALWRITE_LANES", str(lanes))
 
 
 @pytest.fixture
@@ -66,16 +79,10 @@ def new_scene(writer_urls: Urls, broker: DevCluster) -> Iterator[Callable[..., S
         engine.dispose()
 
 
-@pytest.fixture(params=DATABASES)
-def scene(request: pytest.FixtureRequest, new_scene: Callable[..., Scene]) -> Scene:
-    """A scene, over each kind of database."""
-    return new_scene(request.param)
-
-
-@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
-def each_scene(request: pytest.FixtureRequest, new_scene: Callable[..., Scene]) -> Scene:
-    """A scene, over each kind of database; SQLite's is left to the slow tests."""
-    return new_scene(request.param)
+@pytest.fixture
+def scene(database: str, new_scene: Callable[..., Scene]) -> Scene:
+    """A scene, on PostgreSQL unless the test says otherwise."""
+    return new_scene(database)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from dualwrite import (
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, started
+from writer.cases import both_producers, producers_and_databases
 from writer.scene import Base, Scene
 
 SHORT = Timeouts(claim=0.7, kafka=0.7, delivery=2)
@@ -75,18 +76,18 @@ def assert_refused(scene: Scene, live: DualWriter, opens: Callable[[], object], 
 
 
 @pytest.fixture
-def live(each_scene: Scene) -> Iterator[DualWriter]:
+def live(scene: Scene) -> Iterator[DualWriter]:
     """A writer that has the scene's id, and has written 1."""
-    with each_scene.connect() as writer:
-        each_scene.write(writer, 1)
+    with scene.connect() as writer:
+        scene.write(writer, 1)
         yield writer
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------------
 
 
-def test_kafka_is_unreachable(each_scene: Scene, live: DualWriter, nobody: str) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_kafka_is_unreachable(scene: Scene, live: DualWriter, nobody: str) -> None:
 
     def opens() -> None:
         scene.connect(kafka={"bootstrap.servers": nobody}, timeouts=SHORT)
@@ -94,6 +95,7 @@ def test_kafka_is_unreachable(each_scene: Scene, live: DualWriter, nobody: str) 
     assert_refused(scene, live, opens, BrokerUnavailableError, nobody, "bootstrap.servers", "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
 
 
+@both_producers
 def test_kafka_never_answers(sqlite_scene: Scene, silent: str) -> None:
     scene = sqlite_scene
     with scene.connect() as live:
@@ -141,6 +143,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@both_producers
 def test_a_setting_is_wrong(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as live:
@@ -156,6 +159,7 @@ def test_a_setting_is_wrong(sqlite_scene: Scene) -> None:
     assert scene.checked_out() == 0
 
 
+@both_producers
 def test_the_broker_refuses_the_transaction_timeout(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -168,6 +172,7 @@ def test_the_broker_refuses_the_transaction_timeout(sqlite_scene: Scene) -> None
     assert scene.agree() == [1, 2]
 
 
+@both_producers
 def test_a_timeout_together_with_two_phase_commit(sqlite_scene: Scene, producer: str) -> None:
     """KIP-939: nothing times out then. Refused before anything is claimed."""
     scene = sqlite_scene
@@ -220,6 +225,7 @@ def test_an_id_is_refused(sqlite_scene: Scene, transactional_id: Any, named: str
     assert sqlite_scene.checked_out() == 0
 
 
+@both_producers
 def test_the_longest_id_works(postgres_scene: Scene) -> None:
     scene = postgres_scene.with_new_id()
     topic = scene.topic
@@ -231,8 +237,8 @@ def test_the_longest_id_works(postgres_scene: Scene) -> None:
     assert scene.rows() == [1]
 
 
-def test_an_id_is_in_use(each_scene: Scene, live: DualWriter) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_an_id_is_in_use(scene: Scene, live: DualWriter) -> None:
     with scene.connect() as second:
         scene.write(second, 2)
         with pytest.raises(FencedError) as caught:
@@ -272,9 +278,9 @@ def test_the_table_is_missing(sqlite_scene: Scene, tmp_path: Any) -> None:
     engine.dispose()
 
 
-def test_a_stored_state_does_not_parse(each_scene: Scene) -> None:
+@producers_and_databases
+def test_a_stored_state_does_not_parse(scene: Scene) -> None:
     """What is prepared stays prepared: the row alone says whether it must be committed."""
-    scene = each_scene
     writer = scene.connect()
     scene.write(writer, 1)
     with (
@@ -327,6 +333,7 @@ BAD_MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@both_producers
 def test_a_message_is_refused_and_the_block_may_go_on(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -347,6 +354,7 @@ def test_a_message_is_refused_and_the_block_may_go_on(sqlite_scene: Scene) -> No
 
 
 @pytest.mark.slow
+@both_producers
 def test_a_topic_is_unknown(new_scene: Callable[..., Scene], topicless: DevCluster) -> None:
     scene = new_scene("postgresql", topicless.bootstrap_servers)
     make_topic(topicless, scene.topic)
@@ -363,6 +371,7 @@ def test_a_topic_is_unknown(new_scene: Callable[..., Scene], topicless: DevClust
     scene.assert_settled()
 
 
+@both_producers
 def test_a_partition_is_unknown(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -376,8 +385,8 @@ def test_a_partition_is_unknown(sqlite_scene: Scene) -> None:
     scene.assert_settled()
 
 
-def test_a_message_is_larger_than_the_producer_takes(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_a_message_is_larger_than_the_producer_takes(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         with pytest.raises(MessageTooLargeError) as caught, writer.transaction() as tx:
@@ -391,6 +400,7 @@ def test_a_message_is_larger_than_the_producer_takes(each_scene: Scene) -> None:
 
 
 @pytest.mark.slow
+@both_producers
 def test_a_message_is_larger_than_the_broker_takes(new_scene: Callable[..., Scene], topicless: DevCluster) -> None:
     scene = new_scene("sqlite", topicless.bootstrap_servers)
     make_topic(topicless, scene.topic)
@@ -430,6 +440,7 @@ def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path
     engine.dispose()
 
 
+@both_producers
 def test_no_thread_is_left(sqlite_scene: Scene, nobody: str) -> None:
     """A failed opening leaves nothing running in Python; librdkafka's threads are its own."""
     before = threading.active_count()

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from dualwrite import FencedError, Phase, Transaction, TransactionControlError
+from writer.cases import both_databases, producers_and_databases
 from writer.scene import Event, Scene
 
 CALLS: dict[str, Callable[[Transaction], object]] = {
@@ -32,6 +33,7 @@ CALLS: dict[str, Callable[[Transaction], object]] = {
 }
 
 
+@both_databases
 def test_what_would_end_the_transaction_is_refused_and_nothing_is_lost(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
@@ -54,6 +56,7 @@ def test_what_would_end_the_transaction_is_refused_and_nothing_is_lost(scene: Sc
     scene.assert_settled()
 
 
+@producers_and_databases
 def test_a_rollback_behind_the_writers_back_is_found(scene: Scene) -> None:
     with scene.connect() as writer:
         with pytest.raises(TransactionControlError, match="behind the writer's back"), writer.transaction() as tx:
@@ -68,6 +71,7 @@ def test_a_rollback_behind_the_writers_back_is_found(scene: Scene) -> None:
     scene.assert_settled()
 
 
+@producers_and_databases
 def test_a_commit_behind_the_writers_back_is_named(scene: Scene) -> None:
     """Here the promise can't be kept any more; the error says what may have happened, and no message is published."""
     with scene.connect() as writer:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ import pytest
 from dualwrite import DualWriter, Phase
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.testing import failpoints
+from fixtures.tiers import thinned
+from writer.cases import DATABASES, LIBRDKAFKA, NATIVE, POSTGRESQL, PRODUCERS, SQLITE
 from writer.interrupted import WARM_UP
 from writer.scene import Scene
 
@@ -41,30 +43,18 @@ RECOVERY_POINTS = [
 ]
 INTERRUPTS = int(os.environ.get("DUALWRITE_TEST_INTERRUPTS", "150"))
 WATCHDOG = 60 + INTERRUPTS
-KINDS = [KeyboardInterrupt, pytest.param(RuntimeError, marks=pytest.mark.slow)]
-LEFT = ["before_kafka_commit", pytest.param("after_prepare", marks=pytest.mark.slow)]
+KINDS = [KeyboardInterrupt, RuntimeError]
+LEFT = ["before_kafka_commit", "after_prepare"]
+LANES = [1, 3]
 
-
-@pytest.fixture(params=[1, pytest.param(3, marks=pytest.mark.slow)])
-def lanes(request: pytest.FixtureRequest) -> int:
-    """How many lanes the writers have."""
-    number: int = request.param
-    return number
-
-
-@pytest.fixture
-def scene(scene: Scene, lanes: int) -> Scene:
-    return replace(scene, lanes=lanes)
-
-
-@pytest.fixture
-def each_scene(each_scene: Scene, lanes: int) -> Scene:
-    return replace(each_scene, lanes=lanes)
-
-
-@pytest.fixture
-def sqlite_scene(sqlite_scene: Scene, lanes: int) -> Scene:
-    return replace(sqlite_scene, lanes=lanes)
+everywhere = pytest.mark.parametrize(
+    ("lanes", "producer", "database"),
+    thinned(
+        product(LANES, PRODUCERS, DATABASES),
+        kept=[(1, NATIVE, POSTGRESQL), (1, LIBRDKAFKA, POSTGRESQL), (3, NATIVE, SQLITE)],
+        quick=[(1, NATIVE, POSTGRESQL)],
+    ),
+)
 
 
 def leave_open(scene: Scene, point: str, number: int) -> None:
@@ -97,7 +87,19 @@ def assert_goes_on(scene: Scene, writer: DualWriter, expected: list[int]) -> Non
 # --- at each failpoint --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "lanes", "producer", "database"),
+    thinned(
+        product(KINDS, LANES, PRODUCERS, DATABASES),
+        kept=[
+            (KeyboardInterrupt, 1, NATIVE, POSTGRESQL),
+            (KeyboardInterrupt, 1, LIBRDKAFKA, SQLITE),
+            (KeyboardInterrupt, 3, LIBRDKAFKA, POSTGRESQL),
+            (RuntimeError, 3, NATIVE, SQLITE),
+        ],
+        quick=[(KeyboardInterrupt, 1, NATIVE, POSTGRESQL)],
+    ),
+)
 def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[BaseException]) -> None:
     expected = [99]
     with scene.connect() as writer:
@@ -119,8 +121,8 @@ def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[Ba
     scene.assert_settled()
 
 
-def test_closing_right_after_an_interrupt_settles(each_scene: Scene) -> None:
-    scene = each_scene
+@everywhere
+def test_closing_right_after_an_interrupt_settles(scene: Scene) -> None:
     expected = []
     for number, point in enumerate(WRITER_POINTS):
         with pytest.raises(KeyboardInterrupt), scene.connect() as writer:
@@ -132,9 +134,9 @@ def test_closing_right_after_an_interrupt_settles(each_scene: Scene) -> None:
         scene.assert_settled()
 
 
-def test_an_interrupt_while_an_interrupt_is_handled(each_scene: Scene) -> None:
+@everywhere
+def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
     """The first comes past the commit point; the second while the writer finds out what became of the transaction."""
-    scene = each_scene
     expected = []
     with scene.connect() as writer:
         for number, second in enumerate([*RECOVERY_POINTS, "before_take_over"]):
@@ -151,13 +153,28 @@ def test_an_interrupt_while_an_interrupt_is_handled(each_scene: Scene) -> None:
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("left", LEFT)
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exception_at_each_point_of_opening_and_recovery(each_scene: Scene, left: str, kind: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("left", "kind", "lanes", "producer", "database"),
+    thinned(
+        product(LEFT, KINDS, LANES, PRODUCERS, DATABASES),
+        kept=[
+            ("before_kafka_commit", KeyboardInterrupt, 1, NATIVE, POSTGRESQL),
+            ("before_kafka_commit", KeyboardInterrupt, 3, LIBRDKAFKA, POSTGRESQL),
+            ("before_kafka_commit", RuntimeError, 1, LIBRDKAFKA, SQLITE),
+            ("before_kafka_commit", RuntimeError, 3, NATIVE, SQLITE),
+            ("after_prepare", KeyboardInterrupt, 1, LIBRDKAFKA, POSTGRESQL),
+            ("after_prepare", KeyboardInterrupt, 3, NATIVE, POSTGRESQL),
+            ("after_prepare", RuntimeError, 1, NATIVE, SQLITE),
+            ("after_prepare", RuntimeError, 3, LIBRDKAFKA, POSTGRESQL),
+        ],
+        quick=[("before_kafka_commit", KeyboardInterrupt, 1, NATIVE, POSTGRESQL)],
+    ),
+)
+def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: str, kind: type[BaseException]) -> None:
     for point in [*RECOVERY_POINTS, "before_take_over"]:
         if point == "recover_after_settle" and left == "after_prepare":
             continue  # nothing is stored, nothing to clear
-        fresh = each_scene.with_new_id()
+        fresh = scene.with_new_id()
         leave_open(fresh, left, 1)
         error = kind(point)
         with failpoints.armed(point, failpoints.raises(error)):
@@ -175,7 +192,19 @@ def test_an_exception_at_each_point_of_opening_and_recovery(each_scene: Scene, l
         fresh.assert_settled()
 
 
-@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize(
+    ("left", "lanes", "producer"),
+    thinned(
+        product(LEFT, LANES, PRODUCERS),
+        kept=[
+            ("before_kafka_commit", 1, NATIVE),
+            ("before_kafka_commit", 3, LIBRDKAFKA),
+            ("after_prepare", 1, LIBRDKAFKA),
+            ("after_prepare", 3, NATIVE),
+        ],
+        quick=[("before_kafka_commit", 1, NATIVE)],
+    ),
+)
 def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str) -> None:
     for point in RECOVERY_POINTS:
         if point == "recover_after_settle" and left == "after_prepare":
@@ -190,8 +219,8 @@ def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str
         fresh.assert_settled()
 
 
-def test_an_interrupt_at_each_point_of_reopening(each_scene: Scene) -> None:
-    scene = each_scene
+@everywhere
+def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
     with scene.connect() as writer:
         for number, point in enumerate([*RECOVERY_POINTS[:3], "recover_after_settle", "before_take_over"]):
             scene.write(writer, number)
@@ -205,6 +234,7 @@ def test_an_interrupt_at_each_point_of_reopening(each_scene: Scene) -> None:
 # --- where no failpoint is ---------------------------------------------------------------------------------------------------
 
 
+@everywhere
 def test_an_interrupt_between_the_block_and_its_end(scene: Scene) -> None:
     """Python may raise it before the first line of `__exit__`; the transaction is held by nothing but the traceback then."""
     held = []
@@ -222,6 +252,7 @@ def test_an_interrupt_between_the_block_and_its_end(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
+@everywhere
 def test_an_interrupt_while_both_sides_are_rolled_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """No real part can be made to interrupt there: rollback is replaced by one that raises first, twice."""
     roll_back = SqlStoreTransaction.rollback
@@ -258,7 +289,6 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "DUALWRITE_LANES": str(scene.lanes)},
         )
         self._errors: list[str] = []
         self._reading = threading.Thread(target=self._read_errors, daemon=True)
@@ -318,8 +348,15 @@ def soon(chance: random.Random, pace: float) -> float:
     return chance.uniform(0, few) if chance.random() < 0.8 else chance.uniform(few, 6 * few)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [int(os.environ.get("DUALWRITE_TEST_SEED", "1"))])
+@pytest.mark.parametrize(
+    ("lanes", "producer", "database"),
+    thinned(
+        product(LANES, PRODUCERS, DATABASES),
+        kept=[(1, LIBRDKAFKA, SQLITE), (3, NATIVE, POSTGRESQL)],
+        quick=[],
+    ),
+)
 def test_interrupts_at_random_moments(scene: Scene, seed: int) -> None:
     report = Process(scene, INTERRUPTS).rain(random.Random(seed), soon)
     assert report["interrupts"] == INTERRUPTS

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,19 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.state import kafka_transactional_id, lane_id
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from fixtures.tiers import thinned
 from writer import ordered
+from writer.cases import (
+    DATABASES,
+    LIBRDKAFKA,
+    NATIVE,
+    POSTGRESQL,
+    PRODUCERS,
+    SQLITE,
+    both_databases,
+    both_producers,
+    producers_and_databases,
+)
 from writer.scene import Scene
 
 ORDERED = Path(ordered.__file__)
@@ -44,15 +56,10 @@ BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_reco
 PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
 
 
-def mostly_slow(cases: Iterable[tuple[Any, ...]], *fast: tuple[Any, ...]) -> list[Any]:
-    """Parameters, of which all but a few are left to the slow tests."""
-    return [pytest.param(*case, marks=() if case in fast else pytest.mark.slow) for case in cases]
-
-
-@pytest.fixture(autouse=True)
-def three_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the writers of this process and of those that it starts, unless they are told otherwise."""
-    monkeypatch.setenv("DUALWRITE_LANES", "3")
+@pytest.fixture
+def lanes() -> int:
+    """Three, unless a test or a process that it starts says otherwise."""
+    return 3
 
 
 def url_of(scene: Scene) -> str:
@@ -101,6 +108,7 @@ def leave_in_doubt(scene: Scene, writer: DualWriter, number: int) -> InDoubtTran
 # --- taking turns -------------------------------------------------------------------------------------------------------
 
 
+@producers_and_databases
 def test_transactions_take_turns(scene: Scene) -> None:
     states = []
     with scene.connect() as writer:
@@ -121,6 +129,7 @@ def test_transactions_take_turns(scene: Scene) -> None:
     scene.assert_settled()
 
 
+@both_producers
 def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -136,6 +145,7 @@ def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene)
     scene.assert_settled()
 
 
+@producers_and_databases
 def test_messages_lie_in_the_order_of_the_transactions(scene: Scene) -> None:
     with scene.connect() as writer:
         for number in range(60):
@@ -148,9 +158,12 @@ def assert_ordered(scene: Scene, numbers: list[int]) -> None:
     assert [m.value for m in scene.raw_messages()] == [f"{n}{part}".encode() for n in numbers for part in "ab"]
 
 
-def test_messages_lie_in_the_order_of_the_transactions_over_crashes(each_scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("producer", "database"),
+    thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, SQLITE), (LIBRDKAFKA, POSTGRESQL)], quick=[]),
+)
+def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene) -> None:
     """One process after another is killed, each at another point and on another lane; each next one recovers and goes on."""
-    scene = each_scene
     expected = []
     for run, point in enumerate([*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]):
         first, dies_at = 10 * run, 3 + run % 3
@@ -180,15 +193,28 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(each_scene: 
 
 
 @pytest.mark.parametrize(
-    ("by", "point"),
-    mostly_slow(
-        product(["connect", "recover"], ["after_send", "after_record", "after_db_commit", "after_kafka_commit"]),
-        ("connect", "after_record"),
-        ("recover", "after_db_commit"),
+    ("point", "by", "producer", "database"),
+    thinned(
+        product(
+            ["after_send", "after_record", "after_db_commit", "after_kafka_commit"],
+            ["connect", "recover"],
+            PRODUCERS,
+            DATABASES,
+        ),
+        kept=[
+            ("after_send", "connect", NATIVE, SQLITE),
+            ("after_send", "recover", LIBRDKAFKA, POSTGRESQL),
+            ("after_record", "connect", LIBRDKAFKA, POSTGRESQL),
+            ("after_record", "recover", NATIVE, POSTGRESQL),
+            ("after_db_commit", "connect", NATIVE, POSTGRESQL),
+            ("after_db_commit", "recover", LIBRDKAFKA, SQLITE),
+            ("after_kafka_commit", "connect", LIBRDKAFKA, POSTGRESQL),
+            ("after_kafka_commit", "recover", NATIVE, SQLITE),
+        ],
+        quick=[("after_db_commit", "connect", NATIVE, POSTGRESQL)],
     ),
 )
-def test_what_a_crash_left_on_every_lane_is_settled(each_scene: Scene, point: str, by: str) -> None:
-    scene = each_scene
+def test_what_a_crash_left_on_every_lane_is_settled(scene: Scene, point: str, by: str) -> None:
     names = [lane_id(scene.transactional_id, lane) for lane in range(3)]
     crash(scene, f"{point}#6", 1, 6)  # lane 0, 1, 2, 0, 1, and dies on 2
     expected = [1, 2, 3, 4, 5] if point in BEFORE_COMMIT_POINT else [1, 2, 3, 4, 5, 6]
@@ -218,9 +244,17 @@ def test_what_a_crash_left_on_every_lane_is_settled(each_scene: Scene, point: st
 
 
 @pytest.mark.parametrize(
-    ("point", "passage"),
-    mostly_slow(
-        product(["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3]), ("recover_after_claim", 2)
+    ("point", "passage", "producer"),
+    thinned(
+        product(["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], PRODUCERS),
+        kept=[
+            ("recover_after_claim", 1, NATIVE),
+            ("recover_after_claim", 2, LIBRDKAFKA),
+            ("recover_after_decision", 2, NATIVE),
+            ("before_take_over", 2, LIBRDKAFKA),
+            ("before_take_over", 3, NATIVE),
+        ],
+        quick=[("recover_after_decision", 2, NATIVE)],
     ),
 )
 def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene, point: str, passage: int) -> None:
@@ -234,11 +268,17 @@ def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene,
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(each_scene: Scene, lanes: int) -> None:
-    scene = each_scene
+@pytest.mark.parametrize(
+    ("fewer", "producer", "database"),
+    thinned(
+        product([1, 2], PRODUCERS, DATABASES),
+        kept=[(1, NATIVE, POSTGRESQL), (2, NATIVE, SQLITE), (2, LIBRDKAFKA, POSTGRESQL)],
+        quick=[(1, NATIVE, POSTGRESQL)],
+    ),
+)
+def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(scene: Scene, fewer: int) -> None:
     crash(scene, "after_db_commit#6", 1, 6)
-    with scene.connect(lanes=lanes) as writer:
+    with scene.connect(lanes=fewer) as writer:
         found = outcomes(writer.recovery_report)
         assert list(found) == [lane_id(scene.transactional_id, lane) for lane in range(3)]
         assert found[lane_id(scene.transactional_id, 2)] == [Outcome.COMMITTED]
@@ -246,12 +286,15 @@ def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(each_scene: Sce
         generations = [row.generation for row in scene.state_rows()]
         scene.write(writer, 7, 8, 9)
         assert [row.generation for row in scene.state_rows()] == generations
-        assert [bool(row.unsettled_generations) for row in scene.state_rows()] == [lane < lanes for lane in range(3)]
+        assert [bool(row.unsettled_generations) for row in scene.state_rows()] == [lane < fewer for lane in range(3)]
     assert scene.agree() == list(range(1, 10))
     scene.assert_settled()
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("producer", "database"),
+    thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, POSTGRESQL), (LIBRDKAFKA, SQLITE)], quick=[]),
+)
 def test_a_writer_may_have_another_number_of_lanes_each_time(scene: Scene) -> None:
     number = 0
     for run, lanes in enumerate([1, 3, 2, 5, 1, 4]):
@@ -287,10 +330,21 @@ def test_ids_that_look_alike_are_left_alone(sqlite_scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "old", "new"),
-    mostly_slow(
-        ((point, *lanes) for point in ("after_send", "after_prepare") for lanes in ((3, 1), (1, 3), (3, 3))),
-        ("after_prepare", 3, 1),
+    ("point", "old", "new", "producer"),
+    thinned(
+        (
+            (point, *lanes, producer)
+            for point in ("after_send", "after_prepare")
+            for lanes in ((3, 1), (1, 3), (3, 3))
+            for producer in PRODUCERS
+        ),
+        kept=[
+            ("after_send", 3, 1, NATIVE),
+            ("after_send", 3, 3, LIBRDKAFKA),
+            ("after_prepare", 1, 3, NATIVE),
+            ("after_prepare", 3, 1, LIBRDKAFKA),
+        ],
+        quick=[("after_send", 3, 1, NATIVE)],
     ),
 )
 def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
@@ -310,12 +364,18 @@ def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_back(each_scene: Scene, lanes: int) -> None:
+@pytest.mark.parametrize(
+    ("new", "producer", "database"),
+    thinned(
+        product([1, 3], PRODUCERS, DATABASES),
+        kept=[(1, NATIVE, SQLITE), (1, LIBRDKAFKA, POSTGRESQL), (3, NATIVE, POSTGRESQL), (3, LIBRDKAFKA, POSTGRESQL)],
+        quick=[(3, NATIVE, POSTGRESQL)],
+    ),
+)
+def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_back(scene: Scene, new: int) -> None:
     """It learns that it committed, or (native, where its successor has gone on under the same Kafka id) that it can't know."""
-    scene = each_scene
     zombie = stopped(scene, "before_kafka_commit#2", 1, 6)
-    with scene.connect(lanes=lanes) as writer:
+    with scene.connect(lanes=new) as writer:
         scene.write(writer, 100, 101)
         assert scene.agree() == [1, 2, 100, 101]
         zombie.resume()
@@ -327,20 +387,32 @@ def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_bac
 
 
 @pytest.mark.parametrize(
-    ("point", "passage", "lanes"),
-    mostly_slow(
-        product(["recover_after_claim", "recover_after_describe", "before_take_over"], [1, 2, 3], [1, 5]),
-        ("recover_after_claim", 1, 1),
-        ("before_take_over", 2, 5),
+    ("point", "passage", "new", "producer", "database"),
+    thinned(
+        product(["recover_after_claim", "recover_after_describe", "before_take_over"], [1, 2, 3], [1, 5], PRODUCERS, DATABASES),
+        kept=[
+            ("recover_after_claim", 1, 1, NATIVE, POSTGRESQL),
+            ("recover_after_claim", 2, 5, LIBRDKAFKA, POSTGRESQL),
+            ("recover_after_claim", 2, 5, NATIVE, SQLITE),
+            ("recover_after_claim", 3, 1, NATIVE, POSTGRESQL),
+            ("recover_after_describe", 1, 5, NATIVE, POSTGRESQL),
+            ("recover_after_describe", 2, 1, NATIVE, SQLITE),
+            ("recover_after_describe", 2, 1, LIBRDKAFKA, POSTGRESQL),
+            ("recover_after_describe", 3, 5, NATIVE, POSTGRESQL),
+            ("before_take_over", 1, 1, NATIVE, POSTGRESQL),
+            ("before_take_over", 2, 5, NATIVE, SQLITE),
+            ("before_take_over", 2, 5, LIBRDKAFKA, POSTGRESQL),
+            ("before_take_over", 3, 1, NATIVE, POSTGRESQL),
+        ],
+        quick=[("before_take_over", 2, 5, NATIVE, SQLITE)],
     ),
 )
 def test_a_writer_paused_while_it_opens_takes_nothing_from_its_successor(
-    each_scene: Scene, point: str, passage: int, lanes: int
+    scene: Scene, point: str, passage: int, new: int
 ) -> None:
-    scene = each_scene
     crash(scene, "after_db_commit#2", 1, 2)
     zombie = stopped(scene, f"{point}#{passage}", 50, 3)
-    with scene.connect(lanes=lanes) as writer:
+    with scene.connect(lanes=new) as writer:
         scene.write(writer, 100, 101)
         zombie.resume()
         assert zombie.end() == 1
@@ -370,7 +442,14 @@ def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(
     scene.assert_settled()
 
 
-@pytest.mark.parametrize(("old", "new"), mostly_slow([(3, 1), (1, 3), (2, 3)], (3, 1)))
+@pytest.mark.parametrize(
+    ("old", "new", "producer"),
+    thinned(
+        ((*lanes, producer) for lanes in ((3, 1), (1, 3), (2, 3)) for producer in PRODUCERS),
+        kept=[(3, 1, NATIVE), (1, 3, NATIVE), (2, 3, LIBRDKAFKA)],
+        quick=[(3, 1, NATIVE)],
+    ),
+)
 def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(postgres_scene: Scene, old: int, new: int) -> None:
     """The older one may finish transactions on lanes that are not claimed yet, on both sides; it stops at the first claimed."""
     scene = postgres_scene
@@ -390,10 +469,20 @@ def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(post
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("interrupted_at", ["recover_after_claim", "before_take_over"])
-def test_a_reopening_that_broke_off_is_done_again_as_a_whole(each_scene: Scene, interrupted_at: str) -> None:
+@pytest.mark.parametrize(
+    ("interrupted_at", "producer", "database"),
+    thinned(
+        product(["recover_after_claim", "before_take_over"], PRODUCERS, DATABASES),
+        kept=[
+            ("recover_after_claim", NATIVE, POSTGRESQL),
+            ("before_take_over", NATIVE, SQLITE),
+            ("before_take_over", LIBRDKAFKA, POSTGRESQL),
+        ],
+        quick=[("recover_after_claim", NATIVE, POSTGRESQL)],
+    ),
+)
+def test_a_reopening_that_broke_off_is_done_again_as_a_whole(scene: Scene, interrupted_at: str) -> None:
     """With one lane of its own, recovered by itself, it would run beside a writer that still holds the lanes beyond."""
-    scene = each_scene
     with scene.connect(lanes=1) as one, scene.connect(lanes=3) as three:
         scene.write(three, 1)
         with failpoints.armed(interrupted_at, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
@@ -410,7 +499,8 @@ def test_a_reopening_that_broke_off_is_done_again_as_a_whole(each_scene: Scene, 
 # --- trouble on one lane ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", mostly_slow([(0,), (1,), (2,)], (1,)))
+@pytest.mark.parametrize("lane", thinned([0, 1, 2], quick=[1]))
+@both_databases
 def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -> None:
     with scene.connect() as writer:
         SqlStateStore(scene.engine).claim(lane_id(scene.transactional_id, lane), "somebody", timeout=5)
@@ -432,6 +522,7 @@ def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -
     scene.assert_settled()
 
 
+@producers_and_databases
 def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1, 2, 3)
@@ -475,6 +566,7 @@ def test_no_id_is_recovered_twice(sqlite_scene: Scene) -> None:
         assert recoverer.pending(prefix=scene.transactional_id) == ()
 
 
+@producers_and_databases
 def test_a_transaction_in_doubt_is_settled_before_the_next_begins_on_another_lane(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -494,8 +586,8 @@ def test_a_transaction_in_doubt_is_settled_before_the_next_begins_on_another_lan
     scene.assert_settled()
 
 
-def test_while_a_transaction_is_in_doubt_none_begins(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_while_a_transaction_is_in_doubt_none_begins(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         leave_in_doubt(scene, writer, 2)
@@ -512,8 +604,8 @@ def test_while_a_transaction_is_in_doubt_none_begins(each_scene: Scene) -> None:
     scene.assert_settled()
 
 
-def test_a_lane_whose_id_was_taken_while_it_was_in_doubt_fences_all(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_a_lane_whose_id_was_taken_while_it_was_in_doubt_fences_all(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         leave_in_doubt(scene, writer, 2)
@@ -529,6 +621,7 @@ def test_a_lane_whose_id_was_taken_while_it_was_in_doubt_fences_all(each_scene: 
     scene.assert_settled()
 
 
+@both_producers
 def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -546,8 +639,8 @@ def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) 
 # --- closing ------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_settles_what_one_lane_left_and_clears_the_others(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_closing_settles_what_one_lane_left_and_clears_the_others(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     leave_in_doubt(scene, writer, 2)
@@ -557,8 +650,8 @@ def test_closing_settles_what_one_lane_left_and_clears_the_others(each_scene: Sc
     scene.assert_settled()
 
 
-def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_settled(each_scene: Scene) -> None:
-    scene = each_scene
+@both_databases
+def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_settled(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     leave_in_doubt(scene, writer, 2)
@@ -599,9 +692,15 @@ def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Sce
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("passage", [1, 2])
-def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(each_scene: Scene, passage: int) -> None:
-    scene = each_scene
+@pytest.mark.parametrize(
+    ("passage", "producer", "database"),
+    thinned(
+        product([1, 2], PRODUCERS, DATABASES),
+        kept=[(1, NATIVE, SQLITE), (1, LIBRDKAFKA, POSTGRESQL), (2, NATIVE, POSTGRESQL)],
+        quick=[(2, NATIVE, POSTGRESQL)],
+    ),
+)
+def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(scene: Scene, passage: int) -> None:
     writer = scene.connect()
     scene.write(writer, 1, 2, 3)
     with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
@@ -619,12 +718,19 @@ def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(each_scen
 
 
 @pytest.mark.parametrize(
-    ("opens", "point", "passage"),
-    mostly_slow(
-        product(["open", "reopen"], ["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3]),
-        ("open", "recover_after_claim", 2),
-        ("reopen", "recover_after_claim", 1),
-        ("reopen", "before_take_over", 3),
+    ("opens", "point", "passage", "producer"),
+    thinned(
+        product(
+            ["open", "reopen"], ["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], PRODUCERS
+        ),
+        kept=[
+            *product(["open"], ["recover_after_claim", "before_take_over"], [1, 2, 3], [NATIVE]),
+            *product(["reopen"], ["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], [NATIVE]),
+            ("open", "before_take_over", 2, LIBRDKAFKA),
+            ("reopen", "recover_after_claim", 2, LIBRDKAFKA),
+            ("reopen", "before_take_over", 3, LIBRDKAFKA),
+        ],
+        quick=[("open", "recover_after_claim", 2, NATIVE), ("reopen", "before_take_over", 3, NATIVE)],
     ),
 )
 def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, point: str, passage: int) -> None:
@@ -669,6 +775,7 @@ def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransa
     return caught.value
 
 
+@producers_and_databases
 def test_what_is_lost_on_a_lane_is_told_until_it_is_acknowledged(scene: Scene) -> None:
     name = lane_id(scene.transactional_id, 2)
     with scene.connect() as writer:
@@ -696,6 +803,7 @@ def writer_after_acknowledging(scene: Scene, name: str) -> DualWriter:
     return scene.connect()
 
 
+@both_producers
 def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_that_reopens(sqlite_scene: Scene) -> None:
     """As with one lane: reopen() raises, everything is settled, and who goes on all the same may."""
     scene = sqlite_scene
@@ -713,15 +821,16 @@ def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_th
 # --- how many -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lanes", [0, -1, 101, "3", 2.0, True])
-def test_a_number_of_lanes_that_is_none_is_refused_before_anything_is_claimed(sqlite_scene: Scene, lanes: Any) -> None:
+def test_a_wrong_number_of_lanes_is_refused_before_anything_is_claimed(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
+    wrong: tuple[Any, ...] = (0, -1, 101, "3", 2.0, True)
     with scene.connect() as writer:
         before = scene.state_rows()
-        with pytest.raises(ConfigurationError, match="lanes is") as caught:
-            scene.connect(lanes=lanes)
-        assert repr(lanes) in str(caught.value)
-        assert scene.state_rows() == before
+        for lanes in wrong:
+            with pytest.raises(ConfigurationError, match="lanes is") as caught:
+                scene.connect(lanes=lanes)
+            assert repr(lanes) in str(caught.value)
+            assert scene.state_rows() == before
         scene.write(writer, 1)
 
 
@@ -737,6 +846,7 @@ def test_an_id_must_leave_room_for_the_numbers_of_its_lanes(new_scene: Callable[
     scene.assert_settled()
 
 
+@both_databases
 def test_one_lane_has_the_row_and_the_name_that_it_had_before_there_were_lanes(scene: Scene) -> None:
     with scene.connect(lanes=1) as writer:
         scene.write(writer, 1, 2, 3)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.testing import failpoints
+from writer.cases import both_databases, both_producers, producers_and_databases
 from writer.scene import Event, Scene
 
 
@@ -23,6 +24,7 @@ class TroubleError(Exception):
 # --- it goes well -------------------------------------------------------------------------------------------------------
 
 
+@producers_and_databases
 def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
     with scene.connect() as writer:
         assert writer.phase is Phase.READY
@@ -33,6 +35,7 @@ def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
     scene.assert_settled()
 
 
+@both_producers
 def test_nothing_is_visible_before_the_block_ends(postgres_scene: Scene) -> None:
     scene = postgres_scene
     with scene.connect() as writer:
@@ -43,6 +46,7 @@ def test_nothing_is_visible_before_the_block_ends(postgres_scene: Scene) -> None
         assert scene.agree() == [1]
 
 
+@both_producers
 def test_a_message_arrives_as_it_was_sent(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer, writer.transaction() as tx:
@@ -58,6 +62,7 @@ def test_a_message_arrives_as_it_was_sent(sqlite_scene: Scene) -> None:
     assert (empty.value, empty.key) == (b"", None)
 
 
+@both_producers
 def test_the_order_within_a_key_is_the_order_of_sending(sqlite_scene: Scene, many_partitions: Callable[[str], None]) -> None:
     scene = sqlite_scene
     many_partitions(scene.topic)
@@ -75,6 +80,7 @@ def test_the_order_within_a_key_is_the_order_of_sending(sqlite_scene: Scene, man
     assert sorted(int(message.value or b"") for message in found) == list(range(200))
 
 
+@both_databases
 def test_the_orm_session_writes_in_the_same_transaction(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
@@ -91,8 +97,8 @@ def test_the_orm_session_writes_in_the_same_transaction(scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-def test_a_savepoint_may_be_rolled_back_in_the_block(each_scene: Scene) -> None:
-    scene = each_scene
+@both_databases
+def test_a_savepoint_may_be_rolled_back_in_the_block(scene: Scene) -> None:
     with scene.connect() as writer, writer.transaction() as tx:
         scene.both(tx, 1)
         with pytest.raises(sa.exc.IntegrityError), tx.db.begin_nested():
@@ -101,8 +107,8 @@ def test_a_savepoint_may_be_rolled_back_in_the_block(each_scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-def test_a_transaction_without_a_message(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_a_transaction_without_a_message(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.insert(tx, 1)
@@ -120,8 +126,8 @@ def test_a_transaction_without_a_message(each_scene: Scene) -> None:
     scene.assert_settled()
 
 
-def test_a_transaction_with_only_messages(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_a_transaction_with_only_messages(scene: Scene) -> None:
     with scene.connect() as writer, writer.transaction() as tx:
         scene.send(tx, 1)
         scene.send(tx, 2)
@@ -130,8 +136,8 @@ def test_a_transaction_with_only_messages(each_scene: Scene) -> None:
     scene.assert_settled()
 
 
-def test_an_empty_transaction(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_an_empty_transaction(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction():
             pass
@@ -142,8 +148,8 @@ def test_an_empty_transaction(each_scene: Scene) -> None:
 # --- functions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_function_becomes_a_transaction(each_scene: Scene) -> None:
-    scene = each_scene
+@both_databases
+def test_a_function_becomes_a_transaction(scene: Scene) -> None:
     with scene.connect() as writer:
 
         @writer.transactional
@@ -265,6 +271,7 @@ def test_attempts_end_with_the_last_ones_error(postgres_scene: Scene) -> None:
 # --- the user's exception -----------------------------------------------------------------------------------------------
 
 
+@both_producers
 def test_the_users_exception_goes_through_unchanged(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     kinds = [TroubleError, ValueError, StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt]
@@ -283,6 +290,7 @@ def test_the_users_exception_goes_through_unchanged(sqlite_scene: Scene) -> None
     scene.assert_settled()
 
 
+@producers_and_databases
 def test_an_exception_of_the_database_in_the_block_rolls_back_both(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -298,8 +306,8 @@ def test_an_exception_of_the_database_in_the_block_rolls_back_both(scene: Scene)
     scene.assert_settled()
 
 
-def test_a_flush_that_fails_as_the_block_ends_rolls_back_both(each_scene: Scene) -> None:
-    scene = each_scene
+@both_databases
+def test_a_flush_that_fails_as_the_block_ends_rolls_back_both(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
@@ -348,8 +356,8 @@ def test_a_handle_is_of_no_use_after_its_block(sqlite_scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
-def test_a_nested_transaction_is_refused_and_the_outer_one_goes_on(each_scene: Scene) -> None:
-    scene = each_scene
+@both_databases
+def test_a_nested_transaction_is_refused_and_the_outer_one_goes_on(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.both(tx, 1)

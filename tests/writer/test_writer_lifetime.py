@@ -29,6 +29,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from writer.cases import both_producers, producers_and_databases
 from writer.scene import Scene
 
 
@@ -45,6 +46,7 @@ forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:Depre
 # --- closing ------------------------------------------------------------------------------------------------------------
 
 
+@producers_and_databases
 def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
@@ -129,6 +131,7 @@ def test_a_users_engine_stays_open_and_a_url_s_is_closed(sqlite_scene: Scene) ->
 # --- threads and processes ----------------------------------------------------------------------------------------------
 
 
+@both_producers
 def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
 
@@ -181,8 +184,8 @@ def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene
 
 
 @forks
-def test_a_forked_child_is_refused_and_the_parent_goes_on(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_a_forked_child_is_refused_and_the_parent_goes_on(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         with writer.transaction() as tx:
@@ -224,6 +227,7 @@ def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None
 
 @forks
 @pytest.mark.parametrize("fails", [False, True])
+@producers_and_databases
 def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails: bool) -> None:
     """It shares the parent's connections: a rollback of the child's would be one of the parent's."""
     with scene.connect() as writer:
@@ -256,6 +260,7 @@ def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails:
 
 
 @pytest.mark.parametrize("by", ["recover", "connect"])
+@producers_and_databases
 def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by: str) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -281,6 +286,7 @@ def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by
     scene.assert_settled()
 
 
+@both_producers
 def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> None:
     """On SQLite the block holds the only write lock, so that nobody can claim meanwhile."""
     scene = postgres_scene
@@ -299,6 +305,7 @@ def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> 
     scene.assert_settled()
 
 
+@both_producers
 def test_a_writer_fenced_in_its_block_that_fails_by_itself_is_fenced_afterwards(postgres_scene: Scene) -> None:
     scene = postgres_scene
     with scene.connect() as writer:
@@ -313,8 +320,8 @@ def test_a_writer_fenced_in_its_block_that_fails_by_itself_is_fenced_afterwards(
     scene.assert_settled()
 
 
-def test_a_fenced_writer_closes_without_harm(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_a_fenced_writer_closes_without_harm(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     with scene.connect() as second:
@@ -324,8 +331,8 @@ def test_a_fenced_writer_closes_without_harm(each_scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
-def test_two_writers_that_reopen_take_turns(each_scene: Scene) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_two_writers_that_reopen_take_turns(scene: Scene) -> None:
     with scene.connect() as one, scene.connect() as two:
         for number in range(0, 6, 2):
             one.reopen()
@@ -339,6 +346,7 @@ def test_two_writers_that_reopen_take_turns(each_scene: Scene) -> None:
     assert scene.agree() == [0, 1, 2, 3, 4, 5]
 
 
+@both_producers
 def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -356,8 +364,8 @@ def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> Non
     ("point", "outcome", "left"),
     [("after_record", Outcome.ABORTED, []), ("before_kafka_commit", Outcome.COMMITTED, [1])],
 )
-def test_opening_reports_what_it_settled(each_scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
-    scene = each_scene
+@producers_and_databases
+def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
     crash(scene, point, 1)
     with scene.connect() as writer:
         (found,) = writer.recovery_report
@@ -391,6 +399,7 @@ def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
     return caught.value
 
 
+@producers_and_databases
 def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
