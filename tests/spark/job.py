@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from spark.processes import Role, SparkProcess, processes_of_session
-from spark.session import NOT_OURS
+from spark.session import NOT_OURS, WARM
 
 TESTS = Path(__file__).parents[1]
 LIMIT = 120.0
@@ -55,7 +55,7 @@ class SparkJob:
         environ = {name: value for name, value in os.environ.items() if name not in {*NOT_OURS, "DUALWRITE_FAILPOINTS"}}
         self.process = subprocess.Popen(
             [sys.executable, script, *arguments],
-            env={**environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(TESTS), **environment},
+            env={**environ, "PYTHONUNBUFFERED": "1", **environment, "PYTHONPATH": os.pathsep.join(map(str, (WARM, TESTS)))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

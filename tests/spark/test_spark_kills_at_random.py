@@ -1,7 +1,7 @@
 """Many micro-batches with a kill every few, of whatever part of Spark: table and topic are equal in the end.
 
 Twelve files, one a micro-batch, with some three kills by default. More:
-DUALWRITE_SPARK_BATCHES=100 pytest -s test_spark_kills_at_random.py
+DUALWRITE_SPARK_BATCHES=100 pytest -n 0 -s -m soak tests/spark/test_spark_kills_at_random.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_scene import LIMIT
 from spark.job import SparkJob
 from spark.processes import Role
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 BATCHES = int(os.environ.get("DUALWRITE_SPARK_BATCHES", "12"))
 BETWEEN_KILLS = (2, 4)

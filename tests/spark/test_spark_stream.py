@@ -12,6 +12,7 @@ from spark_scene import SparkScene
 
 import dualwrite.spark
 from fixtures.job_points import COMMIT_POINTS, TASK_POINTS
+from fixtures.tiers import thinned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,11 +54,17 @@ RAISING = ("job_after_claim", "job_after_batch", "job_after_prepare", "job_after
 
 
 def each_way(points: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Killed at every point, and with an exception at some: what follows is the same path."""
+    """Killed at every point, and with an exception at some: what follows is the same path.
+
+    One of each way in tasks and in commits is enough for every day: tests/jobs dies at every step, without Spark.
+    """
     return [(point, "kill") for point in points] + [(point, "raise") for point in points if point in RAISING]
 
 
-@pytest.mark.parametrize(("point", "action"), each_way(TASK_POINTS))
+@pytest.mark.parametrize(
+    ("point", "action"),
+    thinned(each_way(TASK_POINTS), kept=[("job_after_batch", "raise"), ("job_after_prepare", "kill")]),
+)
 def test_a_worker_that_dies_in_a_task(scene: SparkScene, point: str, action: str) -> None:
     """Spark runs the task again, in another worker."""
     ids = add_three_files(scene)
@@ -67,7 +74,10 @@ def test_a_worker_that_dies_in_a_task(scene: SparkScene, point: str, action: str
     scene.assert_holds(ids)
 
 
-@pytest.mark.parametrize(("point", "action"), each_way(COMMIT_POINTS))
+@pytest.mark.parametrize(
+    ("point", "action"),
+    thinned(each_way(COMMIT_POINTS), kept=[("job_after_move", "raise"), ("job_after_commit", "kill")]),
+)
 def test_a_worker_that_dies_in_commit(scene: SparkScene, point: str, action: str) -> None:
     """Spark aborts the batch, the query ends, and the next start runs the same batch again."""
     ids = add_three_files(scene)
