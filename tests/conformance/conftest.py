@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 from rocksdb_conformance import RocksDBScene
 from sql_conformance import ServerScene, SqliteScene
 from zookeeper_conformance import ZooKeeperScene
@@ -33,7 +34,7 @@ def postgresql_scene(postgres_server: PostgresServer, postgres_url: str, postgre
 
 @pytest.fixture
 def mariadb_scene(mariadb_server: MariaDBServer, mariadb_url: str, mariadb_proxy: TcpProxy) -> Iterator[StoreScene]:
-    through = mariadb_server.url_at(mariadb_proxy.port, mariadb_url.rpartition("/")[2])
+    through = mariadb_server.url_at(mariadb_proxy.port, sa.make_url(mariadb_url).database)
     with ServerScene(mariadb_url, through, mariadb_proxy, b"\x03COMMIT") as scene:
         yield scene
 

@@ -100,7 +100,7 @@ def through_a_proxy(scene: Scene, commit: Callable[[Scene], bytes], options: str
     found = re.search(r":(\d+)/", scene.url)
     assert found is not None
     with TcpProxy("127.0.0.1", int(found[1])) as proxy:
-        url = f"{scene.url.replace(found[0], f':{proxy.port}/')}?{options}"
+        url = f"{scene.url.replace(found[0], f':{proxy.port}/')}{'&' if '?' in scene.url else '?'}{options}"
         yield Proxied(scene, proxy, commit(scene), url)
 
 

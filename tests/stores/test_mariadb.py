@@ -467,7 +467,7 @@ def test_the_limit_of_connecting_ends_with_it(mariadb_url: str) -> None:
 
 def test_a_read_timeout_of_the_users_stays(mariadb_url: str) -> None:
     with (
-        SqlStateStore.from_url(f"{mariadb_url}?read_timeout=1") as store,
+        SqlStateStore.from_url(f"{mariadb_url}&read_timeout=1") as store,
         store.engine.connect() as connection,
         pytest.raises(sa.exc.OperationalError, match="timed out"),
     ):

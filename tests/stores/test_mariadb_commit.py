@@ -205,7 +205,7 @@ def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServe
 def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> None:
     """With a read timeout of the user's, COMMIT becomes unknown; the server finds it in its socket when it goes on."""
     migration.upgrade(own_mariadb_server.url)
-    with SqlStateStore.from_url(f"{own_mariadb_server.url}?read_timeout=1") as store:
+    with SqlStateStore.from_url(f"{own_mariadb_server.url}&read_timeout=1") as store:
         user_metadata.create_all(store.engine)
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
