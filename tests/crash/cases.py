@@ -1,56 +1,43 @@
-"""The cases of the crash matrix: where a process dies, how, and what must be there afterwards."""
+"""The steps at which a process dies or stands still, by the names of the failpoints; and what must be there afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import product
-from typing import Any
-
-from crash.databases import DATABASES, OTHER_DATABASES
 from crash.scene import Scene
-from fixtures.tiers import thinned
+from dualwrite.failpoints import NAMES
+from fixtures.job_points import JOB_POINTS
 
-WAYS = {"exit": 70, "kill": -9}
-BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
-PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
-WRITER_POINTS = BEFORE_COMMIT_POINT + PAST_COMMIT_POINT
-RECOVERY_POINTS = [
-    "recover_after_claim",
-    "recover_after_describe",
-    "recover_after_decision",
-    "recover_after_end_txn",
-    "recover_after_settle",
-]
-OPENING_POINTS = ["before_take_over", "after_take_over"]
+PRODUCERS = ("librdkafka", "native")
+
+OPENING_POINTS = tuple(name for name in NAMES if name.endswith("_take_over"))
+"""Passed by a writer that opens, behind those of recovery."""
+RECOVERY_POINTS = tuple(name for name in NAMES if name.startswith("recover_"))
+WRITER_POINTS = tuple(name for name in NAMES if name not in (*RECOVERY_POINTS, *OPENING_POINTS, *JOB_POINTS))
+"""Passed by a transaction, in their order."""
+
+PAST_COMMIT_POINT = WRITER_POINTS[WRITER_POINTS.index("after_db_commit") :]
+BEFORE_COMMIT_POINT = WRITER_POINTS[: WRITER_POINTS.index("after_db_commit")]
+ROW_LOCKED = BEFORE_COMMIT_POINT[WRITER_POINTS.index("after_record") :]
+"""Where a writer holds the lock of its row, in databases that have locks."""
+ROW_NOT_LOCKED = BEFORE_COMMIT_POINT[: WRITER_POINTS.index("after_record")]
+
 LEFT = {"after_prepare": [1], "after_db_commit": [1, 2]}
-_ALWAYS_RUN = [("native", "postgresql"), ("native", "sqlite")]
-
-Case = tuple[str, ...]
+"""States that a recovery finds, by where a writer died in its second transaction; and which events must be there in the end."""
 
 
-def with_producers(both: Iterable[Case], native: Iterable[Case]) -> list[Case]:
-    """Each of `both` with either producer, and `native` with our own: what a store does is the same for all producers."""
-    return [(producer, *case) for case in both for producer in ("librdkafka", "native")] + [
-        ("native", *case) for case in native
-    ]
-
-
-def mostly_committed(recoveries: list[Case]) -> list[Any]:
-    """The cases of recoveries for `parametrize`: with another database or producer, those of an abort only by `-m soak`."""
-    kept = [case for case in recoveries if "after_db_commit" in case or case[:2] in _ALWAYS_RUN]
-    return thinned(recoveries, kept=kept)
-
-
-def crash_writer(scene: Scene, point: str, way: str) -> None:
-    worker = scene.write(1, 3, f"{point}#2={way}")
-    assert worker.end() == WAYS[way], f"{worker.lines} {worker.errors[-2000:]}"
+def crash_writer(scene: Scene, point: str, **environment: str) -> None:
+    """A writer dies at the point in its second transaction."""
+    worker = scene.write(1, 3, f"{point}#2=kill", **environment)
+    worker.killed()
     assert worker.last() == "begin 2"
 
 
-def crash_recovery(scene: Scene, left: str, point: str, way: str) -> None:
-    crash_writer(scene, left, "kill")
-    worker = scene.write(3, 1, f"{point}={way}") if point in OPENING_POINTS else scene.recovery(f"{point}={way}")
-    assert worker.end() == WAYS[way], f"{worker.lines} {worker.errors[-2000:]}"
+def crash_recovery(scene: Scene, left: str, point: str, **environment: str) -> None:
+    """A writer dies, and at the point whoever recovers what it left."""
+    crash_writer(scene, left, **environment)
+    failpoints = f"{point}=kill"
+    opens = point in OPENING_POINTS
+    worker = scene.write(3, 1, failpoints, **environment) if opens else scene.recovery(failpoints, **environment)
+    worker.killed()
 
 
 def recovered(scene: Scene, expected: list[int]) -> None:
@@ -67,10 +54,3 @@ def recovered(scene: Scene, expected: list[int]) -> None:
 
 def after_crash_at(point: str) -> list[int]:
     return [1] if point in BEFORE_COMMIT_POINT else [1, 2]
-
-
-_DEATHS = [*product(DATABASES, ["kill"]), ("sqlite", "exit")]  # to a database both are a connection that is gone
-WRITER_CASES = [(*death, point) for death, point in product(_DEATHS, WRITER_POINTS)]
-RECOVERY_CASES = [(*death, *more) for death, *more in product(_DEATHS, LEFT, [*RECOVERY_POINTS, *OPENING_POINTS])]
-OTHER_WRITER_CASES = list(product(OTHER_DATABASES, ["kill"], WRITER_POINTS))
-OTHER_RECOVERY_CASES = list(product(OTHER_DATABASES, ["kill"], LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))

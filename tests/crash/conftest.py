@@ -1,9 +1,10 @@
-"""What the crash tests share: every one runs with both producers, unless its module is about one of them."""
+"""What the crash tests share: databases, and the producers that a test asks for."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from crash.cases import PRODUCERS
 from crash.databases import Databases
 
 
@@ -13,15 +14,26 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
         yield made
 
 
-@pytest.fixture(params=["librdkafka", "native"])
-def producer(request: pytest.FixtureRequest) -> str:
-    """The producer of every writer in the test, here and in other processes; native ones with two-phase commit and lanes."""
+@pytest.fixture(params=PRODUCERS)
+def producer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The producer of every writer in the test, here and in other processes; native ones with two-phase commit and lanes.
+
+    A test runs once with each; or with those that it names by `parametrize("producer", [...], indirect=True)`.
+    """
+    monkeypatch.setenv("DUALWRITE_PRODUCER", request.param)
     return str(request.param)
 
 
-@pytest.fixture(autouse=True)
-def environment(producer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUALWRITE_PRODUCER", producer)
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own producer: for tests of what is the same for all producers, or only its own."""
+    monkeypatch.setenv("DUALWRITE_PRODUCER", "native")
+
+
+@pytest.fixture
+def librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer for every broker."""
+    monkeypatch.setenv("DUALWRITE_PRODUCER", "librdkafka")
 
 
 @pytest.fixture

@@ -15,10 +15,7 @@ from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.zookeeper import ZooKeeperServer
 
-DATABASES = ("sqlite", "postgresql")
-"""Those that every case runs on, with both producers."""
-
-OTHER_DATABASES = ("mariadb", "rocksdb", "zookeeper")
+DATABASES = ("sqlite", "postgresql", "mariadb", "rocksdb", "zookeeper")
 
 
 class Databases:

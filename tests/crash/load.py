@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crash import worker
-from crash.databases import DATABASES, OTHER_DATABASES, Databases
+from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from fixtures.fork_server import ForkedProcess
@@ -161,13 +161,13 @@ def run(databases: Databases, broker: DevCluster, database: str, seconds: float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database", choices=[*DATABASES, *OTHER_DATABASES], action="append", help="several times: several")
+    parser.add_argument("--database", choices=DATABASES, action="append", help="several times: several")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seed", type=int)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder, Databases(Path(folder)) as databases, DevCluster.temporary() as broker:
-        for database in options.database or [*DATABASES, *OTHER_DATABASES]:
+        for database in options.database or DATABASES:
             worker.say(run(databases, broker, database, options.seconds, seed=options.seed))
 
 

@@ -96,6 +96,11 @@ class Worker:
                     stream.close()
         return code
 
+    def killed(self) -> None:
+        """Wait until a failpoint has killed it."""
+        code = self.end()
+        assert code == -signal.SIGKILL, f"ended with {code} instead: {self.lines} {self.errors[-2000:]}"
+
     def kill(self) -> None:
         self.process.kill()
         self.end()
@@ -163,8 +168,9 @@ class Scene:
         where = [self.url, self.bootstrap, self.transactional_id, self.topic]
         return Worker(["write", *where, str(first), str(count), *self._extra()], failpoints, **environment)
 
-    def recovery(self, failpoints: str = "") -> Worker:
-        return Worker(["recover", self.url, self.bootstrap, self.transactional_id, *self._extra()], failpoints)
+    def recovery(self, failpoints: str = "", **environment: str) -> Worker:
+        where = [self.url, self.bootstrap, self.transactional_id]
+        return Worker(["recover", *where, *self._extra()], failpoints, **environment)
 
     def recover(self) -> dict[str, Any]:
         """Recover in this process, by connections of its own; the report as a recovering process prints it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 
 import dualwrite
+from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
 from crash.worker import write_event
@@ -16,6 +17,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, started
 from fixtures.leaders import coordinator_of, leader_of, move_leader
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +59,11 @@ def move_the_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
     return lambda: None
 
 
-@pytest.mark.parametrize("lanes", ["1", "3"])
+@pytest.mark.parametrize(
+    ("producer", "lanes"),
+    thinned(product(PRODUCERS, ["1", "3"]), kept=[("librdkafka", "1"), ("native", "3")]),  # as they are by default
+    indirect=["producer"],
+)
 @pytest.mark.parametrize("trouble", [kill_leader, kill_coordinator, move_the_leader])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_writer_goes_on_through_it(
@@ -66,6 +72,7 @@ def test_a_writer_goes_on_through_it(
     monkeypatch: pytest.MonkeyPatch,
     trouble: Trouble,
     moment: str,
+    producer: str,
     lanes: str,
 ) -> None:
     monkeypatch.setenv("DUALWRITE_LANES", lanes)
@@ -88,7 +95,7 @@ def test_a_writer_goes_on_through_it(
 
 
 def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
-    databases: Databases, three: DevCluster, elsewhere: ThreadPoolExecutor
+    databases: Databases, three: DevCluster, elsewhere: ThreadPoolExecutor, producer: str
 ) -> None:
     scene = databases.scene("sqlite", three)
     make_topic(three, scene.topic, partitions=3)
@@ -112,4 +119,3 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
     written = running.result(120)
     assert written > 3
     assert scene.agree() == list(range(1, written + 1))
-    assert os.environ["DUALWRITE_PRODUCER"] in ("native", "librdkafka")

@@ -73,7 +73,6 @@ def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None
     return [message.value() for message in read_topic(scene.bootstrap, scene.topic, isolation=isolation)]
 
 
-@pytest.mark.parametrize("producer", ["native"])
 def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene: Scene) -> None:
     """What the rule is for; where this fails, the release has been mended."""
     node = make_topic_apart(forgetful, scene)
@@ -99,7 +98,6 @@ def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene
         coordinator.close()
 
 
-@pytest.mark.parametrize("producer", ["native"])
 def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back(databases: Databases) -> None:
     """Kafka by itself, without our look at the leaders."""
     with started(nodes=3) as cluster:
@@ -127,7 +125,6 @@ def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leade
             coordinator.close()
 
 
-@pytest.mark.parametrize("producer", ["native"])
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevCluster, scene: Scene, commit: bool) -> None:
     node = make_topic_apart(forgetful, scene)
@@ -155,6 +152,7 @@ def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevC
         producer.close()
 
 
+@pytest.mark.usefixtures("producer")
 def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: Scene) -> None:
     """With both producers; the database has committed already."""
     node = make_topic_apart(forgetful, scene)
@@ -173,6 +171,7 @@ def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: 
     assert scene.agree() == [1, 2]
 
 
+@pytest.mark.usefixtures("producer")
 @pytest.mark.parametrize(
     ("point", "outcome", "agreed"),
     [("after_db_commit", "COMMITTED", [1, 2]), ("after_prepare", "ABORTED", [2])],
@@ -183,7 +182,7 @@ def test_recovery_waits_for_the_leader(
 ) -> None:
     """With both producers: whoever wrote, recovery ends the transaction."""
     node = make_topic_apart(forgetful, scene)
-    assert scene.write(1, failpoints=f"{point}=kill").end() == -9
+    scene.write(1, failpoints=f"{point}=kill").killed()
     with without_leader(forgetful, node, scene.topic):
         report = dualwrite.recover(scene.events.database, kafka=scene.settings, ids=[scene.transactional_id], timeouts=SHORT)
         assert f"{scene.topic}-0 has no leader" in str(worker.as_json(report)["error"])

@@ -7,19 +7,13 @@ import os
 import pytest
 
 from crash import load
-from crash.databases import DATABASES, OTHER_DATABASES, Databases
+from crash.databases import DATABASES, Databases
 from dualwrite.devcluster import DevCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("native")]
 
 
-@pytest.fixture
-def producer() -> str:
-    """What a store does is the same for all producers."""
-    return "native"
-
-
-@pytest.mark.parametrize("database", [*DATABASES, *OTHER_DATABASES])
+@pytest.mark.parametrize("database", DATABASES)
 def test_writers_under_load_with_random_kills(databases: Databases, broker: DevCluster, database: str) -> None:
     tally = load.run(databases, broker, database, float(os.environ.get("DUALWRITE_LOAD_SECONDS", "15")))
     assert tally.kills

@@ -1,53 +1,61 @@
-"""Every failpoint, database and way to die: after recovery, a row is there if and only if its message is.
+"""5 databases, 2 producers, 22 steps, each with each: a process is killed, and a row is there if its message is, only then.
 
-Each case is recovered by two processes at once and then once more, and then written on by a new writer.
+The steps are 8 of a writer, and 7 of whoever recovers either of two states that a writer left: 5 of recovery, 2 of opening.
+Each case is recovered by two processes at once and then once more, and then written on by a new writer. Killed means SIGKILL:
+to the database and to Kafka a process that exits leaves no more. One case of each database and producer is quick.
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 import pytest
 
 from crash.cases import (
     LEFT,
-    OTHER_RECOVERY_CASES,
-    OTHER_WRITER_CASES,
-    RECOVERY_CASES,
-    WRITER_CASES,
-    Case,
+    OPENING_POINTS,
+    PRODUCERS,
+    RECOVERY_POINTS,
+    WRITER_POINTS,
     after_crash_at,
     crash_recovery,
     crash_writer,
-    mostly_committed,
     recovered,
-    with_producers,
 )
-from crash.databases import Databases
+from crash.databases import DATABASES, Databases
 from dualwrite.devcluster import DevCluster
+from dualwrite.failpoints import NAMES
+from fixtures.job_points import JOB_POINTS
+from fixtures.tiers import thinned
+
+RECOVERY_STEPS = [*RECOVERY_POINTS, *OPENING_POINTS]
 
 
-def _marked(case: Case) -> pytest.param:
-    _, database, way, _ = case
-    return pytest.param(*case, marks=() if (database, way) == ("sqlite", "kill") else (pytest.mark.slow,))
-
-
-@pytest.mark.parametrize(
-    ("producer", "database", "way", "point"), [_marked(case) for case in with_producers(WRITER_CASES, OTHER_WRITER_CASES)]
-)
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
+@pytest.mark.parametrize("point", thinned(WRITER_POINTS, quick=["after_db_commit"]))
 def test_a_writer_that_dies_leaves_both_sides_alike(
-    databases: Databases, broker: DevCluster, database: str, way: str, point: str
+    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
-    crash_writer(scene, point, way)
+    crash_writer(scene, point)
     recovered(scene, after_crash_at(point))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("producer", "database", "way", "left", "point"), mostly_committed(with_producers(RECOVERY_CASES, OTHER_RECOVERY_CASES))
-)
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
+@pytest.mark.parametrize(("left", "point"), list(product(LEFT, RECOVERY_STEPS)))
 def test_a_recovery_that_dies_leaves_the_next_one_to_finish(
-    databases: Databases, broker: DevCluster, database: str, way: str, left: str, point: str
+    databases: Databases, broker: DevCluster, database: str, producer: str, left: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
-    crash_recovery(scene, left, point, way)
+    crash_recovery(scene, left, point)
     recovered(scene, LEFT[left])
+
+
+def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
+    """A new one is a writer's unless its name says otherwise: if nobody is killed there, its case fails."""
+    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *JOB_POINTS]) == sorted(NAMES)
+    steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
+    assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

@@ -10,13 +10,7 @@ from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import started
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def producer() -> str:
-    """The one that such a broker can have."""
-    return "librdkafka"
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("librdkafka")]  # the producer that such a broker can have
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def test_a_crash_and_a_crash_of_its_recovery_leave_both_sides_alike(
     databases: Databases, old_broker: DevCluster, point: str, expected: list[int], dying: str
 ) -> None:
     scene = databases.scene("postgresql", old_broker)
-    assert scene.write(1, 3, f"{point}#2=kill").end() == -9
+    scene.write(1, 3, f"{point}#2=kill").killed()
     scene.recovery(f"{dying}=kill").end()  # with nothing to commit, EndTxn is not sent here (rule FA): it may get through
     report = scene.recover()
     assert (report["error"], report["unacknowledged"]) == (None, [])

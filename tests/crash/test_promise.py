@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from crash.cases import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT
-from crash.databases import DATABASES, OTHER_DATABASES, Databases
+from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from fixtures.fork_server import ForkedProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("native")]
 
 EXAMPLES = int(os.environ.get("DUALWRITE_PROMISE_EXAMPLES", "5"))
 STEPS = int(os.environ.get("DUALWRITE_PROMISE_STEPS", "15"))
@@ -42,12 +42,6 @@ REFUSED_TO_OPEN = frozenset({"ClaimTimeoutError", "FencedError", "StoreUnavailab
 """Why a claim may fail while somebody paused holds the row's lock, or while somebody else claims."""
 
 POINTS = [*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]
-
-
-@pytest.fixture
-def producer() -> str:
-    """What a store does is the same for all producers."""
-    return "native"
 
 
 @dataclass
@@ -265,7 +259,7 @@ class Promise(RuleBasedStateMachine):
                 return report
 
 
-@pytest.mark.parametrize("database", [*DATABASES, *OTHER_DATABASES])
+@pytest.mark.parametrize("database", DATABASES)
 def test_the_promise_is_kept(databases: Databases, broker: DevCluster, database: str) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]  # hypothesis leaves it untyped
         type("Promise", (Promise,), {"make_scene": staticmethod(lambda: databases.scene(database, broker))}),

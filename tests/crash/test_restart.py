@@ -1,16 +1,27 @@
 """The crash matrix with the broker killed and started again between the crash and the recovery.
 
-All crashes come first, then one restart, then all recoveries, each by two processes at once.
+All crashes come first, then one restart, then all recoveries, each by two processes at once. On one database: none of them
+has a part in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 
-from crash.cases import LEFT, RECOVERY_CASES, WRITER_CASES, after_crash_at, crash_recovery, crash_writer
+from crash.cases import (
+    LEFT,
+    OPENING_POINTS,
+    PRODUCERS,
+    RECOVERY_POINTS,
+    WRITER_POINTS,
+    after_crash_at,
+    crash_recovery,
+    crash_writer,
+)
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
@@ -19,20 +30,19 @@ from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
+RECOVERY_STEPS = list(product(LEFT, [*RECOVERY_POINTS, *OPENING_POINTS]))
 
-@pytest.fixture
-def producer() -> str:
-    """Of no meaning here: the writers are those of `restarted`, and recovery is the same for all."""
-    return "auto"
+Crashed = dict[str | tuple[str, str], Scene]
 
 
-@pytest.fixture(scope="module", params=thinned(["librdkafka", "native"], kept=["native"]))
-def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[dict[tuple[str, ...], Scene]]:
-    with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DUALWRITE_PRODUCER", request.param)
-        scenes = {case: databases.scene(case[0], cluster) for case in [*WRITER_CASES, *RECOVERY_CASES]}
-        crashes = [pool.submit(crash_writer, scenes[c], c[2], c[1]) for c in WRITER_CASES]
-        crashes += [pool.submit(crash_recovery, scenes[c], c[2], c[3], c[1]) for c in RECOVERY_CASES]
+@pytest.fixture(scope="module", params=thinned(PRODUCERS, kept=["native"]))
+def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Crashed]:
+    """A scene of each step, with a writer that died there; and then the broker was killed and started."""
+    with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool:
+        by = {"DUALWRITE_PRODUCER": str(request.param)}
+        scenes: Crashed = {step: databases.scene("postgresql", cluster) for step in [*WRITER_POINTS, *RECOVERY_STEPS]}
+        crashes = [pool.submit(crash_writer, scenes[point], point, **by) for point in WRITER_POINTS]
+        crashes += [pool.submit(crash_recovery, scenes[step], *step, **by) for step in RECOVERY_STEPS]
         for crash in crashes:
             crash.result()
         wait_for_markers(cluster.bootstrap_servers)  # later the broker may leave them out, see README, further limits
@@ -41,21 +51,17 @@ def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[
         yield scenes
 
 
-@pytest.mark.parametrize("case", WRITER_CASES, ids="-".join)
-def test_a_dead_writer_is_recovered_after_a_restart_of_the_broker(
-    restarted: dict[tuple[str, ...], Scene], case: tuple[str, ...]
-) -> None:
-    scene = restarted[case]
+@pytest.mark.parametrize("point", WRITER_POINTS)
+def test_a_dead_writer_is_recovered_after_a_restart_of_the_broker(restarted: Crashed, point: str) -> None:
+    scene = restarted[point]
     for report in scene.recover_twice_at_once():
         assert report["error"] is None
-    assert scene.agree() == after_crash_at(case[2])
+    assert scene.agree() == after_crash_at(point)
 
 
-@pytest.mark.parametrize("case", RECOVERY_CASES, ids="-".join)
-def test_a_dead_recovery_is_finished_after_a_restart_of_the_broker(
-    restarted: dict[tuple[str, ...], Scene], case: tuple[str, ...]
-) -> None:
-    scene = restarted[case]
+@pytest.mark.parametrize(("left", "point"), RECOVERY_STEPS)
+def test_a_dead_recovery_is_finished_after_a_restart_of_the_broker(restarted: Crashed, left: str, point: str) -> None:
+    scene = restarted[left, point]
     for report in scene.recover_twice_at_once():
         assert report["error"] is None
-    assert scene.agree() == LEFT[case[2]]
+    assert scene.agree() == LEFT[left]

@@ -1,15 +1,22 @@
-"""What a broker without two-phase commit can lose is proven, recorded, reported, and never called anything else."""
+"""What a broker without two-phase commit can lose is proven, recorded, reported, and never called anything else.
+
+All writers are killed or stopped first, so that they wait for the time-out together. On one database: it has no part in this.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
 
 import pytest
 
 import dualwrite
+from crash.cases import PRODUCERS
 from crash.databases import Databases
-from crash.scene import Scene
+from crash.scene import LIMIT, Scene, Worker
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
@@ -17,10 +24,17 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 
-SHORT = {"transaction.timeout.ms": 3000}
+TIMEOUT = 5.0
+SHORT = {"transaction.timeout.ms": int(TIMEOUT * 1000)}
 QUICK = dualwrite.Timeouts(claim=20, kafka=30, delivery=2)
 
-pytestmark = pytest.mark.slow
+RECOVERY_DEATHS = ["recover_after_decision", "recover_after_settle"]
+KILLED = ["until acknowledged", "may go on", *RECOVERY_DEATHS]
+"""Writers that are killed after the database's commit, by what they are for."""
+STOPPED_BEFORE = ["after_send", "after_prepare", "after_record"]
+STOPPED_AFTER = ["before_db_commit", "after_db_commit", "before_kafka_commit"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_two_phase_commit")]
 
 
 @pytest.fixture(scope="module")
@@ -30,36 +44,66 @@ def impatient() -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def without_two_phase_commit(producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only without it can something time out; and one lane, so that it is known which id does."""
-    if producer == "native":
-        monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
+    monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false" if producer == "native" else "")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def scene(request: pytest.FixtureRequest, databases: Databases, impatient: DevCluster) -> Scene:
-    return databases.scene(request.param, impatient, **SHORT)
+@pytest.fixture
+def scene(databases: Databases, impatient: DevCluster) -> Scene:
+    return databases.scene("postgresql", impatient, **SHORT)
 
 
-def wait_until_timed_out(scene: Scene) -> None:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            found = coordinator.describe(f"{scene.transactional_id}#1")
-            if found is not None and found.status is TransactionStatus.COMPLETE_ABORT:
-                return
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
-    finally:
-        coordinator.close()
+@dataclass
+class Left:
+    """A writer that was killed or stopped in its second transaction."""
+
+    scene: Scene
+    worker: Worker
+    point: str
+    since: float
+
+    def wait_until_timed_out(self) -> Scene:
+        if self.point == "after_send":  # librdkafka was stopped before it sent: the broker may know nothing
+            time.sleep(max(0.0, self.since + TIMEOUT - time.monotonic()))
+            return self.scene
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(self.scene.bootstrap))
+        try:
+            deadline = time.monotonic() + LIMIT
+            while True:
+                found = coordinator.describe(f"{self.scene.transactional_id}#1")
+                if found is not None and found.status is TransactionStatus.COMPLETE_ABORT:
+                    return self.scene
+                assert time.monotonic() < deadline, found
+                time.sleep(0.1)
+        finally:
+            coordinator.close()
 
 
-def lost_by_a_crash(scene: Scene) -> None:
-    worker = scene.write(1, 3, "after_db_commit#2=kill")
-    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-    wait_until_timed_out(scene)
+@pytest.fixture(scope="module")
+def left(databases: Databases, impatient: DevCluster) -> Iterator[Callable[[str, str], Left]]:
+    """The writer of a producer that was left for one of these tests."""
+
+    def leave(scene: Scene, producer: str, what: str) -> Left:
+        point, action = ("after_db_commit", "kill") if what in KILLED else (what, "stop")
+        plain = {"DUALWRITE_TWO_PHASE": "false"} if producer == "native" else {}
+        worker = scene.write(1, 3, f"{point}#2={action}", DUALWRITE_PRODUCER=producer, DUALWRITE_LANES="1", **plain)
+        if what in KILLED:
+            worker.killed()
+        else:
+            worker.wait_until_stopped()
+        return Left(scene, worker, point, time.monotonic())
+
+    with ThreadPoolExecutor(3) as pool:
+        all_left = {
+            case: pool.submit(leave, databases.scene("postgresql", impatient, **SHORT), *case)
+            for case in product(PRODUCERS, [*KILLED, *STOPPED_BEFORE, *STOPPED_AFTER])
+        }
+        yield lambda producer, what: all_left[producer, what].result()
+        for leaving in all_left.values():
+            if leaving.exception() is None:
+                leaving.result().worker.kill()
 
 
 def connected(scene: Scene, **more: str) -> dualwrite.DualWriter:
@@ -74,9 +118,9 @@ def connected(scene: Scene, **more: str) -> dualwrite.DualWriter:
 
 
 def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowledged(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
+    left: Callable[[str, str], Left], producer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lost_by_a_crash(scene)
+    scene = left(producer, "until acknowledged").wait_until_timed_out()
     report = scene.recover()
     assert report["outcomes"] == ["LOST"]
     ((kind, state),) = report["unacknowledged"]
@@ -96,8 +140,8 @@ def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowle
         assert writer.recovery_report.ok
 
 
-def test_a_writer_may_go_on_with_lost_transactions_reported(scene: Scene) -> None:
-    lost_by_a_crash(scene)
+def test_a_writer_may_go_on_with_lost_transactions_reported(left: Callable[[str, str], Left], producer: str) -> None:
+    scene = left(producer, "may go on").wait_until_timed_out()
     with connected(scene, on_lost="report") as writer:
         ((_, lost),) = writer.recovery_report.unacknowledged
         assert lost.kind.value == "LOST"
@@ -105,41 +149,39 @@ def test_a_writer_may_go_on_with_lost_transactions_reported(scene: Scene) -> Non
         assert len(writer.recovery_report.unacknowledged) == 1
 
 
-@pytest.mark.parametrize("point", ["recover_after_decision", "recover_after_settle"])
-def test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it(scene: Scene, point: str) -> None:
-    lost_by_a_crash(scene)
-    dying = scene.recovery(f"{point}=kill")
-    assert dying.end() == -9
+@pytest.mark.parametrize("point", RECOVERY_DEATHS)
+def test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it(
+    left: Callable[[str, str], Left], producer: str, point: str
+) -> None:
+    scene = left(producer, point).wait_until_timed_out()
+    scene.recovery(f"{point}=kill").killed()
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["LOST"]
     again = scene.recover()
     assert again["unacknowledged"] == report["unacknowledged"]
 
 
-@pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit", "before_kafka_commit"])
-def test_a_writer_paused_past_its_timeout_finds_out_itself(scene: Scene, point: str) -> None:
-    paused = scene.write(1, 2, f"{point}#2=stop")
-    paused.wait_until_stopped()
-    wait_until_timed_out(scene)
-    paused.resume()
-    assert paused.end() == 1
-    assert paused.last().startswith("error LostTransactionError"), paused.lines
+@pytest.mark.parametrize("point", STOPPED_AFTER)
+def test_a_writer_paused_past_its_timeout_finds_out_itself(left: Callable[[str, str], Left], producer: str, point: str) -> None:
+    paused = left(producer, point)
+    scene = paused.wait_until_timed_out()
+    paused.worker.resume()
+    assert paused.worker.end() == 1
+    assert paused.worker.last().startswith("error LostTransactionError"), paused.worker.lines
     assert [kind for kind, _ in scene.recover()["unacknowledged"]] == ["LOST"]
     assert (scene.rows(), scene.messages()) == ([1, 2], [1])
 
 
-@pytest.mark.parametrize("point", ["after_send", "after_prepare", "after_record"])
-def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sides_back(scene: Scene, point: str) -> None:
-    paused = scene.write(1, 2, f"{point}#2=stop")
-    paused.wait_until_stopped()
-    if point == "after_send":
-        time.sleep(SHORT["transaction.timeout.ms"] / 1000)  # librdkafka was stopped before it sent: the broker knows nothing
-    else:
-        wait_until_timed_out(scene)
-    paused.resume()
-    assert paused.end() == 1
-    said = paused.last().split()[1]
-    assert said in ("TransactionTimeoutError", "PrepareError", "ProducerFencedError", "DeliveryError"), paused.lines
+@pytest.mark.parametrize("point", STOPPED_BEFORE)
+def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sides_back(
+    left: Callable[[str, str], Left], producer: str, point: str
+) -> None:
+    paused = left(producer, point)
+    scene = paused.wait_until_timed_out()
+    paused.worker.resume()
+    assert paused.worker.end() == 1
+    said = paused.worker.last().split()[1]
+    assert said in ("TransactionTimeoutError", "PrepareError", "ProducerFencedError", "DeliveryError"), paused.worker.lines
     assert scene.recover()["unacknowledged"] == []
     assert scene.agree() == [1]
 
@@ -148,7 +190,7 @@ def test_a_block_that_takes_too_long_is_rolled_back_on_both_sides(scene: Scene) 
     with connected(scene) as writer:
         with pytest.raises(dualwrite.TransactionTimeoutError) as caught:
             send_slowly(scene, writer)
-        assert caught.value.timeout == 3
+        assert caught.value.timeout == TIMEOUT
         assert caught.value.retriable
         with writer.transaction() as tx:
             tx.send(scene.topic, "2")
@@ -157,7 +199,7 @@ def test_a_block_that_takes_too_long_is_rolled_back_on_both_sides(scene: Scene) 
 
 def test_a_state_that_another_cluster_never_saw_is_unverified(scene: Scene) -> None:
     worker = scene.write(1, 3, "after_db_commit#2=kill")
-    assert worker.end() == -9
+    worker.killed()
     with started() as other:
         moved = Scene(scene.events, other.bootstrap_servers, scene.transactional_id)
         report = moved.recover()
@@ -169,4 +211,4 @@ def test_a_state_that_another_cluster_never_saw_is_unverified(scene: Scene) -> N
 def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
     with writer.transaction() as tx:
         tx.send(scene.topic, "1")
-        time.sleep(2.6)  # of 3 s, 20 % are kept for committing
+        time.sleep(0.85 * TIMEOUT)  # 20 % are kept for committing

@@ -20,7 +20,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
 
-pytestmark = pytest.mark.usefixtures("one_lane")
+pytestmark = pytest.mark.usefixtures("native", "one_lane")
 
 
 @dataclass
@@ -48,12 +48,6 @@ FAULTS = {
 }
 NO_REQUEST = Fault("before", lambda link: link.blackhole("client_to_server"), committed=False)
 NO_ANSWER = Fault("before", lambda link: link.blackhole("server_to_client"), committed=True)
-
-
-@pytest.fixture
-def producer() -> str:
-    """What a store does is the same for all producers."""
-    return "native"
 
 
 @dataclass

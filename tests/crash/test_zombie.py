@@ -7,18 +7,29 @@ one process at a time: see test_zombie_threads.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from crash.cases import LEFT, OPENING_POINTS, PAST_COMMIT_POINT, RECOVERY_POINTS, mostly_committed, with_producers
+from crash.cases import (
+    BEFORE_COMMIT_POINT,
+    LEFT,
+    OPENING_POINTS,
+    PAST_COMMIT_POINT,
+    PRODUCERS,
+    RECOVERY_POINTS,
+    ROW_LOCKED,
+    ROW_NOT_LOCKED,
+    crash_writer,
+)
 from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
+from fixtures.tiers import thinned
 
-ROW_NOT_LOCKED = ["after_begin", "after_send", "after_prepare"]
-ROW_LOCKED = ["after_record", "before_db_commit"]
 OPENING = [*RECOVERY_POINTS, *OPENING_POINTS]
 
 
@@ -35,18 +46,44 @@ def woken(zombie: Worker) -> tuple[int, list[str]]:
     return code, zombie.lines
 
 
-@pytest.mark.parametrize(
-    ("producer", "database", "point"),
-    with_producers(
-        product(["postgresql"], ROW_NOT_LOCKED),
-        [*product(["mariadb"], ROW_NOT_LOCKED), *product(["zookeeper"], ROW_NOT_LOCKED + ROW_LOCKED)],
-    ),
-)
+def with_producers(databases: list[str], points: Iterable[str]) -> Any:
+    """Each point on each database; with both producers on PostgreSQL, and by `-m soak` on the others, which do the same."""
+    cases = [(name, *case) for name in PRODUCERS for case in product(databases, points)]
+    kept = [case for case in cases if "native" in case or "postgresql" in case]
+    quick = [case for case in kept if "native" in case and "postgresql" in case]
+    tiers = thinned(cases, kept=kept, quick=quick)
+    return pytest.mark.parametrize(("producer", "database", "point"), tiers, indirect=["producer"])
+
+
+def with_what_is_left(databases: list[str], points: Sequence[str], elsewhere: Sequence[str]) -> Any:
+    """Each point on each database, by what recovery finds there; what is not on PostgreSQL mostly by `-m soak`.
+
+    Kept are both states with the native producer, the one that is to be committed with librdkafka, and on other databases that
+    one with the native producer at the points `elsewhere`.
+    """
+    cases = [(name, *case) for name in PRODUCERS for case in product(databases, LEFT, points)]
+    kept = [
+        *product(["native"], ["postgresql"], LEFT, points),
+        *product(["librdkafka"], ["postgresql"], ["after_db_commit"], points),
+        *product(["native"], databases, ["after_db_commit"], elsewhere),
+    ]
+    return pytest.mark.parametrize(("producer", "database", "left", "point"), thinned(cases, kept=kept), indirect=["producer"])
+
+
+@with_producers(["postgresql", "mariadb", "zookeeper"], ROW_NOT_LOCKED)
 def test_a_writer_stopped_where_it_holds_no_lock_is_fenced(
-    databases: Databases, broker: DevCluster, database: str, point: str
+    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
-    """ZooKeeper has no locks: the version that the commit is conditional on has moved."""
-    scene = databases.scene(database, broker)
+    fenced_before_the_commit_point(databases.scene(database, broker), point)
+
+
+@with_producers(["zookeeper"], ROW_LOCKED)
+def test_zookeeper_has_no_locks(databases: Databases, broker: DevCluster, database: str, producer: str, point: str) -> None:
+    """The version that the commit is conditional on has moved."""
+    fenced_before_the_commit_point(databases.scene(database, broker), point)
+
+
+def fenced_before_the_commit_point(scene: Scene, point: str) -> None:
     zombie = stopped(scene, point)
     scene.write_here(100)
     assert scene.agree() == [1, 100]
@@ -57,12 +94,9 @@ def test_a_writer_stopped_where_it_holds_no_lock_is_fenced(
     assert scene.agree() == [1, 100, 101]
 
 
-@pytest.mark.parametrize(
-    ("producer", "database", "point"),
-    with_producers(product(["postgresql"], ROW_LOCKED), product(["mariadb"], ROW_LOCKED)),
-)
+@with_producers(["postgresql", "mariadb"], ROW_LOCKED)
 def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
-    databases: Databases, broker: DevCluster, database: str, point: str
+    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
     zombie = stopped(scene, point)
@@ -81,10 +115,7 @@ def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
     assert scene.agree() == [1, 100]
 
 
-@pytest.mark.parametrize(
-    ("producer", "database", "point"),
-    with_producers(product(["sqlite", "postgresql"], PAST_COMMIT_POINT), product(["mariadb", "zookeeper"], PAST_COMMIT_POINT)),
-)
+@with_producers(["sqlite", "postgresql", "mariadb", "zookeeper"], PAST_COMMIT_POINT)
 def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_fenced(
     databases: Databases, broker: DevCluster, producer: str, database: str, point: str
 ) -> None:
@@ -103,8 +134,10 @@ def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ROW_NOT_LOCKED + ROW_LOCKED)
-def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(databases: Databases, broker: DevCluster, point: str) -> None:
+@with_producers(["sqlite"], BEFORE_COMMIT_POINT)
+def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(
+    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
+) -> None:
     scene = databases.scene("sqlite", broker)
     zombie = stopped(scene, point)
     waiting = scene.write(100, 1, CLAIM_TIMEOUT="1")
@@ -115,20 +148,14 @@ def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(databases: Dat
     assert scene.agree() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("producer", "database", "left", "point"),
-    mostly_committed(
-        with_producers(
-            product(["sqlite", "postgresql"], LEFT, OPENING), product(["mariadb", "zookeeper"], ["after_db_commit"], OPENING)
-        )
-    ),
-)
 @pytest.mark.slow
+@with_what_is_left(["sqlite", "postgresql", "mariadb", "zookeeper"], OPENING, ["recover_after_describe", "before_take_over"])
 def test_a_writer_stopped_while_it_opens_is_fenced(
-    databases: Databases, broker: DevCluster, database: str, left: str, point: str
+    databases: Databases, broker: DevCluster, database: str, producer: str, left: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
-    expected = left_behind(scene, left)
+    crash_writer(scene, left)
+    expected = LEFT[left]
     zombie = scene.write(50, 1, f"{point}=stop")
     zombie.wait_until_stopped()
     scene.write_here(100)
@@ -140,21 +167,14 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
     assert scene.agree() == [*expected, 100, 101]
 
 
-@pytest.mark.parametrize(
-    ("producer", "database", "left", "point"),
-    mostly_committed(
-        with_producers(
-            product(["sqlite", "postgresql"], LEFT, RECOVERY_POINTS),
-            product(["mariadb", "zookeeper"], ["after_db_commit"], RECOVERY_POINTS),
-        )
-    ),
-)
 @pytest.mark.slow
+@with_what_is_left(["sqlite", "postgresql", "mariadb", "zookeeper"], RECOVERY_POINTS, ["recover_after_describe"])
 def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
-    databases: Databases, broker: DevCluster, database: str, left: str, point: str
+    databases: Databases, broker: DevCluster, database: str, producer: str, left: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
-    expected = left_behind(scene, left)
+    crash_writer(scene, left)
+    expected = LEFT[left]
     zombie = scene.recovery(f"{point}=stop")
     zombie.wait_until_stopped()
     scene.write_here(100)
@@ -165,10 +185,3 @@ def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
     assert scene.agree() == [*expected, 100]
     scene.write_here(101)
     assert scene.agree() == [*expected, 100, 101]
-
-
-def left_behind(scene: Scene, point: str) -> list[int]:
-    """Kill a writer at the point in its second transaction; what must be there after recovery."""
-    worker = scene.write(1, 3, f"{point}#2=kill")
-    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-    return [1] if point == "after_prepare" else [1, 2]

@@ -10,21 +10,23 @@ import pytest
 
 import dualwrite
 from crash import worker
-from crash.cases import LEFT, OPENING_POINTS, PAST_COMMIT_POINT, RECOVERY_POINTS, crash_writer
+from crash.cases import (
+    LEFT,
+    OPENING_POINTS,
+    PAST_COMMIT_POINT,
+    RECOVERY_POINTS,
+    ROW_LOCKED,
+    ROW_NOT_LOCKED,
+    crash_writer,
+)
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 
-NOT_LOCKED = ["after_begin", "after_send", "after_prepare"]
-LOCKED = ["after_record", "before_db_commit"]
+pytestmark = pytest.mark.usefixtures("native")
+
 LIMIT = 60.0
-
-
-@pytest.fixture
-def producer() -> str:
-    """What a store does is the same for all producers."""
-    return "native"
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def paused(scene: Scene, first: int, point: str) -> Iterator[Zombie]:
         yield zombie
 
 
-@pytest.mark.parametrize("point", NOT_LOCKED)
+@pytest.mark.parametrize("point", ROW_NOT_LOCKED)
 def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         scene.write_here(100)
@@ -101,7 +103,7 @@ def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) 
     assert scene.agree() == [1, 100, 101]
 
 
-@pytest.mark.parametrize("point", LOCKED)
+@pytest.mark.parametrize("point", ROW_LOCKED)
 def test_a_writer_paused_with_its_row_locked_makes_others_wait_and_commits(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         with pytest.raises(dualwrite.ClaimTimeoutError):
@@ -127,7 +129,7 @@ def test_a_writer_paused_past_its_commit_point_is_in_doubt_or_learns_that_it_com
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.parametrize("point", [*RECOVERY_POINTS, *OPENING_POINTS])
 def test_a_writer_paused_while_it_opens_is_fenced(scene: Scene, left: str, point: str) -> None:
-    crash_writer(scene, left, "kill")
+    crash_writer(scene, left)
     expected = LEFT[left]
     with paused(scene, 50, point) as zombie:
         scene.write_here(100)
