@@ -14,17 +14,14 @@ from job_driver import rows_of
 from job_scene import JobScene
 
 from fixtures.fork_server import ForkedProcess
-from fixtures.job_points import COMMIT_POINTS, SETTLING_POINTS, TASK_POINTS
+from fixtures.job_points import ABORT_POINTS, COMMIT_POINTS, JOB_POINTS, SETTLING_POINTS, TASK_POINTS
 from fixtures.tiers import thinned
 
 HERE = Path(__file__).parent
 BATCHES = 3
 KILLS = 15
 LIMIT = 120.0
-SOME_POINTS = thinned(
-    ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"],
-    kept=["job_after_prepare", "job_after_commit"],
-)
+SOME_POINTS = ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"]
 
 
 class Job:
@@ -77,7 +74,11 @@ def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[ForkedPr
 
 
 @pytest.mark.parametrize(
-    ("point", "nth"), [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + SETTLING_POINTS)]
+    ("point", "nth"),
+    thinned(
+        [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + SETTLING_POINTS)],
+        quick=[("job_after_prepare", 2), ("job_after_commit", 1)],
+    ),
 )
 def test_a_process_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str, nth: int) -> None:
     job = Job(postgres_scene, tmp_path)
@@ -86,7 +87,13 @@ def test_a_process_that_is_killed(postgres_scene: JobScene, tmp_path: Path, poin
     postgres_scene.assert_holds(all_rows())
 
 
-@pytest.mark.parametrize("point", TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS)
+def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
+    assert set(JOB_POINTS) <= {*TASK_POINTS, *COMMIT_POINTS, *ABORT_POINTS}
+
+
+@pytest.mark.parametrize(
+    "point", thinned(TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS, quick=["job_after_batch", "job_after_move"])
+)
 def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A task is tried again; a batch is aborted, and the next start runs it again."""
     job = Job(postgres_scene, tmp_path)
@@ -95,7 +102,7 @@ def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str)
     postgres_scene.assert_holds(all_rows())
 
 
-@pytest.mark.parametrize("point", ["job_after_abort", "recover_after_end_txn"])
+@pytest.mark.parametrize("point", thinned(ABORT_POINTS, quick=["job_after_abort"]))
 def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path)
     assert job.run(f"job_after_move#1=raise;{point}#1=kill") == -signal.SIGKILL
@@ -121,7 +128,7 @@ def test_librdkafka(postgres_scene: JobScene, tmp_path: Path, point: str) -> Non
     postgres_scene.assert_holds(all_rows())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
     endless = Job(postgres_scene, tmp_path, batches=1_000_000)
     for kill in range(KILLS):
@@ -136,7 +143,7 @@ def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
     postgres_scene.assert_holds(all_rows(batches))
 
 
-@pytest.mark.parametrize("point", TASK_POINTS)
+@pytest.mark.parametrize("point", thinned(TASK_POINTS, quick=["job_before_staged"]))
 def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A driver that was paused in a task, and replaced by the next one; then it goes on."""
     replaced_while_paused(postgres_scene, tmp_path, point)
@@ -162,7 +169,11 @@ def replaced_while_paused(scene: JobScene, folder: Path, point: str, *, nth: int
 
 
 @pytest.mark.parametrize(
-    "point", ["job_before_commit", "job_after_move", "job_after_commit", "recover_after_end_txn", "job_after_clear"]
+    "point",
+    thinned(
+        ["job_before_commit", "job_after_move", "job_after_commit", "recover_after_end_txn", "job_after_clear"],
+        quick=["job_after_commit"],
+    ),
 )
 def test_a_zombie_that_wakes_in_commit(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     replaced_while_paused(postgres_scene, tmp_path, point, nth=1)
