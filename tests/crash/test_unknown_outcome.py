@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 import dualwrite
+from crash.cases import PRODUCERS
 from dualwrite import (
     DeliveryError,
     DualWriter,
@@ -33,12 +34,16 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.broker import started
+from fixtures.tiers import thinned
 from writer.scene import Base, Scene
 
 COMMIT = b"COMMIT\0"
 Later = Callable[[float, Callable[[], object]], None]
 
-pytestmark = pytest.mark.usefixtures("one_lane")
+pytestmark = pytest.mark.usefixtures("producer", "one_lane")
+
+mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
+"""For what is between the writer and the database: the same with both producers, so that librdkafka is left to `-m soak`."""
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +186,7 @@ def test_the_connection_is_lost_while_commit_runs(proxied: Proxied) -> None:
             connection.exec_driver_sql("DROP TRIGGER slow ON events")
 
 
+@mostly_native
 @pytest.mark.parametrize("answered", [False, True], ids=["no messages, lost", "no messages, committed"])
 def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answered: bool) -> None:
     """It has no prepared state; its number in the row tells."""
@@ -200,6 +206,7 @@ def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answ
     scene.assert_settled()
 
 
+@mostly_native
 @pytest.mark.parametrize("direction", ["server_to_client", pytest.param("client_to_server", marks=pytest.mark.slow)])
 def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction: str) -> None:
     """Nothing is decided while it is silent; once it is cut, the truth is found over a new connection."""
@@ -224,6 +231,7 @@ def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction
             assert_rolled_back(scene, writer, caught.value)
 
 
+@mostly_native
 @pytest.mark.slow
 def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> None:
     scene = proxied.scene
@@ -239,6 +247,7 @@ def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> No
         assert_committed(scene, writer)
 
 
+@mostly_native
 def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServer, broker: DevCluster) -> None:
     """In doubt: nothing is guessed, nothing is open twice, and the next transaction settles it."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
@@ -267,6 +276,7 @@ def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServ
         proxied.engine.dispose()
 
 
+@mostly_native
 @pytest.mark.slow
 def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer, broker: DevCluster) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
@@ -373,6 +383,7 @@ def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer:
     scene.assert_settled()
 
 
+@mostly_native
 def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_successor(proxied: Proxied) -> None:
     """It has no trace at Kafka, so that nothing can prove it: in doubt."""
     scene = proxied.scene
@@ -393,6 +404,7 @@ def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_success
 # --- the database server dies -------------------------------------------------------------------------------------------
 
 
+@mostly_native
 @pytest.mark.parametrize("when", ["answered", pytest.param("before", marks=pytest.mark.slow)])
 def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves(
     proxied: Proxied, elsewhere: ThreadPoolExecutor, when: str
@@ -423,6 +435,7 @@ def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves
             assert_rolled_back(scene, writer, error)
 
 
+@mostly_native
 @pytest.mark.slow
 @pytest.mark.parametrize("settled_by", ["next transaction", "recovery"])
 @pytest.mark.parametrize("when", ["before", "answered"])
@@ -518,6 +531,7 @@ def test_the_broker_is_killed_before_prepare_and_comes_back(
     scene.assert_settled()
 
 
+@mostly_native
 @pytest.mark.slow
 def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_broker: DevCluster) -> None:
     scene = frail
@@ -565,6 +579,7 @@ def test_the_broker_is_killed_once_the_transaction_is_prepared_and_comes_back(
     scene.assert_settled()
 
 
+@mostly_native
 @pytest.mark.slow
 def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_limit(
     frail: Scene, own_broker: DevCluster
@@ -593,6 +608,7 @@ def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_lim
     scene.assert_settled()
 
 
+@mostly_native
 @pytest.mark.slow
 def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
     """In doubt with what is known: the database has committed."""
