@@ -17,9 +17,10 @@ from typing import Any
 import dualwrite
 from crash import worker
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-TIMEOUTS = dualwrite.Timeouts(claim=2, kafka=30, delivery=20)
+TIMEOUTS = dualwrite.Timeouts(claim=2, kafka=LIMIT, delivery=LIMIT)  # others may be paused with the lock
 
 
 class Actor:

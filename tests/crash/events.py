@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dualwrite import migration
+from fixtures.pace import LIMIT
 
 CREATE = "CREATE TABLE events (writer varchar(80), number integer)"
 FAMILY = "events"
@@ -136,7 +137,7 @@ class _zookeeper:  # noqa: N801  (a context manager, used like a function)
         self._client = KazooClient(url.removeprefix("zookeeper://"))
 
     def __enter__(self) -> Any:
-        self._client.start(30)
+        self._client.start(LIMIT)
         return self._client
 
     def __exit__(self, *_: object) -> None:

@@ -28,10 +28,10 @@ from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from fixtures.fork_server import ForkedProcess
+from fixtures.pace import ended, happened, joined
 
 WRITERS = 4
 PAUSE = (1.0, 4.0)
-LIMIT = 120.0
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Killed:
 
     def kill(self) -> None:
         """Once every id was opened, so that it has done something."""
-        assert self._open.wait(LIMIT), f"not opened within {LIMIT:g} s: {list(self._next)}"
+        happened(self._open, f"{list(self._next)} are opened")
         assert self._process.poll() is None, f"it ended by itself, with {self._process.returncode}: {self.errors}"
         self._process.kill()
         self._gone()
@@ -118,8 +118,8 @@ class Killed:
         self._gone()
 
     def _gone(self) -> None:
-        self._process.wait(LIMIT)
-        self._reading.join(LIMIT)
+        ended(self._process)
+        joined(self._reading)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()

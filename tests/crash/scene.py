@@ -8,7 +8,6 @@ import queue
 import signal
 import subprocess
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,8 +22,7 @@ from crash import worker
 from crash.events import Events, SqlEvents
 from dualwrite.testing.topics import read_committed
 from fixtures.fork_server import ForkedProcess
-
-LIMIT = 60.0
+from fixtures.pace import LIMIT, ended, joined, take, until
 
 
 class Worker:
@@ -62,21 +60,21 @@ class Worker:
 
     def wait_for(self, prefix: str) -> str:
         """Wait for a line that begins with `prefix`."""
-        deadline = time.monotonic() + LIMIT
         while True:
-            line = self._new.get(timeout=max(deadline - time.monotonic(), 0.01))
+            line = take(self._new, prefix)
             assert line is not None, f"ended before it said {prefix!r}: {self.lines} {''.join(self._errors)[-2000:]}"
             if line.startswith(prefix):
                 return line
 
     def wait_until_stopped(self) -> None:
         """Wait until the process is stopped by SIGSTOP."""
-        deadline = time.monotonic() + LIMIT
         status = Path(f"/proc/{self.process.pid}/status")
-        while "State:\tT" not in status.read_text():
-            assert self.process.poll() is None, f"ended instead: {self.lines} {''.join(self._errors)[-2000:]}"
-            assert time.monotonic() < deadline, f"never stopped: {self.lines} {''.join(self._errors)[-2000:]}"
-            time.sleep(0.01)
+
+        def stopped() -> bool:
+            assert self.process.poll() is None, f"ended instead: {self.lines} {self.errors[-2000:]}"
+            return "State:\tT" in status.read_text()
+
+        until(stopped, lambda: f"it is stopped: {self.lines} {self.errors[-2000:]}", pause=0.01)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -84,7 +82,7 @@ class Worker:
     def end(self) -> int:
         """Wait for its end; its exit code."""
         try:
-            code = self.process.wait(LIMIT)
+            code = ended(self.process)
         finally:
             if self.process.poll() is None:
                 self.process.kill()
@@ -128,8 +126,7 @@ class InThread(threading.Thread):
             self._error = error
 
     def result(self) -> None:
-        self.join(LIMIT)
-        assert not self.is_alive()
+        joined(self)
         if self._error is not None:
             raise self._error
 
@@ -174,12 +171,16 @@ class Scene:
 
     def recover(self) -> dict[str, Any]:
         """Recover in this process, by connections of its own; the report as a recovering process prints it."""
-        report = dualwrite.recover(self.events.database, kafka=self.settings, ids=[self.transactional_id])
+        report = dualwrite.recover(
+            self.events.database, kafka=self.settings, ids=[self.transactional_id], timeouts=worker.timeouts()
+        )
         return worker.as_json(report)
 
     def write_here(self, number: int) -> None:
         """Open a writer in this process, write one event, close it."""
-        with dualwrite.connect(self.events.database, kafka=self.settings, transactional_id=self.transactional_id) as writer:
+        with dualwrite.connect(
+            self.events.database, kafka=self.settings, transactional_id=self.transactional_id, timeouts=worker.timeouts()
+        ) as writer:
             worker.write_event(writer, self.topic, number)
 
     def recover_twice_at_once(self) -> list[dict[str, Any]]:

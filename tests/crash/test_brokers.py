@@ -17,6 +17,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, started
 from fixtures.leaders import coordinator_of, leader_of, move_leader
+from fixtures.pace import done
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -116,6 +117,6 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
             three.start(node)
     finally:
         stop = True
-    written = running.result(120)
+    written = done(running)
     assert written > 3
     assert scene.agree() == list(range(1, written + 1))

@@ -6,7 +6,6 @@ Kafka 4.3.0 to 4.4.0 takes a partition without a leader for deleted: it complete
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -27,11 +26,11 @@ from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.broker import read_topic, started
 from fixtures.leaders import coordinator_of
+from fixtures.pace import LIMIT, until
 
 pytestmark = pytest.mark.slow
 
-LIMIT = 30.0
-SHORT = dualwrite.Timeouts(kafka=2)
+SHORT = dualwrite.Timeouts(claim=LIMIT, kafka=2, delivery=LIMIT)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +59,7 @@ def without_leader(cluster: DevCluster, node: int, topic: str) -> Iterator[None]
     """The node is down, and the topic has no leader; then the node is up again."""
     cluster.kill(node)
     try:
-        deadline = time.monotonic() + LIMIT
-        while not describe_topics(cluster.bootstrap_servers, [topic])[0].without_leader:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: describe_topics(cluster.bootstrap_servers, [topic])[0].without_leader, f"{topic} has no leader")
         yield
     finally:
         cluster.start(node)

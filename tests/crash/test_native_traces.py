@@ -12,7 +12,7 @@ import pytest
 
 import dualwrite
 from crash.databases import Databases
-from crash.scene import LIMIT, InThread, Scene
+from crash.scene import InThread, Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import EndTxnAnswer
@@ -21,6 +21,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT, happened
 
 Ended = list[tuple[int, bool, EndTxnAnswer]]
 
@@ -85,11 +86,11 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
 
     def open_the_successor() -> None:
         opening.start()
-        assert paused.wait(LIMIT)
+        happened(paused)
 
     def pause_the_successor() -> None:
         paused.set()
-        assert go_on.wait(LIMIT)
+        happened(go_on)
 
     def let_it_write() -> None:
         go_on.set()
@@ -117,13 +118,13 @@ def test_what_a_shared_epoch_would_do(scene: Scene, broker: DevCluster) -> None:
     """Why that must be stopped: the second producer's batch is acknowledged with the first one's offset, and never stored."""
     first, second = (NativeProducer(KafkaConfig.of(scene.bootstrap), f"shared-{scene.transactional_id}") for _ in range(2))
     try:
-        assert first.create(timeout=30)
+        assert first.create(timeout=LIMIT)
         second.adopt(*first.identity, timeout_ms=60_000)
         for sharing, value in ((first, b"1"), (second, b"2")):
             sharing.begin_transaction()
             sharing.send(scene.topic, value, partition=0)
-            assert sharing.prepare_transaction(timeout=30) is not None
-        first.commit_transaction(timeout=30)
+            assert sharing.prepare_transaction(timeout=LIMIT) is not None
+        first.commit_transaction(timeout=LIMIT)
         assert scene.messages() == [1, 1]  # the one of the fixture, and the first producer's; the second's is nowhere
     finally:
         first.close()

@@ -27,12 +27,12 @@ from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from fixtures.fork_server import ForkedProcess
+from fixtures.pace import LIMIT, ended, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("native")]
 
 EXAMPLES = int(os.environ.get("DUALWRITE_PROMISE_EXAMPLES", "5"))
 STEPS = int(os.environ.get("DUALWRITE_PROMISE_STEPS", "15"))
-LIMIT = 60.0
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
 UNKNOWN = "unknown"
@@ -74,18 +74,18 @@ class Actor:
     def stops(self) -> bool:
         """Wait until it is stopped, or has answered before it came to that."""
         assert self.process.stdout is not None
-        deadline = time.monotonic() + LIMIT
-        status = Path(f"/proc/{self.process.pid}/status")
-        while time.monotonic() < deadline:
-            if select.select([self.process.stdout], [], [], 0.005)[0]:
-                return False
-            if "State:\tT" in status.read_text():
-                return True
-        raise AssertionError("it neither answered nor stopped")
+        output, status = self.process.stdout, Path(f"/proc/{self.process.pid}/status")
+
+        def what() -> str | None:
+            if select.select([output], [], [], 0)[0]:
+                return "answered"
+            return "stopped" if "State:\tT" in status.read_text() else None
+
+        return until(what, "it answers or stops", pause=0.005) == "stopped"
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(LIMIT)
+        ended(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()

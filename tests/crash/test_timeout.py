@@ -16,17 +16,18 @@ import pytest
 import dualwrite
 from crash.cases import PRODUCERS
 from crash.databases import Databases
-from crash.scene import LIMIT, Scene, Worker
+from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
+from fixtures.pace import LIMIT, until
 
 TIMEOUT = 5.0
 SHORT = {"transaction.timeout.ms": int(TIMEOUT * 1000)}
-QUICK = dualwrite.Timeouts(claim=20, kafka=30, delivery=2)
+QUICK = dualwrite.Timeouts(claim=LIMIT, kafka=LIMIT, delivery=2)
 
 RECOVERY_DEATHS = ["recover_after_decision", "recover_after_settle"]
 KILLED = ["until acknowledged", "may go on", *RECOVERY_DEATHS]
@@ -69,16 +70,16 @@ class Left:
             time.sleep(max(0.0, self.since + TIMEOUT - time.monotonic()))
             return self.scene
         coordinator = WireTransactionCoordinator(KafkaConfig.of(self.scene.bootstrap))
+
+        def aborted() -> bool:
+            found = coordinator.describe(f"{self.scene.transactional_id}#1")
+            return found is not None and found.status is TransactionStatus.COMPLETE_ABORT
+
         try:
-            deadline = time.monotonic() + LIMIT
-            while True:
-                found = coordinator.describe(f"{self.scene.transactional_id}#1")
-                if found is not None and found.status is TransactionStatus.COMPLETE_ABORT:
-                    return self.scene
-                assert time.monotonic() < deadline, found
-                time.sleep(0.1)
+            until(aborted, "the broker has aborted it", pause=0.1)
         finally:
             coordinator.close()
+        return self.scene
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import dualwrite
 from crash.databases import Databases
 from crash.scene import InThread, Scene
-from crash.worker import write_event
+from crash.worker import timeouts, write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.config import KafkaConfig
@@ -22,8 +22,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.testing import failpoints
-
-LIMIT = 30
+from fixtures.pace import happened, joined
 
 
 @pytest.fixture(params=["native", "v5", pytest.param("v4", marks=pytest.mark.slow)])
@@ -45,7 +44,7 @@ def opened(scene: Scene, **more: Any) -> dualwrite.DualWriter:
         scene.engine,
         kafka=scene.bootstrap,
         transactional_id=scene.transactional_id,
-        timeouts=dualwrite.Timeouts(20, 30, 20),
+        timeouts=timeouts(),
         **more,
     )
 
@@ -92,11 +91,11 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
         one = InThread(lambda: write(scene, writer, 1))
 
         def wait_for_recovery() -> None:
-            assert described.wait(LIMIT)
+            happened(described)
 
         def let_the_writer_commit() -> None:
             described.set()
-            one.join(LIMIT)
+            joined(one)
             committed.set()
 
         with (
@@ -127,12 +126,12 @@ def test_f2_a_next_transaction_that_recovery_meets_is_not_taken_for_the_recorded
 
         def pause_in_the_second() -> None:
             started.set()
-            assert recovered_meanwhile.wait(LIMIT)
+            happened(recovered_meanwhile)
 
         two = InThread(lambda: write(scene, writer, 2))
         with failpoints.armed("after_prepare", failpoints.only_at(1, pause_in_the_second)):
             two.start()
-            assert started.wait(LIMIT)
+            happened(started)
             report = recovered(scene)
             recovered_meanwhile.set()
             with pytest.raises(dualwrite.FencedError):
@@ -149,13 +148,13 @@ def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(sce
 
         def pause_before_the_first_message() -> None:
             begun.set()
-            assert described.wait(LIMIT)
+            happened(described)
 
         two = InThread(lambda: write(scene, writer, 2))
 
         def let_it_send() -> None:
             described.set()
-            assert sent.wait(LIMIT)
+            happened(sent)
 
         with (
             failpoints.armed("after_begin", failpoints.only_at(1, pause_before_the_first_message)),
@@ -163,7 +162,7 @@ def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(sce
             failpoints.armed("after_prepare", failpoints.only_at(1, sent.set)),
         ):
             two.start()
-            assert begun.wait(LIMIT)
+            happened(begun)
             report = recovered(scene)
         with pytest.raises(dualwrite.FencedError):
             two.result()

@@ -34,6 +34,7 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.broker import started
+from fixtures.pace import LIMIT, done, happened, joined
 from fixtures.tiers import thinned
 from writer.scene import Base, Scene
 
@@ -69,7 +70,7 @@ def later() -> Iterator[Later]:
 
     yield after
     for thread in threads:
-        thread.join(60)
+        joined(thread)
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> No
 def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServer, broker: DevCluster) -> None:
     """In doubt: nothing is guessed, nothing is open twice, and the next transaction settles it."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=20, delivery=20))
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
 
         def lose(link: Link) -> None:
@@ -280,7 +281,7 @@ def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServ
 @pytest.mark.slow
 def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer, broker: DevCluster) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=20, delivery=20))
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
 
         def lose(link: Link) -> None:
@@ -422,11 +423,11 @@ def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves
         proxied.engine.dispose()
         proxied.proxy.on_client_bytes(COMMIT, crash, when=when)  # type: ignore[arg-type]  # both are
         writing = elsewhere.submit(scene.write, writer, 2)
-        assert crashed.wait(20)
+        happened(crashed)
         time.sleep(0.7)
         assert not writing.done()
         proxied.server.start()
-        error = writing.exception(20)
+        error = writing.exception(LIMIT)
         if when == "answered":
             assert error is None
             assert_committed(scene, writer)
@@ -443,7 +444,7 @@ def test_the_server_stays_down_for_longer_than_a_claim_may_take(
     own_server: PostgresServer, broker: DevCluster, when: str, settled_by: str
 ) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=1, kafka=20, delivery=20))
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=1, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
 
         def crash(link: Link) -> None:
@@ -490,7 +491,7 @@ def own_broker() -> Iterator[DevCluster]:
 def frail(own_server: PostgresServer, own_broker: DevCluster) -> Iterator[Scene]:
     """A scene on a broker to kill."""
     engine = sa.create_engine(own_server.url)
-    yield Scene(engine, own_broker.bootstrap_servers, timeouts=Timeouts(claim=10, kafka=30, delivery=30))
+    yield Scene(engine, own_broker.bootstrap_servers, timeouts=Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT))
     engine.dispose()
 
 
@@ -521,10 +522,10 @@ def test_the_broker_is_killed_before_prepare_and_comes_back(
         scene.write(writer, 1)
         wait_for_marker(scene)
         writing = elsewhere.submit(write, writer)
-        assert crashed.wait(20)
+        happened(crashed)
         time.sleep(0.5)
         own_broker.start(1)
-        writing.result(30)
+        done(writing)
         assert scene.agree() == [1, 2, 3]
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
@@ -535,7 +536,7 @@ def test_the_broker_is_killed_before_prepare_and_comes_back(
 @pytest.mark.slow
 def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_broker: DevCluster) -> None:
     scene = frail
-    scene.timeouts = Timeouts(claim=10, kafka=2, delivery=2)
+    scene.timeouts = Timeouts(claim=LIMIT, kafka=2, delivery=2)
     writer = scene.connect()
     scene.write(writer, 1)
     wait_for_marker(scene)
@@ -550,7 +551,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
         scene.write(writer, 4)
     assert scene.rows() == [1]
     own_broker.start(1)
-    scene.timeouts = Timeouts(claim=10, kafka=30, delivery=30)
+    scene.timeouts = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
     scene.write(writer, 5)
     assert scene.agree() == [1, 5]
     writer.close()
@@ -585,7 +586,7 @@ def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_lim
     frail: Scene, own_broker: DevCluster
 ) -> None:
     scene = frail
-    scene.timeouts = Timeouts(claim=10, kafka=3, delivery=10)
+    scene.timeouts = Timeouts(claim=LIMIT, kafka=3, delivery=LIMIT)
     writer = scene.connect()
     scene.write(writer, 1)
     with (
@@ -613,7 +614,7 @@ def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_lim
 def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
     """In doubt with what is known: the database has committed."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, own_broker, Timeouts(claim=1, kafka=3, delivery=10))
+        proxied = Proxied(own_server, proxy, own_broker, Timeouts(claim=1, kafka=3, delivery=LIMIT))
         scene = proxied.scene
 
         def crash() -> None:

@@ -19,6 +19,7 @@ from dualwrite import DualWriter, StoreCommitFailedError, StoreCommitUnknownErro
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
 
 pytestmark = pytest.mark.usefixtures("native", "one_lane")
 
@@ -59,12 +60,12 @@ class Proxied:
     commit: bytes
     url: str
 
-    def connect(self, claim: float = 20.0) -> DualWriter:
+    def connect(self, claim: float = LIMIT) -> DualWriter:
         return dualwrite.connect(
             self.url,
             kafka=self.scene.settings,
             transactional_id=self.scene.transactional_id,
-            timeouts=Timeouts(claim=claim, kafka=30, delivery=20),
+            timeouts=Timeouts(claim=claim, kafka=LIMIT, delivery=LIMIT),
         )
 
     def break_commit(self, fault: Fault) -> None:

@@ -23,10 +23,9 @@ from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT, happened, joined
 
 pytestmark = pytest.mark.usefixtures("native")
-
-LIMIT = 60.0
 
 
 @pytest.fixture
@@ -61,15 +60,14 @@ class Zombie(threading.Thread):
         """What the failpoint does: nothing to other threads, nor before its time."""
         if threading.current_thread() is self and self._armed and not self._paused.is_set():
             self._paused.set()
-            assert self._woken.wait(LIMIT)
+            happened(self._woken)
 
     def wait_until_paused(self) -> None:
-        assert self._paused.wait(LIMIT), f"never paused: {self.error!r}"
+        happened(self._paused, lambda: f"it pauses: {self.error!r}")
 
     def wake(self) -> BaseException | None:
         self._woken.set()
-        self.join(LIMIT)
-        assert not self.is_alive()
+        joined(self)
         return self.error
 
 
@@ -78,7 +76,7 @@ def connected(scene: Scene, **timeouts: float) -> dualwrite.DualWriter:
         scene.events.database,
         kafka=scene.settings,
         transactional_id=scene.transactional_id,
-        timeouts=dualwrite.Timeouts(**{"claim": 20, "kafka": 30, "delivery": 20, **timeouts}),  # type: ignore[arg-type]
+        timeouts=dualwrite.Timeouts(**{"claim": LIMIT, "kafka": LIMIT, "delivery": LIMIT, **timeouts}),  # type: ignore[arg-type]
     )
 
 

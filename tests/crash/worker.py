@@ -16,10 +16,13 @@ import dualwrite
 from crash import events
 from dualwrite.kafka.native import producer as native
 from dualwrite.state import MAX_EPOCH
+from fixtures.pace import LIMIT
 
 
 def timeouts() -> dualwrite.Timeouts:
-    return dualwrite.Timeouts(claim=float(os.environ.get("CLAIM_TIMEOUT", "20")), kafka=30, delivery=20)
+    """None that expires, unless a test sets the time for a claim."""
+    claim = os.environ.get("CLAIM_TIMEOUT")
+    return dualwrite.Timeouts(claim=float(claim) if claim else LIMIT, kafka=LIMIT, delivery=LIMIT)
 
 
 def say(*words: object) -> None:

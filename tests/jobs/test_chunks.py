@@ -22,6 +22,7 @@ from dualwrite.jobs.chunks import PartitionReport
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
 
 ROWS = list(range(35))
 
@@ -203,7 +204,7 @@ def test_a_commit_that_is_not_answered(
     job = on_postgres
     address = sa.make_url(job.events.url)
     with TcpProxy("127.0.0.1", address.port or 0) as proxy:
-        through = SqlStateStore.from_url(address.set(port=proxy.port), lock_timeout=5)
+        through = SqlStateStore.from_url(address.set(port=proxy.port), lock_timeout=LIMIT)
 
         def put(transaction: Transaction, rows: pa.Table) -> None:
             job.put(transaction, rows)

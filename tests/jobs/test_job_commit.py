@@ -8,6 +8,7 @@ import pytest
 from job_scene import JobScene
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
+from fixtures.pace import LIMIT
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
 
@@ -97,7 +98,7 @@ def test_attempts_that_the_engine_does_not_keep_apart(postgres_scene: JobScene) 
 def test_a_winner_that_was_fenced(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
-    scene.store.claim(f"{scene.prefix}.1.0", "somebody else", timeout=5)
+    scene.store.claim(f"{scene.prefix}.1.0", "somebody else", timeout=LIMIT)
     with pytest.raises(BatchRefusedError, match=r"1\.0' was fenced"):
         scene.commit(outcomes)
     assert scene.table() == []

@@ -27,6 +27,7 @@ from dualwrite.recovery import Recoverer
 from dualwrite.state import kafka_transactional_id
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
+from fixtures.pace import LIMIT, done, happened
 
 PARTS = [[1, 2], [3]]
 
@@ -132,7 +133,7 @@ def test_commit_waits_for_whoever_settles_a_winner_of_the_run_before(postgres_sc
     def listed_too_early(ledger: JobLedger, *arguments: Any) -> list[AttemptRow]:
         """Somebody else claims between what commit has read of the id and its own claim."""
         found = listed(ledger, *arguments)
-        scene.store.claim(name, "a slow recoverer", timeout=5)
+        scene.store.claim(name, "a slow recoverer", timeout=LIMIT)
         claimed.set()
         return found
 
@@ -140,12 +141,12 @@ def test_commit_waits_for_whoever_settles_a_winner_of_the_run_before(postgres_sc
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(JobLedger, "attempts", listed_too_early)
             committing = thread.submit(scene.commit, again)
-            assert claimed.wait(30)
+            happened(claimed)
             assert wait([committing], 2).not_done, "commit returned though a message is not visible yet"
         coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
         Recoverer(scene.store, coordinator).recover([name])
         coordinator.close()
-        committing.result(60)
+        done(committing)
     scene.assert_holds([1, 2, 3])
 
 

@@ -15,12 +15,12 @@ from job_scene import JobScene
 
 from fixtures.fork_server import ForkedProcess
 from fixtures.job_points import ABORT_POINTS, COMMIT_POINTS, JOB_POINTS, SETTLING_POINTS, TASK_POINTS
+from fixtures.pace import ended, until
 from fixtures.tiers import thinned
 
 HERE = Path(__file__).parent
 BATCHES = 3
 KILLS = 15
-LIMIT = 120.0
 SOME_POINTS = ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"]
 
 
@@ -38,7 +38,7 @@ class Job:
     def run(self, failpoints: str = "") -> int:
         with self.start(failpoints) as process:
             try:
-                return process.wait(LIMIT)
+                return ended(process)
             finally:
                 process.kill()
 
@@ -54,11 +54,11 @@ def all_rows(batches: int = BATCHES) -> Sequence[int]:
 
 
 def wait_for(flag: Path, process: ForkedProcess) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not flag.exists():
-        assert process.poll() is None, "the driver ended before"
-        assert time.monotonic() < deadline, f"{flag.name}: not within {LIMIT:.0f} s"
-        time.sleep(0.02)
+    def reached() -> bool:
+        assert flag.exists() or process.poll() is None, "the driver ended before"
+        return flag.exists()
+
+    until(reached, flag.name)
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def replaced_while_paused(scene: JobScene, folder: Path, point: str, *, nth: int
     with paused(job, point, folder, nth=nth) as zombie:
         job.run_to_the_end()
         zombie.send_signal(signal.SIGCONT)
-        zombie.wait(LIMIT)
+        ended(zombie)
 
 
 @pytest.mark.parametrize(

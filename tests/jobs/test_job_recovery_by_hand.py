@@ -13,6 +13,7 @@ from dualwrite.cli import recover, status
 from dualwrite.errors import BatchRefusedError, BrokerUnavailableError, JobClosedError
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
+from fixtures.pace import LIMIT
 
 PARTS = [[1, 2, 3], [4, 5], [6]]
 
@@ -78,7 +79,7 @@ def test_without_a_prefix_a_job_at_work_is_left_alone(postgres_scene: JobScene) 
 def test_a_service_that_starts_beside_a_job_at_work(postgres_scene: JobScene, prefix: str) -> None:
     scene, orders = postgres_scene, "shop.orders"
     outcomes = scene.write(scene.run(prefix="shop.nightly"), PARTS)
-    scene.store.claim(orders, "a service that is gone", timeout=10)
+    scene.store.claim(orders, "a service that is gone", timeout=LIMIT)
     report = dualwrite.recover(scene.url, kafka=scene.servers, prefix=prefix)
     assert [one.transactional_id for one in report.ids] == [orders]
     report.raise_for_problems()

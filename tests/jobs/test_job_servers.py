@@ -18,6 +18,7 @@ from dualwrite.jobs.base import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import PROMPT_TIMEOUTS, started
+from fixtures.pace import done, happened
 from fixtures.tiers import thinned
 
 PARTS = [[1, 2, 3, 4], [5, 6], [7]]
@@ -26,7 +27,6 @@ TASK_MOMENTS = ("job_after_batch", "job_before_staged", "job_after_staged", "job
 COMMIT_MOMENTS = ("job_before_commit", "job_after_move", "job_after_commit", "job_after_complete")
 KEPT = ("job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit")
 TIMEOUT_MS = 4000
-LIMIT = 120
 
 MakeScene = Callable[..., JobScene]
 
@@ -61,11 +61,11 @@ class Gate:
     def wait(self) -> None:
         if self._first.acquire(blocking=False):
             self._reached.set()
-            assert self._done.wait(LIMIT)
+            happened(self._done)
 
     def do(self, what: Callable[[], object]) -> None:
         """Do it while the thread waits."""
-        assert self._reached.wait(LIMIT)
+        happened(self._reached)
         try:
             what()
         finally:
@@ -95,7 +95,7 @@ def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) 
     with ThreadPoolExecutor(1) as job, failpoints.armed(moment, gate.wait):
         running = job.submit(driven, scene, 1)
         gate.do(trouble)
-        return running.result(LIMIT)
+        return done(running)
 
 
 @pytest.mark.slow

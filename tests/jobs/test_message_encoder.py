@@ -17,6 +17,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 MOMENT = datetime(2026, 1, 31, 12, 30, 15, 123999, UTC)
@@ -29,7 +30,7 @@ def producer(request: pytest.FixtureRequest, broker: DevCluster, new_name: Calla
     kind = NativeProducer if request.param == "native" else LibrdkafkaProducer
     made = kind(config, new_name("id"), coordinator)
     try:
-        made.init_transactions(timeout=30)
+        made.init_transactions(timeout=LIMIT)
         made.begin_transaction()
         yield made
     finally:
@@ -47,8 +48,8 @@ def topic(broker: DevCluster, new_name: Callable[[str], str]) -> str:
 def send(producer: Any, *batches: pa.RecordBatch, **options: Any) -> int:
     encoder = MessageEncoder(batches[0].schema, **options)
     count = sum(encoder.send(batch, producer) for batch in batches)
-    producer.prepare_transaction(timeout=30)
-    producer.commit_transaction(timeout=30)
+    producer.prepare_transaction(timeout=LIMIT)
+    producer.commit_transaction(timeout=LIMIT)
     return count
 
 
@@ -127,7 +128,7 @@ def test_a_row_without_a_topic_is_named_and_nothing_of_its_batch_is_sent(broker:
     with pytest.raises(InvalidMessageError, match="Row 3 of the task has no topic") as raised:
         encoder.send(pa.record_batch({"topic": [topic, None], "value": ["second", "third"]}, schema), producer)
     assert raised.value.row == 3
-    producer.commit_transaction(timeout=30)
+    producer.commit_transaction(timeout=LIMIT)
     assert [message.value() for message in read_topic(broker.bootstrap_servers, topic)] == [b"first"]
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from fixtures.fork_server import ForkedProcess, ForkServer
+from fixtures.pace import LIMIT, until
 
 HERE = Path(__file__).parent
-LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +59,7 @@ def state(pid: int) -> str:
 
 
 def wait_for_state(pid: int, expected: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while state(pid) != expected:
-        assert time.monotonic() < deadline, state(pid)
-        time.sleep(0.01)
+    until(lambda: state(pid) == expected, f"{pid} is {expected}")
 
 
 @pytest.mark.parametrize(
@@ -109,10 +105,7 @@ def test_a_process_that_has_ended_keeps_its_id_until_somebody_asks(server: ForkS
     process = forked("", server)
     wait_for_state(process.pid, "Z")
     ended(process)
-    deadline = time.monotonic() + LIMIT
-    while Path(f"/proc/{process.pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not Path(f"/proc/{process.pid}").exists(), "it is gone")
 
 
 def test_threads_are_waited_for_and_what_is_registered_is_called(server: ForkServer) -> None:
