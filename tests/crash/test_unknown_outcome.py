@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 
 import pytest
 import sqlalchemy as sa
@@ -43,8 +44,10 @@ Later = Callable[[float, Callable[[], object]], None]
 
 pytestmark = pytest.mark.usefixtures("producer", "one_lane")
 
+PREPARED = ["after_prepare", "before_db_commit", "before_kafka_commit"]
+
 mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
-"""For what is between the writer and the database: the same with both producers, so that librdkafka is left to `-m soak`."""
+"""What the writer makes of an outage of the database or the whole broker is the same: librdkafka is left to `-m soak`."""
 
 
 @pytest.fixture(scope="module")
@@ -505,6 +508,7 @@ def wait_for_marker(scene: Scene) -> None:
 
 
 @pytest.mark.slow
+@mostly_native
 def test_the_broker_is_killed_before_prepare_and_comes_back(
     frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor
 ) -> None:
@@ -559,7 +563,14 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["after_prepare", "before_db_commit", "before_kafka_commit"])
+@pytest.mark.parametrize(
+    ("producer", "point"),
+    thinned(
+        product(PRODUCERS, PREPARED),
+        kept=[*product(["native"], PREPARED), ("librdkafka", "before_kafka_commit")],
+    ),
+    indirect=["producer"],
+)
 def test_the_broker_is_killed_once_the_transaction_is_prepared_and_comes_back(
     frail: Scene, own_broker: DevCluster, point: str
 ) -> None:
