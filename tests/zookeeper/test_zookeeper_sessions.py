@@ -123,7 +123,8 @@ with ZooKeeperStore.from_url(url, session_timeout=1.5) as store:
 @pytest.mark.parametrize("pause", [0, SHORT_SESSION + 1])
 @pytest.mark.parametrize("stop_at", ["claimed", "begun", "recorded"])
 def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, stop_at: str, pause: float) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
     with subprocess.Popen(
         [sys.executable, "-c", ZOMBIE, url, stop_at], stdout=subprocess.PIPE, text=True, env=environment
     ) as zombie:
