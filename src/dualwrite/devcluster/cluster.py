@@ -15,7 +15,7 @@ from typing import Self
 from dualwrite.devcluster import interrupts, logs, ports, process, readiness, registry
 from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.locations import make_directory
-from dualwrite.devcluster.node import ClusterFiles
+from dualwrite.devcluster.node import ClusterFiles, JavaCommand
 from dualwrite.devcluster.plan import plan
 from dualwrite.devcluster.process import Launcher
 from dualwrite.devcluster.progress import Progress, SilentProgress
@@ -155,6 +155,8 @@ class DevCluster:
             record.save(self._files.data_dir)
             try:
                 self._start_all(record, missing, java, timeout)
+                for node in missing:
+                    java.archive.make(self._files.class_list(node.node_id), self._progress)
             except BaseException:
                 process.stop([node.process for node in missing if node.process], grace=0)
                 self._take_back(record, before)
@@ -313,7 +315,7 @@ class DevCluster:
         for port in node.ports.values():
             ports.demand(port, cluster=self.name, node_id=node.node_id)
 
-    def _start_all(self, record: ClusterRecord, missing: list[NodeRecord], java: list[str | Path], timeout: float) -> None:
+    def _start_all(self, record: ClusterRecord, missing: list[NodeRecord], java: JavaCommand, timeout: float) -> None:
         if len(missing) == len(record.nodes):
             self._files.write(record)
         if not record.formatted:
@@ -359,7 +361,7 @@ class DevCluster:
             node_id=node_id,
         )
 
-    def _launch(self, record: ClusterRecord, node: NodeRecord, java: list[str | Path]) -> None:
+    def _launch(self, record: ClusterRecord, node: NodeRecord, java: JavaCommand) -> None:
         with interrupts.held_back():
             node.process = self._files.start(self._launcher, java, node)
             record.save(self._files.data_dir)

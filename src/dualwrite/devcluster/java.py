@@ -30,6 +30,14 @@ class Java:
     origin: str
     """Where it was found, for messages."""
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells this Java from every other, an update of itself included."""
+        executable = self.executable.resolve()
+        files = (executable.parent.parent / "release", executable.parent.parent / "lib" / "server" / "libjvm.so", executable)
+        found = next((file.stat() for file in files if file.exists()), None)
+        return (str(executable), *((str(found.st_size), str(found.st_mtime_ns)) if found else ()))
+
 
 def find_java(choice: str | Path | None = None) -> Java:
     """Choose the Java for a broker.

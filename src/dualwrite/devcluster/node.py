@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dualwrite.devcluster import storage
+from dualwrite.devcluster.archive import ClassArchive
 from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError
 from dualwrite.devcluster.jars import classpath
 from dualwrite.devcluster.java import find_java
@@ -29,6 +30,16 @@ _JVM = (
     "-Xshare:auto",
     "-Djava.awt.headless=true",
 )
+
+
+@dataclass(frozen=True)
+class JavaCommand:
+    """How a broker's Java is run."""
+
+    words: tuple[str | Path, ...]
+    """Java with its options and class path: a main class comes next."""
+    archive: ClassArchive
+    """What it starts from, or lists its classes for."""
 
 
 class ClusterFiles:
@@ -73,27 +84,34 @@ class ClusterFiles:
             properties.touch(mode=0o600)
             properties.write_text(render(values), encoding="ascii")
 
-    def format(self, record: ClusterRecord, java: Sequence[str | Path]) -> None:
+    def format(self, record: ClusterRecord, java: JavaCommand) -> None:
         """Format the storage of all nodes. Raises BrokerExitedError when Kafka refuses."""
         first, *others = record.nodes
         source = self.storage(first.node_id)
         storage.format_storage(
-            java, record.settings, record.cluster_id, properties=self.properties(first.node_id), storage=source
+            java.words, record.settings, record.cluster_id, properties=self.properties(first.node_id), storage=source
         )
         for node in others:
             storage.clone_storage(source, self.storage(node.node_id), node.node_id)
 
-    def java_command(self, kafka_version: str, java: str | Path | None, progress: Progress) -> list[str | Path]:
-        """Java with its options and class path: a main class comes next. Downloads what is missing."""
-        executable = find_java(java).executable
-        jars = ":".join(str(jar) for jar in classpath(kafka_version, progress))
-        return [executable, *_JVM, f"-Dlog4j2.configurationFile={self.data_dir / _LOGGING}", "-cp", jars]
+    def java_command(self, kafka_version: str, java: str | Path | None, progress: Progress) -> JavaCommand:
+        """Java with its options and class path. Downloads what is missing."""
+        found = find_java(java)
+        options = [*_JVM, "-cp", ":".join(str(jar) for jar in classpath(kafka_version, progress))]
+        archive = ClassArchive(kafka_version, found, options)
+        logging = f"-Dlog4j2.configurationFile={self.data_dir / _LOGGING}"
+        return JavaCommand((found.executable, *options, *archive.read_options, logging), archive)
 
-    def start(self, launcher: Launcher, java: Sequence[str | Path], node: NodeRecord) -> BrokerProcess:
+    def class_list(self, node_id: int) -> Path:
+        """Where a broker that starts without a class-data archive lists the classes for one."""
+        return self.node(node_id) / "classes"
+
+    def start(self, launcher: Launcher, java: JavaCommand, node: NodeRecord) -> BrokerProcess:
         """Start the node's broker."""
         with self.log_file(node.node_id).open("a", encoding="utf-8") as log:
             log.write(f"{_START_MARK} {datetime.now(UTC).isoformat(timespec='seconds')}\n")
-        command = [*java, "kafka.Kafka", self.properties(node.node_id)]
+        listing = java.archive.list_options(self.class_list(node.node_id))
+        command = [*java.words, *listing, "kafka.Kafka", self.properties(node.node_id)]
         return launcher.start(command, log_file=self.log_file(node.node_id), directory=self.node(node.node_id))
 
     def exit_error(self, cluster: str, node_id: int) -> BrokerExitedError:

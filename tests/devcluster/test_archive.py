@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dualwrite.devcluster import DevCluster, SilentProgress, archive
+from dualwrite.devcluster.archive import ClassArchive
+from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
+from dualwrite.devcluster.java import Java, find_java
+from fixtures.pace import LIMIT, joined
+
+OPTIONS = ["-XX:+UseSerialGC", "-Xshare:auto"]
+CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/la"  # the JVM is in the middle of a line
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without an archive."""
+    monkeypatch.setattr(archive, "cache_dir", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "classes"
+
+
+@pytest.fixture
+def class_list(tmp_path: Path) -> Path:
+    path = tmp_path / "list"
+    path.write_text(CLASSES)
+    return path
+
+
+def archive_of(java: Java | None = None) -> ClassArchive:
+    return ClassArchive(DEFAULT_KAFKA_VERSION, java or find_java(), OPTIONS)
+
+
+def test_it_is_made_once_and_nothing_else_is_left(cache: Path, class_list: Path) -> None:
+    made = archive_of()
+    assert made.read_options == []
+    assert made.list_options(class_list) == [f"-XX:DumpLoadedClassList={class_list}"]
+    made.make(class_list, SilentProgress())
+    assert made.read_options == [f"-XX:SharedArchiveFile={made.file}"]
+    assert made.list_options(class_list) == []
+    assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".lock"}
+    assert not class_list.exists()
+    before = made.file.stat()
+    class_list.write_text(CLASSES)
+    made.make(class_list, SilentProgress())
+    assert made.file.stat() == before
+
+
+def test_another_java_or_other_options_have_an_archive_of_their_own(cache: Path) -> None:
+    java = find_java()
+    other = Java(Path("/bin/sh"), java.version, "another")
+    files = {
+        archive_of(java).file,
+        archive_of(other).file,
+        ClassArchive("3.9.1", java, OPTIONS).file,
+        ClassArchive(DEFAULT_KAFKA_VERSION, java, ["-cp", "other.jar"]).file,
+    }
+    assert len(files) == 4
+
+
+def test_a_java_that_makes_none_is_logged_and_not_asked_again(
+    cache: Path, class_list: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho 'no archive on this platform' >&2\nexit 1\n")
+    java.chmod(0o755)
+    refused = archive_of(Java(java, 17, "the test"))
+    refused.make(class_list, SilentProgress())
+    assert "no archive on this platform" in caplog.text
+    assert (refused.read_options, refused.list_options(class_list), refused.wanted) == ([], [], False)
+    java.unlink()
+    class_list.write_text(CLASSES)
+    refused.make(class_list, SilentProgress())
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("obstacle", ["a file in the way", "no java"])
+def test_what_stands_in_the_way_is_logged(
+    cache: Path, class_list: Path, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    if obstacle == "a file in the way":
+        cache.parent.mkdir()
+        cache.touch()
+    java = Java(Path("/nowhere/java"), 17, "the test") if obstacle == "no java" else None
+    archive_of(java).make(class_list, SilentProgress())
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "Brokers start without a class-data archive" in record.message
+
+
+def test_only_one_of_several_makes_it(cache: Path, tmp_path: Path) -> None:
+    lists = [tmp_path / f"list-{number}" for number in range(4)]
+    for path in lists:
+        path.write_text(CLASSES)
+    threads = [threading.Thread(target=archive_of().make, args=(path, SilentProgress())) for path in lists]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        joined(thread)
+    assert archive_of().file.exists()
+    assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".lock"}
+
+
+# --- with brokers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache with the archive of the first broker that started with it."""
+    place = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive, "cache_dir", lambda: place)
+        with DevCluster.temporary(timeout=LIMIT) as cluster:
+            assert archives(cluster) == set()
+            assert not list(cluster.data_dir.rglob("classes"))
+        yield place / "classes"
+
+
+def archives(cluster: DevCluster) -> set[str]:
+    """The archives that the brokers have mapped."""
+    lines = [line for node in cluster.status().nodes for line in Path(f"/proc/{node.pid}/maps").read_text().splitlines()]
+    return {Path(line.split()[-1]).name for line in lines if line.endswith(".jsa") and "/kafka-" in line}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the mapped files are only listed on Linux")  # noqa: PTH110
+def test_the_second_broker_starts_from_the_archive_of_the_first(made: Path) -> None:
+    (expected,) = made.glob("*.jsa")
+    with DevCluster.temporary(timeout=LIMIT) as cluster:
+        assert archives(cluster) == {expected.name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_broker_starts_without_an_archive_that_is_damaged(made: Path, damage: str) -> None:
+    (file,) = made.glob("*.jsa")
+    whole = file.read_bytes()
+    try:
+        file.unlink()
+        file.write_bytes(whole[: len(whole) // 2] if damage == "cut off" else os.urandom(len(whole)))
+        with DevCluster.temporary(timeout=LIMIT) as cluster:
+            assert cluster.status().ready
+            assert archives(cluster) == set()
+    finally:
+        file.unlink()
+        file.write_bytes(whole)
