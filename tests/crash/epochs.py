@@ -1,0 +1,83 @@
+"""Setting the epochs of transactional ids: by one changed record each, instead of an EndTxn for every epoch on the way.
+
+The coordinator keeps an id in `__transaction_state`, one record with its newest state. A copy of that record with another epoch
+is where 32,765 transactions would have led, once the coordinator has read its log again after a restart.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+from uuid import uuid4
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC
+from fixtures.pace import LIMIT, TimeLimitError
+
+_KEY: Final = struct.Struct(">hh")  # version, length of the id that follows
+_STATE: Final = struct.Struct(">hqh")  # version, producer id, epoch; the rest is kept as it is
+_LISTED: Final = 0  # versions of the key that name an id
+
+
+def set_epochs(cluster: DevCluster, epochs: Mapping[str, int]) -> None:
+    """Give transactional ids that are complete another epoch, and restart the one broker of the cluster."""
+    newest = _newest_states(cluster)
+    client = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "client.id": "__admin_client",  # the one name that may write to a topic of Kafka's own
+            "acks": "all",
+        }
+    )
+    refused: list[object] = []
+    for kafka_id, epoch in epochs.items():
+        found = newest[kafka_id]
+        value = found.value()
+        assert value is not None, f"{kafka_id} has expired"
+        version, producer_id, _ = _STATE.unpack_from(value)
+        client.produce(
+            TRANSACTION_STATE_TOPIC,
+            key=found.key(),
+            value=_STATE.pack(version, producer_id, epoch) + value[_STATE.size :],
+            partition=found.partition(),
+            on_delivery=lambda error, _: refused.append(error) if error else None,
+        )
+    assert client.flush(LIMIT) == 0
+    assert not refused
+    cluster.kill(1)  # in order, it would write down what it remembers
+    cluster.start(1, timeout=LIMIT)
+
+
+def _newest_states(cluster: DevCluster) -> dict[str, Message]:
+    """The newest record of each transactional id."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": f"epochs-{uuid4().hex}",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        waiting = set(consumer.list_topics(TRANSACTION_STATE_TOPIC, timeout=LIMIT).topics[TRANSACTION_STATE_TOPIC].partitions)
+        consumer.assign([TopicPartition(TRANSACTION_STATE_TOPIC, partition, 0) for partition in waiting])
+        newest = {}
+        while waiting:
+            message = consumer.poll(LIMIT)
+            if message is None:
+                raise TimeLimitError(f"no answer while reading {TRANSACTION_STATE_TOPIC}")
+            if message.error() is not None:  # the end of a partition
+                waiting.discard(message.partition())
+                continue
+            key = message.key()
+            assert key is not None
+            version, length = _KEY.unpack_from(key)
+            assert version == _LISTED, key
+            newest[key[_KEY.size :][:length].decode()] = message
+        return newest
+    finally:
+        consumer.close()
