@@ -3,7 +3,14 @@
 import os
 import signal
 
-pytest_plugins = ["fixtures.reruns", "fixtures.broker", "fixtures.tiers", "fixtures.database", "fixtures.spark"]
+pytest_plugins = [
+    "fixtures.reruns",
+    "fixtures.workers",
+    "fixtures.broker",
+    "fixtures.tiers",
+    "fixtures.database",
+    "fixtures.spark",
+]
 
 os.environ["DUALWRITE_TESTING"] = "1"  # in the processes that tests start, DUALWRITE_FAILPOINTS acts
 
