@@ -43,7 +43,7 @@ def test_it_is_made_once_and_nothing_else_is_left(cache: Path, class_list: Path)
     made.make(class_list, SilentProgress())
     assert made.read_options == [f"-XX:SharedArchiveFile={made.file}"]
     assert made.list_options(class_list) == []
-    assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".lock"}
+    assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".crc32", ".lock"}
     assert not class_list.exists()
     before = made.file.stat()
     class_list.write_text(CLASSES)
@@ -103,7 +103,28 @@ def test_only_one_of_several_makes_it(cache: Path, tmp_path: Path) -> None:
     for thread in threads:
         joined(thread)
     assert archive_of().file.exists()
-    assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".lock"}
+    assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".crc32", ".lock"}
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a wrong byte", "no file"])
+def test_one_that_is_damaged_is_not_used_and_made_anew(
+    cache: Path, class_list: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On some, Java 17 and 25 die with SIGSEGV."""
+    made = archive_of()
+    made.make(class_list, SilentProgress())
+    whole = made.file.read_bytes()
+    made.file.unlink()
+    if damage == "cut off":
+        made.file.write_bytes(whole[: len(whole) // 2])
+    elif damage == "a wrong byte":
+        made.file.write_bytes(whole[:-5000] + bytes([whole[-5000] ^ 1]) + whole[-4999:])
+    assert made.read_options == []
+    assert made.wanted
+    assert ("damaged" in caplog.text) == (damage != "no file")
+    class_list.write_text(CLASSES)
+    made.make(class_list, SilentProgress())
+    assert made.read_options == [f"-XX:SharedArchiveFile={made.file}"]
 
 
 # --- with brokers -------------------------------------------------------------------------------------------------------------
@@ -133,19 +154,3 @@ def test_the_second_broker_starts_from_the_archive_of_the_first(made: Path) -> N
     (expected,) = made.glob("*.jsa")
     with DevCluster.temporary(timeout=LIMIT) as cluster:
         assert archives(cluster) == {expected.name}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
-def test_a_broker_starts_without_an_archive_that_is_damaged(made: Path, damage: str) -> None:
-    (file,) = made.glob("*.jsa")
-    whole = file.read_bytes()
-    try:
-        file.unlink()
-        file.write_bytes(whole[: len(whole) // 2] if damage == "cut off" else os.urandom(len(whole)))
-        with DevCluster.temporary(timeout=LIMIT) as cluster:
-            assert cluster.status().ready
-            assert archives(cluster) == set()
-    finally:
-        file.unlink()
-        file.write_bytes(whole)

