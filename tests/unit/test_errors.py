@@ -26,37 +26,26 @@ def test_the_tree_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_an_error_survives_pickling_with_all_its_facts(kind: type[DualWriteError], protocol: int) -> None:
+def test_an_error_survives_pickling_with_all_its_facts(kind: type[DualWriteError]) -> None:
     error = made(kind)
-    again = pickle.loads(pickle.dumps(error, protocol))
-    assert type(again) is kind
-    assert str(again) == str(error)
-    assert again.args == error.args
-    assert (again.what, again.transactional_id, again.cause, again.next_step) == (
-        "It failed.",
-        "orders",
-        "the cause",
-        "the step",
-    )
-    assert (again.fence, again.owner, again.facts) == (3, "me", {"fence": 3, "owner": "me"})
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(error, protocol))
+        assert type(again) is kind
+        assert str(again) == str(error)
+        assert again.args == error.args
+        assert (again.what, again.transactional_id, again.cause, again.next_step) == (
+            "It failed.",
+            "orders",
+            "the cause",
+            "the step",
+        )
+        assert (again.fence, again.owner, again.facts) == (3, "me", {"fence": 3, "owner": "me"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_says_what_for_which_id_why_and_what_to_do(kind: type[DualWriteError]) -> None:
     assert str(made(kind)) == "It failed. [transactional id 'orders'] Cause: the cause Next step: the step"
     assert str(kind("It failed.")) == "It failed."
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_error_is_documented_and_says_whether_a_retry_makes_sense(kind: type[DualWriteError]) -> None:
-    assert kind.__dict__["__doc__"]
-    assert isinstance(kind.retriable, bool)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_error_is_named_as_an_error(kind: type[DualWriteError]) -> None:
-    assert kind.__name__.endswith("Error")
 
 
 def test_a_fact_that_is_not_there_is_an_attribute_error() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,18 +39,19 @@ _MOVES = {
 }
 
 
-@pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))
-def test_a_pair_leads_where_it_should_or_is_refused_and_changes_nothing(phase: Phase, event: Event) -> None:
-    state = WriterState(phase, 4)
-    expected = _MOVES.get((phase, event))
-    if expected is None:
-        with pytest.raises(UsageError) as caught:
-            state.after(event)
-        assert event.value in str(caught.value)
-        assert phase.value in str(caught.value)
-        assert state == WriterState(phase, 4)
-    else:
-        assert state.after(event) == WriterState(expected, 5 if event is Event.BEGIN else 4)
+@pytest.mark.parametrize("phase", Phase)
+def test_a_pair_leads_where_it_should_or_is_refused_and_changes_nothing(phase: Phase) -> None:
+    for event in Event:
+        state = WriterState(phase, 4)
+        expected = _MOVES.get((phase, event))
+        if expected is None:
+            with pytest.raises(UsageError) as caught:
+                state.after(event)
+            assert event.value in str(caught.value)
+            assert phase.value in str(caught.value)
+            assert state == WriterState(phase, 4)
+        else:
+            assert state.after(event) == WriterState(expected, 5 if event is Event.BEGIN else 4), event
 
 
 def test_a_new_writer_is_not_open_and_has_begun_nothing() -> None:

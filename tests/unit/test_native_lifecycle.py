@@ -19,19 +19,18 @@ def test_every_state_has_its_calls_and_every_call_is_a_method() -> None:
 
 
 @pytest.mark.parametrize("state", ProducerState)
-@pytest.mark.parametrize("call", CALLS)
-def test_a_call_is_allowed_or_refused_by_name(state: ProducerState, call: str) -> None:
-    if call in ALLOWED[state]:
+def test_a_call_is_allowed_or_refused_by_name(state: ProducerState) -> None:
+    for call in ALLOWED[state]:
         check_allowed(state, call, "orders")
-        return
-    with pytest.raises(InvalidTransitionError) as caught:
-        check_allowed(state, call, "orders")
-    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-        assert (error.state, error.allowed, error.transactional_id) == (state, ALLOWED[state], "orders")
-        text = str(error)
-        assert f"{call}()" in text
-        assert state.value in text
-        assert all(allowed in text for allowed in ALLOWED[state])
+    for call in set(CALLS) - set(ALLOWED[state]):
+        with pytest.raises(InvalidTransitionError) as caught:
+            check_allowed(state, call, "orders")
+        for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+            assert (error.state, error.allowed, error.transactional_id) == (state, ALLOWED[state], "orders")
+            text = str(error)
+            assert f"{call}()" in text
+            assert state.value in text
+            assert all(allowed in text for allowed in ALLOWED[state])
 
 
 def test_a_prepared_transaction_can_only_be_ended() -> None:

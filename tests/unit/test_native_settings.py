@@ -73,14 +73,21 @@ def test_compression_has_two_names_and_a_level(name: str) -> None:
         ({"compression.type": "best"}, "compression.type"),
         ({"compression.level": 13}, "compression.level"),
         ({"compression.type": "gzip", "compression.level": 10}, "compression.level"),
-        *(({name: value}, name) for name in NUMBERS for value in ("many", None, True, -7, 10**12, 1.5, float("inf"), b"\xff")),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_by_name(given: dict[str, Any], named: str) -> None:
-    known = {"max.in.flight": "max.in.flight.requests.per.connection"}
     with pytest.raises(ConfigurationError) as caught:
         read(**given)
-    assert known.get(named, named) in str(caught.value)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["many", None, True, -7, 10**12, 1.5, float("inf"), b"\xff"])
+def test_what_is_no_number_or_outside_its_limits_is_refused_by_name(value: object) -> None:
+    known = {"max.in.flight": "max.in.flight.requests.per.connection"}
+    for named in NUMBERS:
+        with pytest.raises(ConfigurationError) as caught:
+            read(**{named: value})
+        assert known.get(named, named) in str(caught.value)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(NUMBERS)), st.one_of(st.integers(), st.floats(), st.text(), st.none())))
