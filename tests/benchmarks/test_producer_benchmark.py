@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualwrite.devcluster import DevCluster
+from fixtures.pace import limit
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "producer.py"
 SHORT = ("--seconds", "0.3", "--rounds", "1", "--ids", "2", "--bulk", "2000", "--bulk-transactions", "2", "--memory", "5000")
@@ -17,7 +18,7 @@ def test_every_producer_is_measured_and_verified(broker: DevCluster) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=limit(240),
     )
     assert done.returncode == 0, done.stderr
     for title in ("One message, one id", "2 ids in turn", "2 ids, a thread each", "2 transactions of 2,000", "Resident memory"):

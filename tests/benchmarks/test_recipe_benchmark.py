@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dualwrite.devcluster import DevCluster
+from fixtures.pace import limit
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recipe.py"
 ALTERNATIVES = ("database commit only", "naive", "outbox + relay", "recipe (dualwrite)")
@@ -18,7 +19,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=limit(240),
         env={name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")},
     )
 
@@ -43,7 +44,7 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
     assert sum(shares.values()) == pytest.approx(1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_threads_can_be_writers_too(broker: DevCluster, postgres_url: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dualwrite.devcluster import DevCluster
+from fixtures.pace import limit
 from spark.session import NOT_OURS
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "spark.py"
@@ -25,7 +26,7 @@ def run(environment: Mapping[str, str], *arguments: object) -> subprocess.Comple
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=limit(240),
         env={**ours, **environment},
     )
 
@@ -51,7 +52,7 @@ def test_this_sink_is_measured_and_verified(
     assert {"rows: made, COPY into staging", "database transaction (rows moved)", "staging cleared"} <= parts
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sparks_own_sinks_are_measured_and_verified(
     broker: DevCluster, postgres_url: str, spark_environment: dict[str, str]
 ) -> None:

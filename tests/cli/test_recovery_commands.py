@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,15 +22,10 @@ from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Settlement
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
+from fixtures.fork_server import ForkedProcess
+from fixtures.pace import ended
 
 LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 5, 1000), 0, datetime(2026, 1, 1, tzinfo=UTC))
-CRASHING_WRITER = """
-import sys, dualwrite
-writer = dualwrite.connect(transactional_id=sys.argv[1])
-for _ in range(int(sys.argv[3])):
-    with writer.transaction() as tx:
-        tx.send(sys.argv[2], "from the crashed writer")
-"""
 
 
 @dataclass
@@ -44,10 +37,9 @@ class Scene:
 
     def crash(self, transactional_id: str, topic: str, failpoint: str, transactions: int = 1) -> None:
         """A writer in a process of its own that ends at the failpoint of its last transaction."""
-        command = [sys.executable, "-W", "ignore", "-c", CRASHING_WRITER, transactional_id, topic, str(transactions)]
-        environment = {**os.environ, "DUALWRITE_FAILPOINTS": f"{failpoint}#{transactions}=exit"}
-        done = subprocess.run(command, env=environment, timeout=60, check=False)
-        assert done.returncode == 70
+        arguments = [transactional_id, topic, str(transactions)]
+        with ForkedProcess("cli.crashing_writer", arguments, failpoints=f"{failpoint}#{transactions}=exit") as process:
+            assert ended(process) == failpoints.EXIT_CODE
 
     def lose(self, transactional_id: str) -> None:
         """A row with a lost transaction, and nothing else unsettled."""

@@ -17,6 +17,7 @@ from dualwrite import failpoints, settings
 from dualwrite.cli import COMMANDS
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic
+from fixtures.pace import limit
 from spark.session import NOT_OURS
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> Run:
 
     def run(*command: str, **environment: str) -> str:
         env = environ | environment
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=limit(240), check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -74,7 +75,7 @@ def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes |
     assert rows.strip() == "[('lamp',), ('chair',), ('table',)]"
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a Spark of its own; tests/spark does what these blocks do
 def test_readmes_spark_examples_run(
     broker: DevCluster,
     run: Run,

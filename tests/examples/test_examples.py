@@ -20,6 +20,7 @@ import dualwrite
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -64,7 +65,7 @@ def plain(topic: str, instance: int, instances: int, lines: str, failpoint: str 
     )
     environment = {**os.environ, "DUALWRITE_FAILPOINTS": failpoint}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, input=lines, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, input=lines, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def test_the_plain_service_takes_each_order_once(
@@ -184,9 +185,8 @@ def test_the_service_settles_what_it_left_and_closes_its_writers(
         f"with writer.transaction() as tx: tx.send({topic!r}, 'left')"
     )
     environment = {**os.environ, "DUALWRITE_FAILPOINTS": "after_db_commit=exit"}
-    assert (
-        subprocess.run([sys.executable, "-W", "ignore", "-c", crash], env=environment, timeout=60, check=False).returncode == 70
-    )
+    command = [sys.executable, "-W", "ignore", "-c", crash]
+    assert subprocess.run(command, env=environment, timeout=LIMIT, check=False).returncode == failpoints.EXIT_CODE
     with TestClient(module.app):
         assert committed(topic) == [b"left"]
     with dualwrite.open_recoverer() as recoverer:

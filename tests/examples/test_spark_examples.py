@@ -1,4 +1,7 @@
-"""The Spark examples run over all flights: table and topic have each of them once, also where the job was killed on its way."""
+"""The Spark examples: table and topic have each flight once, also where the job was killed on its way.
+
+Every day they run over a few flights of each month, which are in the folder already when they start; in soak over all.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,26 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import sqlalchemy as sa
+from pyarrow import parquet
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_topic
 from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
+from fixtures.tiers import thinned
 from spark.job import SparkJob
 
 pytest.importorskip("pyspark")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLIGHTS = 336_776
+FEW = 12 * 20
+
+amounts = pytest.mark.parametrize("amount", thinned([FEW, FLIGHTS], kept=[FEW], quick=[]))
 SUBMITTED = (
     "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
     "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' pyspark-shell"
@@ -50,20 +60,44 @@ def start(postgres_url: str, broker: DevCluster, name: str, spark_environment: d
 
 
 @pytest.fixture(scope="module")
-def flights() -> Iterator[list[Flight]]:
+def everything() -> Iterator[pa.Table]:
     """What stands in the package's file, as the example reads it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLES)
         import spark_batch  # noqa: PLC0415
 
-        read = spark_batch.read_flights()
-        yield [tuple(each.values()) for each in read.to_pylist()]
+        yield spark_batch.read_flights()
         del sys.modules["spark_batch"]
 
 
-def assert_equal_everywhere(flights: list[Flight], url: str, servers: str, name: str) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the examples look for their input."""
+    made = tmp_path / "input"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def flights(everything: pa.Table, folder: Path, amount: int) -> list[Flight]:
+    """The flights that the example is to write: all of those that it finds itself, or those that it finds in the folder."""
+    if amount == FLIGHTS:
+        return rows(everything)
+    of_months = []
+    months = pc.month(everything["time_hour"])
+    for month in range(1, 13):
+        of_months.append(everything.filter(pc.equal(months, month)).slice(0, amount // 12))
+        parquet.write_table(of_months[-1], folder / f"2013-{month:02}.parquet")
+    return sorted(rows(pa.concat_tables(of_months)))
+
+
+def rows(table: pa.Table) -> list[Flight]:
+    return [tuple(each.values()) for each in table.to_pylist()]
+
+
+def assert_equal_everywhere(flights: list[Flight], amount: int, url: str, servers: str, name: str) -> None:
     """File, table and topic have the same flights, row by row, and nothing is left open or staged."""
-    assert len(flights) == FLIGHTS
+    assert len(flights) == amount
     with SqlStateStore.from_url(url) as store:
         with store.engine.connect() as connection:
             found = connection.execute(sa.text(f"SELECT * FROM {name} ORDER BY number"))
@@ -83,27 +117,35 @@ def assert_equal_everywhere(flights: list[Flight], url: str, servers: str, name:
     assert {each[columns.index("time_hour")].utcoffset() for each in flights} == {timedelta(0)}
 
 
-@pytest.mark.slow
+@amounts
 def test_the_batch_is_written_once_however_often_it_is_run(
-    start: Start, flights: list[Flight], postgres_url: str, broker: DevCluster, name: str, tmp_path: Path
+    start: Start, flights: list[Flight], amount: int, postgres_url: str, broker: DevCluster, name: str, folder: Path
 ) -> None:
     for _ in range(2):
-        with start("spark_batch.py", "--input", tmp_path / "input") as job:
-            job.wait_for(f"336,776 flights are in the table {name}.")
-            job.wait_for(f"336,776 messages are in the topic {name}")
+        with start("spark_batch.py", "--input", folder) as job:
+            job.wait_for(f"{amount:,} flights are in the table {name}.")
+            job.wait_for(f"{amount:,} messages are in the topic {name}")
             assert job.wait() == 0, job.output
-    assert_equal_everywhere(flights, postgres_url, broker.bootstrap_servers, name)
+    assert_equal_everywhere(flights, amount, postgres_url, broker.bootstrap_servers, name)
 
 
-@pytest.mark.slow
+@amounts
 def test_the_stream_is_written_once_though_it_is_killed(
-    start: Start, flights: list[Flight], postgres_url: str, broker: DevCluster, name: str, tmp_path: Path
+    start: Start,
+    flights: list[Flight],
+    amount: int,
+    postgres_url: str,
+    broker: DevCluster,
+    name: str,
+    folder: Path,
+    tmp_path: Path,
 ) -> None:
-    arguments = ("--input", tmp_path / "input", "--checkpoint", tmp_path / "checkpoint")
+    arguments = ("--input", folder, "--checkpoint", tmp_path / "checkpoint")
     with start("spark_stream.py", *arguments) as job:
-        job.wait_for("batch 4: ")
-        job.kill_all()  # while the next batch is written, or the one after it
+        job.wait_for("batch 1: ")
+        job.kill_all()  # while one of the next batches is written
+        assert "flights are in the table" not in job.output
     with start("spark_stream.py", *arguments) as job:
-        job.wait_for(f"336,776 flights are in the table {name}.")
+        job.wait_for(f"{amount:,} flights are in the table {name}.")
         assert job.wait() == 0, job.output
-    assert_equal_everywhere(flights, postgres_url, broker.bootstrap_servers, name)
+    assert_equal_everywhere(flights, amount, postgres_url, broker.bootstrap_servers, name)

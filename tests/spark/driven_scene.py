@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,6 +11,7 @@ import psutil
 from spark_scene import LIMIT, SCHEMA, SparkScene
 
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
+from fixtures.pace import until
 from spark.job import SparkJob
 from spark.processes import Role, SparkProcess
 
@@ -110,8 +110,10 @@ def is_stopped(process: psutil.Process) -> bool:
 
 def wait_until(condition: Callable[[], bool], job: SparkJob, what: str) -> None:
     """Wait for something while the job runs."""
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert job.process.poll() is None, f"ended before {what}: {job.output[-4000:]}"
-        assert time.monotonic() < deadline, f"no {what} in {LIMIT} s: {job.output[-4000:]}"
-        time.sleep(0.05)
+
+    def look() -> bool:
+        found = condition()
+        assert found or job.process.poll() is None, f"ended before {what}: {job.output[-4000:]}"
+        return found
+
+    until(look, lambda: f"{what}: {job.output[-4000:]}", seconds=LIMIT, pause=0.05)

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from fixtures.pace import TimeLimitError, joined, limit, until
 from spark.processes import Role, SparkProcess, processes_of_session
 from spark.session import NOT_OURS, WARM
 
 TESTS = Path(__file__).parents[1]
-LIMIT = 120.0
+LIMIT = limit(120)
 """Seconds that anything may take before the test is given up."""
 
 _PR_SET_PDEATHSIG = 1
@@ -83,14 +84,14 @@ class SparkJob:
         """All lines so far: what was said, Spark's log, and the traceback of the script."""
         return "\n".join(self.lines)
 
-    def wait_for(self, beginning: str, limit: float = LIMIT) -> str:
+    def wait_for(self, beginning: str, seconds: float = LIMIT) -> str:
         """Wait for a line that begins so, and return it; each line is seen once."""
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 line = self._new.get(timeout=max(deadline - time.monotonic(), 0.01))
             except queue.Empty:
-                raise AssertionError(f"no {beginning!r} in {limit:.0f} s; {self._told()}") from None
+                raise TimeLimitError(f"no {beginning!r} in {seconds:.0f} s; {self._told()}") from None
             if line is None:  # one of the two streams has ended
                 self._ended += 1
                 assert self._ended < len(self._threads), f"ended before it said {beginning!r}; {self._told()}"
@@ -109,23 +110,20 @@ class SparkJob:
 
     # --- ending -----------------------------------------------------------------------------------------------------------
 
-    def wait(self, limit: float = LIMIT) -> int:
+    def wait(self, seconds: float = LIMIT) -> int:
         """Wait until the script has ended and no process of the application is left; the script's exit code."""
         try:
-            code = self.process.wait(timeout=limit)
+            code = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {limit:.0f} s; {self._told()}") from None
-        self.wait_until_gone(limit)
+            raise TimeLimitError(f"still running after {seconds:.0f} s; {self._told()}") from None
+        self.wait_until_gone(seconds)
         return code
 
-    def wait_until_gone(self, limit: float = LIMIT) -> None:
+    def wait_until_gone(self, seconds: float = LIMIT) -> None:
         """Wait until no process of the application is left."""
-        deadline = time.monotonic() + limit
-        while self.process.poll() is None or self.processes():
-            assert time.monotonic() < deadline, f"not gone after {limit:.0f} s; {self._told()}"
-            time.sleep(0.05)
+        until(lambda: self.process.poll() is not None and not self.processes(), self._told, seconds=seconds, pause=0.05)
         for thread in self._threads:  # the pipes end with the last process that holds them
-            thread.join(timeout=limit)
+            joined(thread, seconds=seconds)
 
     def kill(self, role: Role) -> list[int]:
         """`kill -9` of all processes of that role that live now; their ids."""
@@ -139,14 +137,9 @@ class SparkJob:
         for process in self.processes():  # none of them can react then
             if process.role is not Role.DRIVER:
                 _signal(process, signal.SIGSTOP)
-        deadline = time.monotonic() + LIMIT
-        while (left := self.processes()) or self.process.poll() is None:
-            assert time.monotonic() < deadline, f"not to be killed: {self._told()}"
-            for process in left:
-                process.kill()
-            time.sleep(0.02)
+        until(self._kill_what_is_left, self._told, seconds=LIMIT)
         for thread in self._threads:
-            thread.join(timeout=LIMIT)
+            joined(thread, seconds=LIMIT)
 
     def __enter__(self) -> Self:
         return self
@@ -158,6 +151,13 @@ class SparkJob:
                 stream.close()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _kill_what_is_left(self) -> bool:
+        """Whether nothing was left to kill."""
+        left = self.processes()
+        for process in left:
+            process.kill()
+        return not left and self.process.poll() is not None
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:

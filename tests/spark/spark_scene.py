@@ -14,15 +14,22 @@ import sqlalchemy as sa
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_topic
 from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
+from fixtures.pace import TimeLimitError, limit
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-LIMIT = 120
+LIMIT = limit(120)
 SCHEMA = "id bigint, item string, price double"
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, item varchar(100) NOT NULL, price double precision)"
+
+
+def await_end(query: StreamingQuery) -> None:
+    """Wait for the query's end; raises what it ended with."""
+    if not query.awaitTermination(int(LIMIT)):
+        raise TimeLimitError(f"the query has not ended within {LIMIT:.0f} s")
 
 
 @dataclass
@@ -105,7 +112,7 @@ class SparkScene:
     def run(self, partitions: int = 3, **options: Any) -> StreamingQuery:
         """Run the query over what input there is."""
         query = self.start(partitions, **options)
-        assert query.awaitTermination(LIMIT), "the query does not end"
+        await_end(query)
         return query
 
     def fail_at(self, point: str, action: str) -> None:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import pytest
 from driven_scene import DrivenScene, is_stopped, wait_for_stopped, wait_until
-from spark_scene import SparkScene
+from spark_scene import LIMIT, SparkScene
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
+from fixtures.pace import until
 from fixtures.tiers import thinned
 from spark.job import SparkJob
 from spark.processes import Role
@@ -32,7 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BATCH_DRIVER = Path(__file__).with_name("batch_driver.py")
 SECOND_HOST = "127.0.0.2"
-LIMIT = 120
 
 
 class BatchScene(DrivenScene):
@@ -103,7 +103,6 @@ def test_a_retried_stage(scene: SparkScene, spark_place: Path, wakes: str) -> No
     def take_away(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import glob  # noqa: PLC0415  (goes by value to the workers, as all of this)
         import os  # noqa: PLC0415
-        import time  # noqa: PLC0415
 
         from pyspark import TaskContext  # noqa: PLC0415
 
@@ -140,13 +139,14 @@ def test_a_retried_stage(scene: SparkScene, spark_place: Path, wakes: str) -> No
 
 def poll(look: Callable[[], T], running: Future[None]) -> T:
     """Look until there is something, while the job runs."""
-    deadline = time.monotonic() + LIMIT
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        if running.done():
+
+    def look_again() -> T:
+        found = look()
+        if not found and running.done():
             running.result()
-        time.sleep(0.05)
-    return found
+        return found
+
+    return until(look_again, "what is looked for", seconds=LIMIT, pause=0.05)
 
 
 def ids_of_partition(scene: SparkScene, partition: int) -> int:

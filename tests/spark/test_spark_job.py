@@ -14,7 +14,7 @@ import pytest
 
 from dualwrite.devcluster.java import BUNDLED, find_java
 from spark.java_home import java_home
-from spark.job import SparkJob
+from spark.job import LIMIT, SparkJob
 from spark.processes import Role, processes_of_session
 
 DRIVER = Path(__file__).with_name("slow_driver.py")
@@ -101,7 +101,7 @@ def test_a_job_dies_with_the_process_that_started_it(tmp_path: Path, spark_envir
     starter = f"""
 import os, signal
 from pathlib import Path
-from spark.job import SparkJob
+from spark.job import LIMIT, SparkJob
 gate = "write=" + {str(tmp_path / "never")!r}
 job = SparkJob(Path({str(DRIVER)!r}), [{str(tmp_path)!r}, gate], environment={spark_environment!r})
 job.wait_for("write ")
@@ -113,11 +113,11 @@ os.kill(os.getpid(), signal.SIGKILL)
         env={**os.environ, "PYTHONPATH": str(DRIVER.parents[1])},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
         check=False,
     )
     left = processes_of_session(int(done.stdout))
-    _, alive = psutil.wait_procs([one.process for one in left], timeout=60)
+    _, alive = psutil.wait_procs([one.process for one in left], timeout=LIMIT)
     assert alive == []
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import psutil
 import pytest
 from driven_scene import DrivenScene, is_stopped, wait_until
+from spark_scene import LIMIT
 
 from fixtures.tiers import thinned
 from spark.processes import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-LIMIT = 120
 
 
 @pytest.mark.parametrize(

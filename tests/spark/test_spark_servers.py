@@ -5,18 +5,19 @@ The same at more moments, without Spark: tests/jobs/test_job_servers.py.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+from driven_scene import is_stopped
 from pyspark.errors import PySparkException, StreamingQueryException
-from spark_scene import LIMIT, SparkScene
+from spark_scene import LIMIT, SparkScene, await_end
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import PROMPT_TIMEOUTS, started
+from fixtures.pace import until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -50,20 +51,18 @@ def through(scene: SparkScene, point: str, trouble: Callable[[], None]) -> bool:
     trouble()
     stopped.resume()
     try:
-        assert query.awaitTermination(LIMIT), "the query does not end"
+        await_end(query)
     except StreamingQueryException:
         return False
     return True
 
 
 def stopped_worker() -> psutil.Process:
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        for process in psutil.Process().children(recursive=True):
-            if process.is_running() and process.status() == psutil.STATUS_STOPPED:
-                return process
-        time.sleep(0.05)
-    raise AssertionError("no worker came to the point")
+
+    def look() -> psutil.Process | None:
+        return next(filter(is_stopped, psutil.Process().children(recursive=True)), None)
+
+    return until(look, "a worker that has come to the point", seconds=LIMIT, pause=0.05)
 
 
 @pytest.mark.parametrize(

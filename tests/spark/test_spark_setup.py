@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 
 import dualwrite.spark
 from dualwrite.spark.java import java_problem, warn_without_java
+from spark.job import LIMIT
 from spark.session import NOT_OURS
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def run(tmp_path: Path) -> Run:
         environ = {name: value for name, value in os.environ.items() if name not in OURS}
         command = [sys.executable, "-c", code]
         environ |= {"PATH": str(tmp_path), **environment}
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False).stderr
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False).stderr
 
     return run
 

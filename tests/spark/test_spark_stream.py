@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from spark_scene import SparkScene
+from spark_scene import SparkScene, await_end
 
 import dualwrite.spark
 from fixtures.job_points import COMMIT_POINTS, TASK_POINTS
@@ -92,13 +92,13 @@ def test_a_worker_that_dies_in_commit(scene: SparkScene, point: str, action: str
 def test_foreach_batch(scene: SparkScene) -> None:
     ids = add_three_files(scene)
     each: Callable[[DataFrame, int], None] = partial(write_batch, scene.options)
-    assert scene.start(each=each).awaitTermination(120)
+    await_end(scene.start(each=each))
     scene.assert_holds(ids)
     scene.add_input(range(30, 40))
     scene.fail_at("job_after_commit", "kill")
     with pytest.raises(StreamingQueryException):
-        scene.start(each=each).awaitTermination(120)
-    assert scene.start(each=each).awaitTermination(120)
+        await_end(scene.start(each=each))
+    await_end(scene.start(each=each))
     scene.assert_holds(range(40))
 
 

@@ -29,6 +29,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.chunk_markers import forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
+from spark.job import LIMIT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -349,7 +350,7 @@ def test_the_example(
     for expected in ("3000 orders written in 8 transactions; 0 had", "0 orders written in 0 transactions; 3000 had"):
         command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
         environ = {**os.environ, **spark_environment, **variables}
-        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
         assert expected in ran.stdout, ran.stdout + ran.stderr[-3000:]
     messages = [json.loads(message.value or b"") for message in read_committed(broker.bootstrap_servers, topic)]
     engine = sa.create_engine(sqlite_url)

@@ -1,6 +1,6 @@
 """What test_interrupts.py sends SIGINT to: a process that opens writers and runs transactions until it is told to stop.
 
-python interrupted.py URL BOOTSTRAP ID TOPIC INTERRUPTS
+python -m writer.interrupted URL BOOTSTRAP ID TOPIC INTERRUPTS
 
 SIGINT is Python's own: KeyboardInterrupt at any bytecode. The first line says what a transaction takes on this machine
 ("pace SECONDS"); after each that follows ("ready …") the parent sends one. It is kept back but for the part under test, so that
@@ -28,7 +28,9 @@ from typing import Any
 import sqlalchemy as sa
 
 import dualwrite
+from fixtures.pace import TimeLimitError, limit, until
 
+TIMEOUTS = dualwrite.Timeouts(claim=limit(10), kafka=limit(20), delivery=limit(20))
 WARM_UP = 7
 """How many transactions run before the first interrupt."""
 
@@ -102,7 +104,7 @@ class Interrupted:
             self.engine,
             kafka=self.servers,
             transactional_id=self.id,
-            timeouts=dualwrite.Timeouts(claim=10, kafka=20, delivery=20),
+            timeouts=TIMEOUTS,
         )
         self.tally.opened += 1
 
@@ -171,11 +173,11 @@ class Interrupted:
 
     def locks_are_left(self) -> bool:
         """Whether somebody still holds a lock, or a transaction, some time after the interrupt."""
-        for _ in range(100):
-            if not self.is_locked():
-                return False
-            time.sleep(0.02)  # PostgreSQL takes a moment to notice that a connection was closed
-        return True
+        try:  # PostgreSQL takes a moment to notice that a connection was closed
+            until(lambda: not self.is_locked(), "no lock", seconds=limit(2))
+        except TimeLimitError:
+            return True
+        return False
 
     def is_locked(self) -> bool:
         if self.engine.dialect.name == "sqlite":

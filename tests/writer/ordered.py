@@ -1,8 +1,8 @@
 """What test_lanes.py kills: a process whose transactions send two messages each, all to one partition.
 
-python ordered.py URL BOOTSTRAP ID TOPIC FIRST COUNT
+python -m writer.ordered URL BOOTSTRAP ID TOPIC FIRST COUNT
 
-How many lanes it has, and where it dies, stands in its environment (DUALWRITE_LANES, DUALWRITE_FAILPOINTS).
+How many lanes it has stands in its environment (DUALWRITE_LANES).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 import dualwrite
 from dualwrite import DualWriter, Timeouts, Transaction
 from dualwrite.assembly import Database
+from dualwrite.kafka.base import ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.recovery import ids_with_lanes
@@ -23,8 +23,9 @@ from dualwrite.state import TransactionStatus, lane_id
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.topics import CommittedMessage, read_committed
+from fixtures.pace import LIMIT, limit, until
 
-TIMEOUTS = Timeouts(claim=10, kafka=20, delivery=20)
+TIMEOUTS = Timeouts(claim=limit(10), kafka=limit(20), delivery=limit(20))
 
 
 def _new_id() -> str:
@@ -120,7 +121,7 @@ class Scene:
 
     def raw_messages(self) -> list[CommittedMessage]:
         """What a read_committed consumer gets."""
-        return read_committed({"bootstrap.servers": self.servers, **self.kafka}, self.topic)
+        return read_committed({"bootstrap.servers": self.servers, **self.kafka}, self.topic, timeout=LIMIT)
 
     def messages(self) -> list[int]:
         """The numbers that a read_committed consumer gets."""
@@ -146,25 +147,26 @@ class Scene:
 
     def unfinished(self) -> list[str]:
         """The Kafka ids of ours that are not finished; an end that is decided gets the time to write its markers."""
-        coordinator = WireTransactionCoordinator(KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=20)
+        coordinator = WireTransactionCoordinator(
+            KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=LIMIT
+        )
         ending = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
         finished = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
-        deadline = time.monotonic() + 20
+        listed: list[ListedTransaction] = []
+
+        def none_is_ending() -> bool:
+            listed[:] = coordinator.list_transactions(self.transactional_id)
+            return not any(found.status in ending for found in listed)
+
         try:
-            while True:
-                listed = coordinator.list_transactions(self.transactional_id)
-                if time.monotonic() > deadline or not any(found.status in ending for found in listed):
-                    return [found.kafka_transactional_id for found in listed if found.status not in finished]
-                time.sleep(0.01)
+            until(none_is_ending, lambda: f"the markers of {listed}", pause=0.01)
         finally:
             coordinator.close()
+        return [found.kafka_transactional_id for found in listed if found.status not in finished]
 
     def wait_until_unfinished(self) -> None:
         """Wait until Kafka has heard of the transaction whose block is running: the producers send in the background."""
-        deadline = time.monotonic() + 20
-        while not self.unfinished():
-            assert time.monotonic() < deadline, f"{self.transactional_id}: Kafka has not heard of its transaction"
-            time.sleep(0.01)
+        until(self.unfinished, f"a transaction of {self.transactional_id}, of which Kafka has heard", pause=0.01)
 
     def assert_settled(self) -> None:
         """Nothing is prepared, ongoing or unsettled, and no connection is held."""

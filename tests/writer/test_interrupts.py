@@ -25,12 +25,12 @@ import pytest
 from dualwrite import DualWriter, Phase
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.testing import failpoints
+from fixtures.pace import ended, joined, limit
 from fixtures.tiers import thinned
 from writer.cases import DATABASES, LIBRDKAFKA, NATIVE, POSTGRESQL, PRODUCERS, SQLITE
 from writer.interrupted import WARM_UP
 from writer.scene import Scene
 
-INTERRUPTED = Path(__file__).with_name("interrupted.py")
 BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
 PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
 WRITER_POINTS = BEFORE_COMMIT_POINT + PAST_COMMIT_POINT
@@ -41,8 +41,9 @@ RECOVERY_POINTS = [
     "recover_after_end_txn",
     "recover_after_settle",
 ]
+TESTS = Path(__file__).parents[1]
 INTERRUPTS = int(os.environ.get("DUALWRITE_TEST_INTERRUPTS", "150"))
-WATCHDOG = 60 + INTERRUPTS
+WATCHDOG = limit(60 + INTERRUPTS)
 KINDS = [KeyboardInterrupt, RuntimeError]
 LEFT = ["before_kafka_commit", "after_prepare"]
 LANES = [1, 3]
@@ -283,9 +284,10 @@ class Process:
 
     def __init__(self, scene: Scene, interrupts: int) -> None:
         url = scene.engine.url.render_as_string(hide_password=False)
-        command = [sys.executable, "-W", "ignore", str(INTERRUPTED), url, scene.servers, scene.transactional_id, scene.topic]
+        arguments = [url, scene.servers, scene.transactional_id, scene.topic, str(interrupts)]
         self.process = subprocess.Popen(
-            [*command, str(interrupts)],
+            [sys.executable, "-W", "ignore", "-m", "writer.interrupted", *arguments],
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -321,8 +323,8 @@ class Process:
         finally:
             stop.set()
             watchdog.cancel()
-            code = self.process.wait(20)
-            self._reading.join(20)
+            code = ended(self.process)
+            joined(self._reading)
             for stream in (self.process.stdout, self.process.stderr):
                 assert stream is not None
                 stream.close()

@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +35,8 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.state import kafka_transactional_id, lane_id
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from fixtures.fork_server import ForkedProcess
+from fixtures.pace import LIMIT, ended
 from fixtures.tiers import thinned
 from writer import ordered
 from writer.cases import (
@@ -51,7 +52,6 @@ from writer.cases import (
 )
 from writer.scene import Scene
 
-ORDERED = Path(ordered.__file__)
 BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
 PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
 
@@ -167,21 +167,17 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene
     expected = []
     for run, point in enumerate([*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]):
         first, dies_at = 10 * run, 3 + run % 3
-        command = [sys.executable, "-W", "ignore", str(ORDERED), url_of(scene), scene.servers, scene.transactional_id]
         passage = 2 * dies_at if point == "after_send" else dies_at
-        done = subprocess.run(
-            [*command, scene.topic, str(first), "9"],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, (str(ORDERED.parent.parent), os.environ.get("PYTHONPATH")))),
-                "DUALWRITE_FAILPOINTS": f"{point}#{passage}=kill",
-                "DUALWRITE_LANES": str(1 + run % 4),
-            },
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == -9, done.stderr.decode()[-3000:]
+        with ForkedProcess(
+            "writer.ordered",
+            [url_of(scene), scene.servers, scene.transactional_id, scene.topic, str(first), "9"],
+            failpoints=f"{point}#{passage}=kill",
+            environment={**os.environ, "DUALWRITE_LANES": str(1 + run % 4)},
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stderr is not None
+            errors = process.stderr.read()
+            assert ended(process) == -signal.SIGKILL, errors[-3000:]
         expected += range(first, first + dies_at - (point in BEFORE_COMMIT_POINT))
     with scene.connect() as writer:
         ordered.write(writer, scene.topic, 1000)
@@ -758,7 +754,7 @@ def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, poi
 
 def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransactionError:
     """A transaction on the lane whose Kafka side is aborted between the two commits, as an operator can, or a time-out."""
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=20)
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)
 
     def abort() -> None:
         row = scene.state_row(lane)

@@ -29,6 +29,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT
 from writer.cases import both_producers, producers_and_databases
 from writer.scene import Scene
 
@@ -382,7 +383,7 @@ def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outc
 
 def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
     """A transaction whose Kafka side is aborted between the two commits, as an operator can (or a time-out would)."""
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=20)
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)
 
     def abort() -> None:
         row = scene.state_row()

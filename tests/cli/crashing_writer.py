@@ -1,0 +1,22 @@
+"""What the tests of `recover` let crash: a writer that sends messages, one a transaction, and dies at a failpoint.
+
+python -m cli.crashing_writer ID TOPIC COUNT
+"""
+
+from __future__ import annotations
+
+import sys
+
+import dualwrite
+
+
+def main() -> None:
+    transactional_id, topic, count = sys.argv[1:]
+    writer = dualwrite.connect(transactional_id=transactional_id)
+    for _ in range(int(count)):
+        with writer.transaction() as tx:
+            tx.send(topic, "from the crashed writer")
+
+
+if __name__ == "__main__":
+    main()
