@@ -158,8 +158,12 @@ class Lanes:
         Raises: as `KafkaLook.before_opening`.
         """
         look = KafkaLook(self._coordinator)
-        for row_id in dict.fromkeys((*(lane.id for lane in self._lanes), *ids_with_lanes(self._store, [self._id]))):
+        own = [lane.id for lane in self._lanes]
+        for row_id in own:  # first: a store that is away, or lacks its table, says for which id
             look.before_opening(row_id, self._store.read(row_id))
+        for row_id in ids_with_lanes(self._store, [self._id]):
+            if row_id not in own:
+                look.before_opening(row_id, self._store.read(row_id))
 
     def _find_left_over(self) -> tuple[Session, ...]:
         """Lanes beyond ours that have a row: an earlier writer's, who had more. They are fenced and settled, and not used."""
