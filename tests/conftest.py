@@ -14,5 +14,7 @@ pytest_plugins = [
 
 os.environ["DUALWRITE_TESTING"] = "1"  # in the processes that tests start, DUALWRITE_FAILPOINTS acts
 
+os.environ["DUALWRITE_TESTING"] = "1"  # in the processes that tests start, DUALWRITE_FAILPOINTS acts
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background of a shell: children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
