@@ -6,7 +6,16 @@ pickling, since errors cross process borders (Spark, multiprocessing).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import re
+import shlex
+from typing import Any, ClassVar, Final
+
+_NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
+
+
+def shell_word(text: str) -> str:
+    """A text as a shell takes it for one word, for commands in a next step."""
+    return text if _NEEDS_NO_QUOTES.fullmatch(text) else shlex.quote(text)
 
 
 class DualWriteError(Exception):

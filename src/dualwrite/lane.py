@@ -206,7 +206,7 @@ class Lane:
         except DualWriteError as starting:
             log.warning("%s: a new session is put off: %s", self.id, starting)
         if not database_committed:
-            tell(error, self._named(rolled_back(self.id)))
+            tell(error, self._named(rolled_back(self.id, error)))
         lost = lost_error(next((o for o in outcomes if o.generation == generation), None))
         if lost is not None:
             tell(error, self._named(lost))

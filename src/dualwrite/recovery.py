@@ -85,8 +85,11 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
 
     Raises:
         NotSettledError: Something of a lane is still to be recovered or acknowledged; nothing was changed.
+        StoreError: There is no such id.
     """
-    ids = ids_with_lanes(store, [transactional_id])
+    ids = [name for name in ids_with_lanes(store, [transactional_id]) if store.read(name) is not None]
+    if not ids:
+        raise _unknown_id(store, transactional_id)
     try:
         for row in map(store.read, ids):
             if row is not None and _is_open(row):
@@ -97,6 +100,14 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
         name_lane(error, transactional_id)
         raise
     return tuple(ids)
+
+
+def _unknown_id(store: TxnStateStore, transactional_id: str) -> StoreError:
+    return StoreError(
+        "There is no such transactional id in this database.",
+        transactional_id=transactional_id,
+        next_step=f"`dualwrite status` lists the ids of {store.description}",
+    )
 
 
 def _is_open(row: StateRow) -> bool:
@@ -249,9 +260,5 @@ class Recoverer:
     def _read(self, transactional_id: str) -> StateRow:
         row = self._store.read(transactional_id)
         if row is None:
-            raise StoreError(
-                "There is no such transactional id in this database.",
-                transactional_id=transactional_id,
-                next_step=f"`dualwrite status` lists the ids of {self._store.description}",
-            )
+            raise _unknown_id(self._store, transactional_id)
         return row

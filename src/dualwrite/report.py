@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from dualwrite.errors import DualWriteError, LostTransactionError, RecoveryError, UnverifiedTransactionError
+from dualwrite.errors import DualWriteError, LostTransactionError, RecoveryError, UnverifiedTransactionError, shell_word
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import LostKind, LostTransaction
 
@@ -136,7 +136,8 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
     transactional_id, lost = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     facts = {"state": state_text(lost.state), "generation": lost.generation}
-    acknowledge = f"publish its messages again from your data, then `dualwrite recover --id {transactional_id} --acknowledge`"
+    command = f"dualwrite recover --id {shell_word(transactional_id)} --acknowledge"
+    acknowledge = f"publish its messages again from your data, then `{command}`"
     if lost.kind is LostKind.LOST:
         raise LostTransactionError(
             f"Transaction {lost.state} was committed by the database and aborted by Kafka: its messages are lost{more}.",

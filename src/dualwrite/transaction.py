@@ -105,7 +105,8 @@ class Transaction:
             partition: As `partition`, for all.
             timestamp: As `timestamp`, for all; the time of the call unless given.
 
-        Raises: as `send`, and ValueError where there are not as many keys as values. After an error some may have been sent.
+        Raises: as `send`, and InvalidMessageError where there are not as many keys as values. After an error some may have been
+            sent.
         """
         self._check()
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)

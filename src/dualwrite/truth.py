@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from dualwrite.decision import Decision, decide
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, StoreCommitFailedError
@@ -33,25 +33,56 @@ def pass_over(error: BaseException, truth: str) -> None:
     raise error
 
 
-def rolled_back(transactional_id: str) -> StoreCommitFailedError:
-    """COMMIT had no answer, and the row shows that it had no effect."""
+def rolled_back(transactional_id: str, why: BaseException) -> StoreCommitFailedError:
+    """COMMIT did not answer that it had committed, and the row shows that it had no effect."""
     return StoreCommitFailedError(
-        "The connection was lost in COMMIT, and the database had not committed. Both sides are rolled back.",
+        "COMMIT failed or was not answered, and the database had not committed. Both sides are rolled back.",
         transactional_id=transactional_id,
+        cause=(why.cause if isinstance(why, DualWriteError) else None) or f"{type(why).__name__}: {why}".rstrip(": "),
+        next_step="once the cause is gone, run the whole transaction again",
     )
+
+
+_DOUBTS: Final = {
+    # by: the database is known to have committed; somebody else has claimed the id
+    (True, True): (
+        (
+            "The database committed the transaction, and somebody else has claimed the id since: they commit Kafka's side "
+            "before anything else, or have done so already. It can't be seen here any more."
+        ),
+        (
+            "don't repeat the transaction: its messages are there, or will be; should Kafka have given them up, "
+            "`dualwrite status` shows it as lost"
+        ),
+    ),
+    (True, False): (
+        "The database committed the transaction; Kafka's side is not known here. Nothing was guessed: it stays prepared.",
+        "don't repeat the transaction: the next one, or recovery, commits Kafka's side",
+    ),
+    (False, True): (
+        (
+            "Whether the transaction committed is not known here: somebody else has claimed the id since, and brings Kafka's "
+            "side to the database's outcome, or has done so already."
+        ),
+        "look in your data whether it committed before you repeat it",
+    ),
+    (False, False): (
+        "Whether the transaction committed is not known here. Nothing was guessed: it stays prepared.",
+        "the next transaction, or recovery, settles it; don't repeat it before you have seen in your data whether it committed",
+    ),
+}
 
 
 def in_doubt(
     transactional_id: str, state: PreparedTxnState | None, why: DualWriteError, *, database_committed: bool | None
 ) -> InDoubtTransactionError:
     """The outcome could not be learnt here, and nothing was guessed."""
-    known = "The database committed; Kafka's side is" if database_committed else "Whether the transaction committed is"
-    settler = "whoever claimed the id" if isinstance(why, FencedError) else "the next transaction, or recovery,"
+    what, next_step = _DOUBTS[bool(database_committed), isinstance(why, FencedError)]
     error = InDoubtTransactionError(
-        f"{known} not known here. Nothing was guessed: it stays prepared.",
+        what,
         transactional_id=transactional_id,
         cause=str(why),
-        next_step=f"{settler} settles it; don't repeat it before you have seen in your data whether it committed",
+        next_step=next_step,
         state=state_text(state),
         database_committed=database_committed,
     )

@@ -251,7 +251,9 @@ class DualWriter:
                 raise NestedTransactionError(
                     f"{what} inside a transaction of the same writer.",
                     transactional_id=self._id,
-                    next_step="for a part that may fail by itself, use a savepoint: tx.db.begin_nested()",
+                    next_step="for a part that may fail by itself, use a savepoint: tx.db.begin_nested()"
+                    if what == "transaction()"
+                    else f"leave the block first: {what} is for between transactions",
                 )
             if self._user not in (None, me):
                 raise ConcurrentUseError(

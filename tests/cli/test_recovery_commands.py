@@ -393,6 +393,23 @@ def test_an_id_with_something_unsettled_is_not_forgotten(
     assert json_of(capsys, "status")[1]["ids"][0]["transactional_id"] == "live"
 
 
+def test_an_id_that_is_not_there_is_not_called_forgotten(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = output_of(capsys, "forget", "--id", "nosuch", "--yes")
+    assert (code, out) == (1, "")
+    assert "no such transactional id" in err
+    dualwrite.connect(transactional_id="old").close()
+    for _ in range(2):  # forgetting twice is forgetting once
+        assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
+
+
+def test_a_next_step_can_be_pasted_into_a_shell(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.lose("my orders")
+    command = "dualwrite recover --id 'my orders' --acknowledge"
+    assert command in output_of(capsys, "forget", "--id", "my orders", "--yes")[2]
+    with pytest.raises(dualwrite.LostTransactionError, match=command):
+        dualwrite.connect(transactional_id="my orders")
+
+
 def test_forget_wants_an_id(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     assert output_of(capsys, "forget", "--yes")[0] == 2
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import InvalidTransitionError, MessageTooLargeError, UnknownTopicError
+from dualwrite.errors import InvalidMessageError, InvalidTransitionError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.base import ColumnProducer
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.columns import RecordColumns
@@ -164,7 +164,7 @@ def test_what_can_not_be_sent(broker: DevCluster, new_native: NewProducer, topic
     with pytest.raises(InvalidTransitionError, match="send_columns"):
         producer.send_columns(topic, pa.array(VALUES))
     begun(producer)
-    with pytest.raises(ValueError, match="2 keys for 3000 values"):
+    with pytest.raises(InvalidMessageError, match="2 keys for 3000 values"):
         producer.send_columns(topic, pa.array(VALUES), keys=pa.array(KEYS[:2]))
     with pytest.raises(UnknownTopicError):
         producer.send_columns(topic, pa.array(VALUES), partition=PARTITIONS)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualwrite.stores.sql.control_text import control_statement
+from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,43 @@ from dualwrite.stores.sql.control_text import control_statement
 )
 def test_what_would_end_the_transaction(sql: str, found: str | None) -> None:
     assert control_statement(sql) == found
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("CREATE TABLE a (id int)", "CREATE TABLE"),
+        ("create  or replace view v AS SELECT 1", "create or"),
+        ("# why\n/* so */ -- and\nTRUNCATE a", "TRUNCATE a"),
+        ("DROP INDEX i ON a", "DROP INDEX"),
+        ("ALTER TABLE a ADD b int", "ALTER TABLE"),
+        ("RENAME TABLE a TO b", "RENAME TABLE"),
+        ("LOCK TABLES a WRITE", "LOCK TABLES"),
+        ("FLUSH TABLES", "FLUSH TABLES"),
+        ("ANALYZE LOCAL TABLE a", "ANALYZE LOCAL TABLE"),
+        ("GRANT SELECT ON a TO b", "GRANT SELECT"),
+        ("START SLAVE", "START SLAVE"),
+        ("SET autocommit = 1", "SET autocommit = 1"),
+        ("SET SESSION x = 2, @@autocommit := ON", "SET SESSION x = 2, @@autocommit := ON"),
+        ("SET autocommit = 0", None),
+        ("SET SESSION autocommit=OFF", None),
+        ("SET @a = 'autocommit = 1'", None),
+        ("CREATE TEMPORARY TABLE a (id int)", None),
+        ("CREATE OR REPLACE TEMPORARY TABLE a (id int)", None),
+        ("DROP TEMPORARY TABLE a", None),
+        ("DROP PREPARE p", None),
+        ("ANALYZE SELECT 1", None),
+        ("UNLOCK TABLES", None),
+        ("SELECT * FROM a FOR UPDATE", None),
+        ("INSERT INTO a VALUES ('CREATE TABLE')", None),
+        ("REPLACE INTO a VALUES (1)", None),
+        ("LOAD DATA INFILE 'f' INTO TABLE a", None),
+        ("CALL p()", None),
+        ("SET x = 1", None),
+        ("", None),
+        (" " * 100_000, None),
+    ],
+)
+def test_what_mariadb_would_commit_by(sql: str, found: str | None) -> None:
+    assert (implicit_commit(sql) or "").startswith(found or "")
+    assert (implicit_commit(sql) is None) == (found is None)

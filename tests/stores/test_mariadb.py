@@ -70,7 +70,41 @@ IMPLICIT_COMMITS = [
     "LOCK TABLES orders WRITE, kafka_transaction_state WRITE",
     "SET autocommit = 1",
     "ANALYZE TABLE orders",
+    "FLUSH TABLES",
 ]
+
+
+@pytest.mark.parametrize("statement", IMPLICIT_COMMITS)
+def test_a_statement_that_would_commit_by_itself_is_refused_before_it_runs(
+    mariadb_store: SqlStateStore, mariadb_claim: Claim, statement: str
+) -> None:
+    transaction = mariadb_store.begin(mariadb_claim)
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    for call in (transaction.handle.exec_driver_sql, lambda text: transaction.session.execute(sa.text(text))):
+        with pytest.raises(TransactionControlError, match="would commit the transaction by itself"):
+            call(statement)
+    with pytest.raises(TransactionControlError):
+        sa.Table("another", sa.MetaData(), sa.Column("id", sa.Integer)).create(transaction.handle)
+    assert rows(mariadb_store.engine) == 0
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert rows(mariadb_store.engine) == 1
+    assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
+
+
+def test_temporary_tables_are_the_block_s_own(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    transaction = mariadb_store.begin(mariadb_claim)
+    for statement in ("CREATE TEMPORARY TABLE mine (id int)", "INSERT INTO mine VALUES (1)", "DROP TEMPORARY TABLE mine"):
+        transaction.handle.exec_driver_sql(statement)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
+
+
+def past_the_guard(transaction: StoreTransaction, statement: str) -> None:
+    """On the driver's own connection, where nobody looks at it."""
+    with transaction.handle.connection.cursor() as cursor:
+        cursor.execute(statement)
 
 
 @pytest.mark.parametrize("statement", IMPLICIT_COMMITS)
@@ -79,7 +113,7 @@ def test_a_statement_that_commits_by_itself_is_found(
 ) -> None:
     transaction = mariadb_store.begin(mariadb_claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.handle.exec_driver_sql(statement)
+    past_the_guard(transaction, statement)
     with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
         transaction.record(STATE, generation=0, transaction_number=1)
     transaction.rollback()
@@ -90,7 +124,7 @@ def test_a_statement_that_commits_by_itself_is_found(
 def test_what_follows_a_statement_that_commits_is_rolled_back_also_on_an_engine_with_autocommit(mariadb_url: str) -> None:
     with users_own(mariadb_url, isolation_level="AUTOCOMMIT") as store:
         transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
-        transaction.handle.exec_driver_sql("CREATE TABLE another (id int)")
+        past_the_guard(transaction, "CREATE TABLE another (id int)")
         transaction.handle.execute(insert(orders).values(id=1, item="chair"))
         with pytest.raises(TransactionControlError):
             transaction.record(STATE, generation=0, transaction_number=1)
@@ -336,7 +370,7 @@ def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool)
         store.begin(claim).rollback()
         assert session() == before
         failing = store.begin(claim)
-        failing.handle.exec_driver_sql("CREATE TABLE another (id int)")
+        past_the_guard(failing, "CREATE TABLE another (id int)")
         with pytest.raises(TransactionControlError):
             failing.record(STATE, generation=0, transaction_number=1)
         failing.rollback()

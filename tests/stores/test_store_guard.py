@@ -112,11 +112,14 @@ def test_savepoints_of_the_connection(store: SqlStateStore, claim: Claim) -> Non
 def test_ddl_and_reflection_work_in_the_block(store: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     table = sa.Table("more", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
-    table.create(transaction.handle)
-    assert sa.inspect(transaction.handle).has_table("more")
+    if store.engine.name == "mariadb":  # it would commit by itself
+        with pytest.raises(TransactionControlError):
+            table.create(transaction.handle)
+    else:
+        table.create(transaction.handle)
+        assert sa.inspect(transaction.handle).has_table("more")
     transaction.rollback()
-    commits_by_itself = store.engine.name == "mariadb"  # which is found when the state is recorded
-    assert sa.inspect(store.engine).has_table("more") is commits_by_itself
+    assert not sa.inspect(store.engine).has_table("more")
 
 
 SMUGGLED: dict[str, Callable[[sa.Connection], Any]] = {

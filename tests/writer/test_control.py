@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from dualwrite import FencedError, Phase, Transaction, TransactionControlError
+from dualwrite import FencedError, Phase, Transaction, TransactionControlError, UsageError
 from writer.cases import both_databases, producers_and_databases
 from writer.scene import Event, Scene
 
@@ -89,8 +89,10 @@ def test_a_writer_is_not_closed_reopened_or_opened_in_its_own_block(sqlite_scene
         with writer.transaction() as tx:
             scene.both(tx, 1)
             for call in (writer.close, writer.reopen, writer.open):
-                with pytest.raises(Exception, match="inside a transaction of the same writer"):
+                with pytest.raises(UsageError, match="inside a transaction of the same writer") as caught:
                     call()
+                assert "leave the block first" in str(caught.value)
+                assert "savepoint" not in str(caught.value)
             scene.both(tx, 2)
         assert writer.phase is Phase.READY
     assert scene.agree() == [1, 2]

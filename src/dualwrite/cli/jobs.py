@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from dualwrite.cli.options import ask, refuse, show_table
+from dualwrite.errors import shell_word
 from dualwrite.jobs.by_hand import plan_job, recover_job
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import JobRow
@@ -95,7 +96,7 @@ class JobsToRecover:
         for row in self.at_work:
             typer.echo(
                 f"Left alone: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
-                f"({row.owner}); `dualwrite recover --prefix {row.prefix}` ends it.",
+                f"({row.owner}); `dualwrite recover --prefix {shell_word(row.prefix)}` ends it.",
                 err=True,
             )
         return RecoveryReport(tuple(one for report in reports for one in report.ids))

@@ -8,7 +8,14 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from dualwrite.errors import BatchRefusedError, DualWriteError, InDoubtTransactionError, StoreCommitFailedError, StoreError
+from dualwrite.errors import (
+    BatchRefusedError,
+    DualWriteError,
+    InDoubtTransactionError,
+    StoreCommitFailedError,
+    StoreError,
+    shell_word,
+)
 from dualwrite.failpoints import hit
 from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.completing import complete, settle_ids
@@ -115,7 +122,7 @@ class JobCommitter:
                 transactional_id=winners[0].transactional_id,
                 cause=str(error),
                 next_step="the next run of the job, or `dualwrite recover --prefix "
-                f"{run.prefix}`, settles it; don't write the batch again by other means",
+                f"{shell_word(run.prefix)}`, settles it; don't write the batch again by other means",
                 state="",
                 database_committed=None,
             ) from error
@@ -186,7 +193,7 @@ class JobCommitter:
                 transactional_id=failed[0].transactional_id,
                 cause=str(failed[0].error),
                 next_step="don't write it again: the next run of the job, or "
-                f"`dualwrite recover --prefix {run.prefix}`, completes it",
+                f"`dualwrite recover --prefix {shell_word(run.prefix)}`, completes it",
                 state="",
                 database_committed=True,
             ) from failed[0].error

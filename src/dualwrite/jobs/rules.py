@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
+from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError, shell_word
 from dualwrite.jobs.base import JobRun
 
 _TOKENS_KEPT: Final = 64
@@ -159,7 +159,7 @@ def _leased(run: JobRun, row: JobRow) -> PrefixLeasedError:
         f"The prefix {run.prefix!r} is held by job {row.job_id!r} (opened by {row.owner!r}); {run.job_id!r} can't have it.",
         cause=cause,
         next_step="give this job a transactionalIdPrefix of its own; or, if the other one is gone for good, "
-        f"`dualwrite recover --prefix {run.prefix} --release`",
+        f"`dualwrite recover --prefix {shell_word(run.prefix)} --release`",
         prefix=run.prefix,
         job_id=row.job_id,
         batch_id=row.batch_id,

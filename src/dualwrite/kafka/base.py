@@ -91,7 +91,7 @@ class TransactionalProducer(Protocol):
 
         How many were handed over before one that can't be taken, or before an error of the iterable's own, is left open.
 
-        Raises: as `send`, and ValueError where there are not as many keys as values.
+        Raises: as `send`, and InvalidMessageError where there are not as many keys as values.
         """
         ...
 

@@ -29,7 +29,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.interrupts import undisturbed
 from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
-from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list
+from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list, keyed
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import (
     DEFAULT_TRANSACTION_TIMEOUT_MS,
@@ -178,7 +178,7 @@ class LibrdkafkaProducer:
     ) -> None:
         """Queue messages, one by one."""
         now = time.time_ns() // 1_000_000 if timestamp is None else timestamp
-        pairs = ((None, value) for value in values) if keys is None else zip(keys, values, strict=True)
+        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
         for key, value in pairs:
             self.send(topic, value, key=key, partition=partition, timestamp=now)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
 from dualwrite.errors import InvalidMessageError
 from dualwrite.kafka.base import Headers
 
 MAX_TOPIC_LENGTH: Final = 249
+_MISSING: Final[Any] = object()
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
@@ -64,6 +66,39 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
             raise InvalidMessageError(f"A header's name is a str, not {type(name).__name__}.")
         _encoded("header name", name)
     return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
+
+
+def keyed(
+    keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
+) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:
+    """Pairs of key and value.
+
+    Raises:
+        InvalidMessageError: There are not as many keys as values: found at once where both have a length, else at the end.
+    """
+    if not (isinstance(keys, Sized) and isinstance(values, Sized)):
+        return _until_one_ends(keys, values)
+    if len(keys) != len(values):
+        raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
+    return zip(keys, values, strict=True)
+
+
+def _until_one_ends(
+    keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
+) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:
+    for number, (key, value) in enumerate(itertools.zip_longest(keys, values, fillvalue=_MISSING)):
+        if key is _MISSING or value is _MISSING:
+            fewer, more = ("keys", "values") if key is _MISSING else ("values", "keys")
+            raise not_as_many_keys(f"{number} {fewer} and more {more}")
+        yield key, value
+
+
+def not_as_many_keys(found: str) -> InvalidMessageError:
+    """The error of `send_many` and `send_columns` where keys and values are not of one number."""
+    return InvalidMessageError(
+        f"Each value needs one key, and there are {found}.",
+        next_step="give a key for each value (None for a message without one)",
+    )
 
 
 def check_number(what: str, number: Any, highest: int) -> int:

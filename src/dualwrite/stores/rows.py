@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from dualwrite.errors import FencedError, NotSettledError
+from dualwrite.errors import FencedError, NotSettledError, shell_word
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostTransaction, Settlement, StateRow
@@ -159,7 +159,7 @@ def _not_settled(row: StateRow) -> NotSettledError:
         "The id can't be forgotten: something of it is still open.",
         transactional_id=row.transactional_id,
         cause=why,
-        next_step=f"run `dualwrite recover --id {row.transactional_id}{flag}` first",
+        next_step=f"run `dualwrite recover --id {shell_word(row.transactional_id)}{flag}` first",
     )
 
 

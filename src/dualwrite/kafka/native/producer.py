@@ -27,7 +27,7 @@ from dualwrite.kafka.coordinator import (
     UNSUPPORTED_VERSION,
     WireTransactionCoordinator,
 )
-from dualwrite.kafka.messages import as_bytes, check_number, header_list
+from dualwrite.kafka.messages import as_bytes, check_number, header_list, keyed, not_as_many_keys
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.answers import failure
 from dualwrite.kafka.native.group import commit_offsets
@@ -288,7 +288,7 @@ class NativeProducer:
         check_allowed(self._state, "send_many", self._id)
         now = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
         if keys is not None:
-            pairs = zip(keys, values, strict=True)
+            pairs = keyed(keys, values)
             for key, value in pairs:  # the first begins the transaction at the broker
                 self.send(topic, value, key=key, partition=partition, timestamp=now)
                 break
@@ -307,7 +307,7 @@ class NativeProducer:
         check_allowed(self._state, "send_columns", self._id)
         self._sender.raise_failure()
         if keys is not None and len(keys) != len(values):
-            raise ValueError(f"There are {len(keys)} keys for {len(values)} values.")
+            raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
         if not self._sender.has_sent:  # the first begins the transaction at the broker
             self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition)
             values, keys = values[1:], None if keys is None else keys[1:]

@@ -25,6 +25,27 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 
+_ADMINISTERED: Final = r"(?:NO_WRITE_TO_BINLOG\s+|LOCAL\s+)?TABLES?"
+_IMPLICIT_COMMIT: Final = re.compile(
+    rf"(?:\s|--[^\n]*(?:\n|\Z)|\#[^\n]*(?:\n|\Z)|/\*(?!!|M!).*?\*/|;)*"
+    rf"((?:ALTER|RENAME|TRUNCATE|GRANT|REVOKE|FLUSH|RESET|INSTALL|UNINSTALL|BACKUP|LOCK\s+TABLES?|CACHE\s+INDEX|LOAD\s+INDEX"
+    rf"|(?:ANALYZE|OPTIMIZE|REPAIR|CHECK)\s+{_ADMINISTERED}|CHANGE\s+(?:MASTER|REPLICATION)|(?:START|STOP)\s+(?:ALL\s+)?"
+    rf"(?:SLAVES?|REPLICAS?|GROUP_REPLICATION)|IMPORT\s+TABLE|SET\s+PASSWORD"
+    rf"|CREATE(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)|DROP(?!\s+(?:TEMPORARY|PREPARE)\b))\b(?:\s+\w+)?"
+    rf"|SET\b[^'\"`;]*?\bAUTOCOMMIT\s*:?=\s*(?!0\b|OFF\b|FALSE\b)\w+)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def implicit_commit(sql: str) -> str | None:
+    """The beginning of a statement by which MariaDB and MySQL commit the transaction themselves, or None.
+
+    `CREATE TABLE`, `TRUNCATE`, `LOCK TABLES`, `FLUSH`, `SET autocommit = 1` and their like. Temporary tables are none. Looks at
+    the first statement of a text; what stands in an executable comment is left to the transaction's marker.
+    """
+    found = _IMPLICIT_COMMIT.match(sql)
+    return None if found is None else " ".join(found[1].split())
+
 
 def control_statement(sql: str) -> str | None:
     """The transaction control statement in `sql` (`COMMIT`, `ROLLBACK`, `START TRANSACTION`, …), or None.

@@ -90,6 +90,9 @@ class StoreDialect(ABC):
     def prepare_engine(self, engine: Engine) -> None:  # noqa: B027  (most databases need none)
         """Settings of each connection of an engine of ours."""
 
+    def watch_engine(self, engine: Engine) -> None:  # noqa: B027  (most databases need nothing)
+        """Listeners that every engine needs, the user's own included; a second call for an engine adds nothing."""
+
     # --- transactions -----------------------------------------------------------------------------------------------------
 
     @abstractmethod

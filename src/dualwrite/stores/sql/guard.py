@@ -5,13 +5,15 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from dualwrite.errors import TransactionControlError, WriterClosedError
-from dualwrite.stores.sql.control_text import control_statement
+from dualwrite.stores.sql.control_text import control_statement, implicit_commit
+
+_COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 
 class Guard:
@@ -42,6 +44,18 @@ class Guard:
             next_step="leave the block to commit, raise an exception to roll back; "
             f"savepoints ({self.savepoint}) are allowed. The transaction is still open and usable",
             call=call,
+        )
+
+    def refuse_implicit_commit(self, statement: str) -> NoReturn:
+        """Raise for a statement by which the database would commit the transaction itself."""
+        self.check_open()
+        raise TransactionControlError(
+            f"{statement} is not possible inside the block: the database would commit the transaction by itself.",
+            transactional_id=self.transactional_id,
+            cause="MariaDB and MySQL end the transaction before and after such a statement; the database's side would be "
+            "committed without Kafka's",
+            next_step="run it before or after the block, on another connection. The transaction is still open and usable",
+            call=statement,
         )
 
     def check_open(self) -> None:
@@ -206,6 +220,10 @@ def _refuse_control_text(
         control = control_statement(statement)
         if control is not None:
             connection.guard.refuse(control)
+        if connection.dialect.name in _COMMITS_BY_ITSELF:
+            implicit = implicit_commit(statement)
+            if implicit is not None:
+                connection.guard.refuse_implicit_commit(implicit)
 
 
 class GuardedSession(Session):

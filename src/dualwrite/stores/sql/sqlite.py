@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -55,6 +57,14 @@ class SqliteDialect(StoreDialect):
     def prepare_engine(self, engine: Engine) -> None:
         """WAL, so that readers don't hold up a commit, and synchronous=FULL: in WAL, NORMAL may lose the last commits."""
         event.listen(engine, "connect", _make_durable)
+
+    def watch_engine(self, engine: Engine) -> None:
+        """A connection that is given up ends its statements and rolls back first: closing it keeps its locks while one lives.
+
+        After Ctrl-C the traceback holds the cursor, and with it SQLite's connection, transaction and locks.
+        """
+        if not event.contains(engine, "invalidate", _roll_back_first):
+            event.listen(engine, "invalidate", _roll_back_first)
 
     def begin(self, connection: Connection) -> None:
         """BEGIN IMMEDIATE takes the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY."""
@@ -148,6 +158,15 @@ def _raw(connection: Connection) -> sqlite3.Connection:
 def _code(error: BaseException) -> int:
     code: int = getattr(error, "sqlite_errorcode", -1)
     return code if code < 0 else code & 0xFF  # the primary result code
+
+
+def _roll_back_first(raw: sqlite3.Connection, _record: object, _error: BaseException | None) -> None:
+    with contextlib.suppress(sqlite3.Error):  # it is being closed, whatever it says
+        for cursor in gc.get_referrers(raw):  # sqlite3 has no list of them; this is the way of errors, not of every transaction
+            if isinstance(cursor, sqlite3.Cursor):
+                cursor.close()
+        if raw.in_transaction:
+            raw.execute("ROLLBACK")
 
 
 def _make_durable(raw: sqlite3.Connection, _record: object) -> None:

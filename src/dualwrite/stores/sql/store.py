@@ -71,6 +71,7 @@ class SqlStateStore(TxnStateStore):
         self._engine = engine
         self._owns_engine = owns_engine
         self._dialect = dialect_of(engine)
+        self._dialect.watch_engine(engine)
         errors = ErrorMap(engine, self._dialect)
         self._room = TransactionRoom(engine, self._dialect, errors, Access(engine))
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)

@@ -225,8 +225,8 @@ class SqlStoreTransaction(StoreTransaction):
             "committed WITHOUT its messages, which are aborted now.",
             transactional_id=self._claim.transactional_id,
             cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that ends the "
-            "transaction by itself (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like, or a deadlock "
-            "whose error the block swallowed)",
+            "transaction by itself (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like past tx.db, or a "
+            "deadlock whose error the block swallowed)",
             next_step="check what the block wrote; take the commit or rollback out of it (savepoints are allowed)",
         )
 

@@ -76,8 +76,12 @@ class ManyConformance:
             producer.send_many(topic, [b"1", 2])  # type: ignore[list-item]  # what is tested
         with pytest.raises(ZeroDivisionError):
             producer.send_many(topic, broken())
-        with pytest.raises(ValueError, match="argument 2"):
+        with pytest.raises(InvalidMessageError, match="1 keys for 2 values"):
             producer.send_many(topic, [b"1", b"2"], keys=[b"k"])
+        with pytest.raises(InvalidMessageError, match="1 keys and more values"):
+            producer.send_many(topic, [b"1", b"2"], keys=iter([b"k"]))
+        with pytest.raises(InvalidMessageError, match="1 values and more keys"):
+            producer.send_many(topic, iter([b"1"]), keys=[b"k", b"k"])
         producer = scene.give_up(producer)
         producer.begin_transaction()
         producer.send_many(topic, [b"good"])

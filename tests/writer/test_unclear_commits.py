@@ -1,0 +1,66 @@
+"""What a COMMIT is reported as that failed or was overtaken: the cause is named, and the next step fits."""
+
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from dualwrite.errors import InDoubtTransactionError, StoreCommitFailedError
+from dualwrite.testing import failpoints
+from writer.scene import Event, Scene
+
+
+def test_a_commit_for_which_the_disk_has_no_room_names_the_disk(sqlite_scene: Scene) -> None:
+    """A limit on the size of files stands for the full disk; it is lifted as soon as COMMIT has failed."""
+    scene = sqlite_scene
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill() -> None:
+        size = Path(str(scene.engine.url.database)).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+
+    def make_room(_context: Any = None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        sa.event.listen(scene.engine, "handle_error", make_room)
+        try:
+            full = failpoints.armed("before_db_commit", failpoints.only_at(1, fill))
+            with full, pytest.raises(StoreCommitFailedError, match=r"disk") as caught, writer.transaction() as tx:
+                scene.both(tx, 2)
+                more = [{"writer": f"{scene.transactional_id}-more", "number": n} for n in range(5000)]
+                tx.db.execute(sa.insert(Event), more)
+        finally:
+            make_room()
+            sa.event.remove(scene.engine, "handle_error", make_room)
+        assert "connection was lost" not in str(caught.value)
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 3]
+
+
+@pytest.mark.parametrize("producer", ["native"], indirect=True)  # librdkafka's Kafka id stays as it was: there it is seen
+def test_a_writer_that_was_overtaken_after_the_database_s_commit_is_told_that_it_committed(sqlite_scene: Scene) -> None:
+    scene = sqlite_scene
+
+    def take_over() -> None:
+        with scene.connect() as successor:
+            scene.write(successor, 2, 3)
+
+    with scene.connect() as writer:
+        overtaken = failpoints.armed("after_db_commit", failpoints.only_at(1, take_over))
+        with overtaken, pytest.raises(InDoubtTransactionError) as caught, writer.transaction() as tx:
+            scene.both(tx, 1)
+        assert caught.value.database_committed is True
+        text = str(caught.value)
+        assert "The database committed the transaction, and somebody else has claimed the id since" in text
+        assert "don't repeat the transaction" in text
+        assert "stays prepared" not in text
+        assert "whether it committed" not in text
+    assert scene.agree() == [1, 2, 3]
