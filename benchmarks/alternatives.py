@@ -116,7 +116,7 @@ class Recipe:
         """One dual write."""
         with self._writer.transaction() as tx:
             unit.apply(tx.db)
-            tx.send(self._topic, unit.message, unit.key)
+            tx.send(self._topic, unit.message, key=unit.key)
 
     def close(self) -> None:
         """See Alternative."""

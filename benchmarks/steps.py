@@ -124,7 +124,7 @@ def take_apart(target: Target, seconds: float, *, warm_up: int) -> tuple[list[St
                 began = time.perf_counter()
                 with writer.transaction() as tx:
                     clock.timed("user's statements: update, insert", unit.apply)(tx.db)
-                    tx.send(target.topic, unit.message, unit.key)
+                    tx.send(target.topic, unit.message, key=unit.key)
                 clock.times[WHOLE].append(time.perf_counter() - began)
                 done += 1
     finally:

@@ -61,6 +61,7 @@ class Transaction:
         self,
         topic: str,
         value: bytes | str | None,
+        *,
         key: bytes | str | None = None,
         headers: Headers | None = None,
         partition: int | None = None,

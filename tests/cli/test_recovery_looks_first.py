@@ -27,6 +27,7 @@ from dualwrite.state import TransactionDescription, kafka_transactional_id
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT
 
 NOBODY = "127.0.0.1:1"
 
@@ -93,6 +94,7 @@ def described(store: TxnStateStore, coordinator: WireTransactionCoordinator) -> 
 CRASHING = """
 import sys, dualwrite
 from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT
 name, topic, point = sys.argv[1:]
 writer = dualwrite.connect(transactional_id=name, lanes=1)
 with failpoints.armed(point, failpoints.exits()), writer.transaction() as tx:
@@ -103,7 +105,7 @@ with failpoints.armed(point, failpoints.exits()), writer.transaction() as tx:
 def leave(transactional_id: str, topic: str, point: str) -> None:
     """A transaction whose writer ended at a point."""
     command = [sys.executable, "-W", "ignore", "-c", CRASHING, transactional_id, topic, point]
-    assert subprocess.run(command, timeout=60, check=False).returncode == failpoints.EXIT_CODE
+    assert subprocess.run(command, timeout=LIMIT, check=False).returncode == failpoints.EXIT_CODE
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -257,7 +259,7 @@ def test_an_unknown_id_is_an_error_without_a_traceback(url: str, more: tuple[str
     """In a process of its own, where nobody has set up logging."""
     command = [sys.executable, "-W", "ignore", "-c", "import sys; from dualwrite.cli import main; sys.exit(main())"]
     done = subprocess.run(
-        [*command, "recover", "--id", "nosuch", *more], timeout=60, check=False, capture_output=True, text=True
+        [*command, "recover", "--id", "nosuch", *more], timeout=LIMIT, check=False, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert "There is no such transactional id" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from dualwrite.stores.sql import SqlStateStore
+from fixtures.pace import LIMIT
 
 
 @pytest.fixture(params=["our engine", "the user's engine"])
@@ -60,7 +61,7 @@ def assert_nobody_has_a_lock(engine: sa.Engine) -> None:
 
 
 def test_an_interrupted_look_at_the_fence_leaves_no_lock(store: SqlStateStore) -> None:
-    claim = store.claim("id", "tests", timeout=5)
+    claim = store.claim("id", "tests", timeout=LIMIT)
     with interrupted_once(store.engine, "SELECT"):
         with pytest.raises(KeyboardInterrupt) as caught:
             store.begin(claim)
@@ -73,7 +74,7 @@ def test_an_interrupted_look_at_the_fence_leaves_no_lock(store: SqlStateStore) -
 def test_an_interrupted_select_of_the_user_s_leaves_no_lock(
     store: SqlStateStore, fetch: Callable[[sa.CursorResult[Any]], object]
 ) -> None:
-    claim = store.claim("id", "tests", timeout=5)
+    claim = store.claim("id", "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     with interrupted_once(store.engine, "SELECT 1"):
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -85,10 +86,10 @@ def test_an_interrupted_select_of_the_user_s_leaves_no_lock(
 
 
 def test_an_interrupted_claim_leaves_no_lock(store: SqlStateStore) -> None:
-    store.claim("id", "tests", timeout=5)
+    store.claim("id", "tests", timeout=LIMIT)
     with interrupted_once(store.engine, "SELECT"):
         with pytest.raises(KeyboardInterrupt) as caught:
-            store.claim("id", "tests", timeout=5)
+            store.claim("id", "tests", timeout=LIMIT)
         assert_nobody_has_a_lock(store.engine)
     assert caught.value.__traceback__ is not None
-    assert store.claim("id", "tests", timeout=5).fence == 2
+    assert store.claim("id", "tests", timeout=LIMIT).fence == 2

@@ -51,8 +51,8 @@ def test_a_message_arrives_as_it_was_sent(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer, writer.transaction() as tx:
         tx.send(scene.topic, b"bytes", key=b"\x00\xff", headers={"a": "text", "b": b"\x00", "c": None}, partition=0)
-        tx.send(scene.topic, "text ü", "key", [("twice", "1"), ("twice", "2")])
-        tx.send(scene.topic, None, "key")
+        tx.send(scene.topic, "text ü", key="key", headers=[("twice", "1"), ("twice", "2")])
+        tx.send(scene.topic, None, key="key")
         tx.send(scene.topic, b"", timestamp=1_700_000_000_123)
     bytes_, text, tombstone, empty = scene.raw_messages()
     assert (bytes_.value, bytes_.key, bytes_.partition) == (b"bytes", b"\x00\xff", 0)

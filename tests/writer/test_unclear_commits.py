@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from dualwrite.errors import InDoubtTransactionError, StoreCommitFailedError
 from dualwrite.testing import failpoints
+from writer.cases import NATIVE
 from writer.scene import Event, Scene
 
 
@@ -45,7 +46,7 @@ def test_a_commit_for_which_the_disk_has_no_room_names_the_disk(sqlite_scene: Sc
     assert scene.agree() == [1, 3]
 
 
-@pytest.mark.parametrize("producer", ["native"], indirect=True)  # librdkafka's Kafka id stays as it was: there it is seen
+@pytest.mark.parametrize("producer", [NATIVE])  # librdkafka's Kafka id stays as it was: there it is seen
 def test_a_writer_that_was_overtaken_after_the_database_s_commit_is_told_that_it_committed(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
 

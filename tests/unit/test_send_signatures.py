@@ -1,0 +1,33 @@
+"""Sending: whatever follows topic and value is given by name. Other clients have the partition where a reader expects headers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dualwrite import Transaction
+from dualwrite.kafka import LibrdkafkaProducer, NativeProducer
+from dualwrite.kafka.base import ColumnProducer, TransactionalProducer
+
+SENDING: list[Callable[..., Any]] = [
+    Transaction.send,
+    Transaction.send_many,
+    TransactionalProducer.send,
+    TransactionalProducer.send_many,
+    ColumnProducer.send_columns,
+    LibrdkafkaProducer.send,
+    LibrdkafkaProducer.send_many,
+    NativeProducer.send,
+    NativeProducer.send_many,
+    NativeProducer.send_columns,
+]
+
+
+@pytest.mark.parametrize("method", SENDING, ids=lambda method: method.__qualname__)
+def test_what_follows_topic_and_value_is_given_by_name(method: Callable[..., Any]) -> None:
+    _self, _topic, _value, *others = inspect.signature(method).parameters.values()
+    assert others
+    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
