@@ -167,7 +167,7 @@ class OnePartition(RuleBasedStateMachine):
         batch = request.batch
         assert request.code is not None
         if request.code == NONE:
-            self.partition.stored(batch)
+            self.partition.stored(batch, 0)
             self.buffered -= batch.size
         elif request.code == TOO_LARGE:
             self.partition.split(batch, self.now + wait, request.code)

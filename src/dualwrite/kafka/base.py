@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from dualwrite.delivery import Delivery
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
@@ -114,6 +115,14 @@ class TransactionalProducer(Protocol):
             DeliveryError: A message was not stored (UnknownTopicError, MessageTooLargeError where that is the reason).
             PrepareError: The broker does not hold the transaction as ours and ongoing.
             TransactionTimeoutError: Too little of the transaction's timeout is left.
+        """
+        ...
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """Where the messages of the transaction that was prepared last lie, as the brokers acknowledged them.
+
+        None before `prepare_transaction` has returned, and where the transaction has no message.
         """
         ...
 

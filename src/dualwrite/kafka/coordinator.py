@@ -13,6 +13,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
+from dualwrite.delivery import Place
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
@@ -22,9 +23,10 @@ from dualwrite.errors import (
 from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.error_kinds import TIMEOUT_REFUSED
+from dualwrite.kafka.log_proof import Fate, LogNotReadableError, fate_in_log
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
-from dualwrite.state import TransactionDescription, TransactionStatus
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +267,18 @@ class WireTransactionCoordinator:
             )
 
         return self._ask_coordinator(kafka_transactional_id, ask, timeout)
+
+    def fate(self, state: PreparedTxnState, place: Place, *, timeout: float | None = None) -> Fate:
+        """How the transaction that wrote to a place ended, by the partition's log; see `log_proof.fate_in_log`."""
+
+        def ask() -> Fate:
+            try:
+                return fate_in_log(self._network, state, place)
+            except LogNotReadableError as error:
+                raise _TryAgainError(str(error)) from error
+
+        with self._lock:
+            return self._repeated(ask, f"the leader of {place.topic}-{place.partition}", timeout)
 
     def list_transactions(self, prefix: str = "") -> list[ListedTransaction]:
         """ListTransactions at every broker (KIP-664), sorted by id."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from queue import SimpleQueue
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
     ConfigurationError,
@@ -29,6 +29,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.interrupts import undisturbed
 from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
+from dualwrite.kafka.librdkafka_reports import DeliveryReports
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list, keyed
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import (
@@ -74,10 +75,10 @@ class LibrdkafkaProducer:
         self._delivery_timeout = delivery_timeout
         self._timeout_ms = transaction_timeout_ms(config, coordinator)
         self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
-        self._reports: dict[str, SimpleQueue[KafkaError | None]] = {}  # delivery reports by topic, for each one looked up
+        self._reports = DeliveryReports()  # of every topic that was looked up
+        self._delivery: Delivery | None = None
         self._must_be_replaced = False
         self._previous_start_ms: int | None = None
-        self._sent = self._acknowledged = 0
         self._failure: BrokerError | None = None
         self._offsets_sent = False
         self._budget = TimeBudget(self._timeout_ms / 1000)
@@ -99,7 +100,7 @@ class LibrdkafkaProducer:
 
     @property
     def _has_content(self) -> bool:
-        return self._sent > 0 or self._offsets_sent
+        return self._reports.sent > 0 or self._offsets_sent
 
     # --- the transaction ----------------------------------------------------------------------------------------------
 
@@ -110,7 +111,8 @@ class LibrdkafkaProducer:
     def begin_transaction(self) -> None:
         """Begin; local."""
         self._read_reports()
-        self._sent = self._acknowledged = 0
+        self._reports.begin()
+        self._delivery = None
         self._failure = None
         self._budget.reset()
         self._offsets_sent = False
@@ -141,9 +143,7 @@ class LibrdkafkaProducer:
         if not isinstance(topic, str) or topic not in self._reports:
             self._look_up(check_topic(topic))
         self._raise_failure()
-        # SimpleQueue.put is C, and ignores its second argument, which is the message. Python code in its place would be where
-        # KeyboardInterrupt is raised, and confluent-kafka turns an exception of a callback into a SystemError.
-        report: Any = self._reports[topic].put
+        report = self._reports.callback(topic)
         self._budget.start()
         deadline = None
         while True:
@@ -164,7 +164,7 @@ class LibrdkafkaProducer:
             except KafkaException as error:
                 self._wait_for_reason(error)
                 raise self._failed(broker_error(error, self._id, f"sending to topic {topic!r}")) from error
-        self._sent += 1
+        self._reports.count(topic)
         self._poll(0)
 
     def send_many(
@@ -201,10 +201,11 @@ class LibrdkafkaProducer:
             return None
         waiting = self._deliver(timeout)
         self._raise_failure()
-        if waiting or self._acknowledged != self._sent:
+        sent, acknowledged = self._reports.sent, self._reports.acknowledged
+        if waiting or acknowledged != sent:
             raise self._failed(
                 DeliveryError(
-                    f"{self._sent - self._acknowledged} of {self._sent} messages were not acknowledged within {timeout:g} s.",
+                    f"{sent - acknowledged} of {sent} messages were not acknowledged within {timeout:g} s.",
                     cause="the broker takes messages too slowly, or not at all",
                     transactional_id=self._id,
                 )
@@ -212,7 +213,13 @@ class LibrdkafkaProducer:
         state = self._described()
         self.check_time_left()
         self._previous_start_ms = state.start_time_ms
+        self._delivery = Delivery.of(self._reports.places)
         return state
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """Where the messages of the transaction that was prepared last lie."""
+        return self._delivery
 
     def check_time_left(self) -> None:
         """Compare the time since the first message with the transaction's timeout."""
@@ -293,7 +300,7 @@ class LibrdkafkaProducer:
                 raise broker_error(error, self._id, f"looking up topic {topic!r}") from error
             problem = None if found is None else found.error
             if found is not None and problem is None and found.partitions:
-                self._reports[topic] = SimpleQueue()
+                self._reports.add_topic(topic)
                 return
             # A broker that creates topics by itself says "unknown" while it does.
             if (problem is not None and not is_retriable(problem)) or time.monotonic() > deadline:
@@ -321,14 +328,10 @@ class LibrdkafkaProducer:
             self._read_reports()
 
     def _read_reports(self) -> None:
-        for topic, reports in self._reports.items():
-            while not reports.empty():
-                error = reports.get_nowait()
-                if error is None:
-                    self._acknowledged += 1
-                elif self._failure is None:
-                    self._must_be_replaced = True
-                    self._failure = broker_error(error, self._id, f"delivering to topic {topic!r}")
+        for topic, error in self._reports.failures():
+            if self._failure is None:
+                self._must_be_replaced = True
+                self._failure = broker_error(error, self._id, f"delivering to topic {topic!r}")
 
     def _wait_for_reason(self, error: KafkaException) -> None:
         """Raise the failed delivery that made librdkafka refuse more messages: its report comes a moment later."""

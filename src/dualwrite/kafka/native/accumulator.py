@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
+from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
@@ -62,6 +63,12 @@ class RecordAccumulator:
         self._topics.clear()
         self._filling = 0
         self._room = self._buffer_bytes
+
+    @property
+    def places(self) -> Iterator[Place]:
+        """What the transaction has written, partition by partition."""
+        for topic in self._topics.values():
+            yield from (partition.place for partition in topic.partitions if partition is not None)
 
     @property
     def is_empty(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
+from dualwrite.delivery import Place
 from dualwrite.kafka.native.compression import Compression
 from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords, next_sequence, split
 
@@ -49,6 +50,7 @@ class Partition:
 
     Attributes:
         builder: What is being filled.
+        first_offset: Of the transaction's first record here, once the broker has acknowledged it and said where it lies.
         waiting: What is to be sent, in order.
         under_way: What was sent and has no answer, in order.
         not_before: When the first waiting batch may be sent again, by `time.monotonic`.
@@ -62,6 +64,7 @@ class Partition:
         "_next_sequence",
         "_producer_id",
         "builder",
+        "first_offset",
         "index",
         "last_code",
         "not_before",
@@ -79,6 +82,7 @@ class Partition:
         self._next_order = 0
         self._next_sequence = 0
         self.builder = BatchBuilder()
+        self.first_offset: int | None = None
         self.waiting: deque[Batch] = deque()
         self.under_way: list[Batch] = []
         self.not_before = 0.0
@@ -111,10 +115,17 @@ class Partition:
         self.under_way.append(batch)
         return batch
 
-    def stored(self, batch: Batch) -> None:
-        """The broker has stored a batch."""
+    def stored(self, batch: Batch, base_offset: int) -> None:
+        """The broker has stored a batch, from this offset on; -1 where it does not say (a repeated batch may be too old)."""
         self.under_way.remove(batch)
         self.last_code = 0
+        if batch.order == 0 and base_offset >= 0:
+            self.first_offset = base_offset
+
+    @property
+    def place(self) -> Place:
+        """What the transaction has written here."""
+        return Place(self.topic, self.index, self.first_offset, self._next_order)
 
     def send_again(self, batch: Batch, not_before: float, code: int) -> None:
         """A batch was refused for a reason that passes, or its answer never came; it waits in its old place."""

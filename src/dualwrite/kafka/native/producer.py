@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -100,6 +101,7 @@ class NativeProducer:
         self._accumulator = RecordAccumulator(self._sender, settings, kafka_transactional_id)
         self._offsets_sent = False
         self._prepared: PreparedTxnState | None = None
+        self._delivery: Delivery | None = None
         self._budget = TimeBudget(None)
         self._ended_at = 0.0
         self._chosen_timeout_ms: int | None = None
@@ -238,6 +240,7 @@ class NativeProducer:
         self._sender.begin()
         self._accumulator.begin(self._producer_id, self._epoch)
         self._offsets_sent = False
+        self._delivery = None
         self._budget.reset()
         self._state = ProducerState.IN_TRANSACTION
 
@@ -349,8 +352,14 @@ class NativeProducer:
             raise
         self.check_time_left()
         self._prepared = PreparedTxnState(self._producer_id, self._epoch) if self._has_content else None
+        self._delivery = Delivery.of(self._accumulator.places)
         self._state = ProducerState.PREPARED
         return self._prepared
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """Where the messages of the transaction that was prepared last lie."""
+        return self._delivery
 
     def check_time_left(self) -> None:
         """Compare the time since the first message with the transaction's timeout; there is none under two-phase commit."""

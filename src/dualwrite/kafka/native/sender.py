@@ -301,13 +301,15 @@ class Sender:
             for found in topic.partition_responses:
                 entry = request.batches.pop((topic.name, found.index), None)
                 if entry is not None:
-                    self._judge(*entry, found.error_code, found.error_message)
+                    self._judge(*entry, found)
         self._send_again(request, NO_ANSWER)  # what the answer did not speak of
 
-    def _judge(self, partition: Partition, batch: Batch, code: int, message: str | None) -> None:
+    def _judge(self, partition: Partition, batch: Batch, found: Any) -> None:
+        """Act on a partition's part of an answer."""
+        code = found.error_code
         verdict = verdict_on(code)
         if verdict is Verdict.STORED:
-            partition.stored(batch)
+            partition.stored(batch, found.base_offset)
             self.buffered -= batch.size
             self._unstored -= batch.count
             return
@@ -324,7 +326,7 @@ class Sender:
         else:
             facts: dict[str, Any] = {"size": len(batch.data)} if verdict is Verdict.SPLIT else {}
             self.failure = self.failure or failure(
-                code, f"delivering to {_name(partition)}", self._id, message=message, **facts
+                code, f"delivering to {_name(partition)}", self._id, message=found.error_message, **facts
             )
             return
         self._waiting[partition] = None

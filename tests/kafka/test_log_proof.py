@@ -1,0 +1,126 @@
+"""The log tells how a transaction ended, whatever its coordinator has forgotten: for both producers, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from dualwrite.delivery import Delivery, Place
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.log_proof import Fate
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.state import PreparedTxnState
+from fixtures.broker import make_topic, wait_for_markers
+
+NewName = Callable[[str], str]
+
+
+@pytest.fixture(params=["native", "librdkafka"])
+def producer(
+    request: pytest.FixtureRequest, broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName
+) -> Iterator[TransactionalProducer]:
+    kind: Any = {"native": NativeProducer, "librdkafka": LibrdkafkaProducer}[request.param]
+    made: TransactionalProducer = kind(KafkaConfig.of(broker.bootstrap_servers), new_name("id"), coordinator)
+    made.init_transactions(timeout=20)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def topic(broker: DevCluster, new_name: NewName) -> str:
+    name = new_name("topic")
+    make_topic(broker, name, 3)
+    return name
+
+
+def prepared(producer: TransactionalProducer, topic: str, count: int = 1) -> tuple[PreparedTxnState, Delivery]:
+    """A transaction with messages in partition 1, flushed and named."""
+    producer.begin_transaction()
+    for number in range(count):
+        producer.send(topic, f"message {number}", partition=1)
+    state = producer.prepare_transaction(timeout=20)
+    assert state is not None
+    assert producer.delivery is not None
+    return state, producer.delivery
+
+
+def proof_of(delivery: Delivery) -> Place:
+    assert delivery.proof is not None
+    return delivery.proof
+
+
+def test_a_producer_knows_where_its_messages_lie(producer: TransactionalProducer, topic: str) -> None:
+    _, first = prepared(producer, topic, 3)
+    producer.commit_transaction(timeout=20)
+    assert (first.messages, first.places) == (3, (Place(topic, 1, 0, 3),))
+    _, second = prepared(producer, topic)
+    producer.commit_transaction(timeout=20)
+    assert second.places == (Place(topic, 1, 4, 1),)  # after three messages and a marker
+    producer.begin_transaction()
+    assert producer.delivery is None
+    producer.abort_transaction(timeout=20)
+
+
+def test_every_topic_of_a_transaction_has_its_place(producer: TransactionalProducer, topic: str, broker: DevCluster) -> None:
+    other = f"{topic}-other"
+    make_topic(broker, other)
+    producer.begin_transaction()
+    for _ in range(2):
+        producer.send(topic, "message", partition=2)
+    producer.send(other, "message")
+    producer.prepare_transaction(timeout=20)
+    producer.commit_transaction(timeout=20)
+    assert producer.delivery is not None
+    assert set(producer.delivery.places) == {Place(topic, 2, 0, 2), Place(other, 0, 0, 1)}
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_an_ended_transaction_is_told_by_the_log(
+    producer: TransactionalProducer, topic: str, broker: DevCluster, coordinator: WireTransactionCoordinator, commit: bool
+) -> None:
+    earlier, earlier_delivery = prepared(producer, topic, 2)
+    producer.abort_transaction(timeout=20)
+    state, delivery = prepared(producer, topic, 2)
+    assert coordinator.fate(state, proof_of(delivery)) is Fate.OPEN
+    (producer.commit_transaction if commit else producer.abort_transaction)(timeout=20)
+    later, later_delivery = prepared(producer, topic, 2)
+    producer.commit_transaction(timeout=20)
+    wait_for_markers(broker.bootstrap_servers)
+    assert coordinator.fate(state, proof_of(delivery)) is (Fate.COMMITTED if commit else Fate.ABORTED)
+    assert coordinator.fate(earlier, proof_of(earlier_delivery)) is Fate.ABORTED
+    assert coordinator.fate(later, proof_of(later_delivery)) is Fate.COMMITTED
+
+
+def test_a_message_of_somebody_else_proves_nothing(
+    producer: TransactionalProducer, topic: str, broker: DevCluster, coordinator: WireTransactionCoordinator
+) -> None:
+    state, delivery = prepared(producer, topic)
+    producer.commit_transaction(timeout=20)
+    wait_for_markers(broker.bootstrap_servers)
+    place = proof_of(delivery)
+    assert coordinator.fate(PreparedTxnState(state.producer_id + 1, state.epoch), place) is Fate.GONE
+    assert coordinator.fate(PreparedTxnState(state.producer_id, state.epoch + 1), place) is Fate.GONE
+    assert coordinator.fate(state, Place(topic, 1, 1, 1)) is Fate.GONE  # the marker
+
+
+def test_what_retention_or_an_admin_has_taken_is_gone(
+    producer: TransactionalProducer, topic: str, broker: DevCluster, coordinator: WireTransactionCoordinator
+) -> None:
+    state, delivery = prepared(producer, topic, 2)
+    producer.commit_transaction(timeout=20)
+    wait_for_markers(broker.bootstrap_servers)
+    place = proof_of(delivery)
+    assert coordinator.fate(state, Place(topic, 1, 10, 1)) is Fate.GONE  # past the end
+    assert coordinator.fate(state, Place(topic, 7, 0, 1)) is Fate.GONE  # no such partition
+    assert coordinator.fate(state, Place(f"{topic}-missing", 0, 0, 1)) is Fate.GONE
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.delete_records([TopicPartition(topic, 1, 3)])[TopicPartition(topic, 1)].result(20)
+    assert coordinator.fate(state, place) is Fate.GONE

@@ -1,0 +1,71 @@
+"""What is stored of a transaction's messages: read back as it was, bounded, and always with a place that proves the outcome."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualwrite.delivery import MAX_PLACES, Delivery, Place, delivery_text
+from dualwrite.errors import StoredStateError
+
+NOON = datetime(2026, 11, 23, 12, 0, 0, 5000, tzinfo=UTC)
+
+places = st.builds(
+    Place,
+    topic=st.text(min_size=1, max_size=249),
+    partition=st.integers(0, 2**31 - 1),
+    first_offset=st.none() | st.integers(0, 2**63 - 1),
+    messages=st.integers(1, 2**31),
+)
+moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
+
+
+@given(st.lists(places, min_size=1, max_size=MAX_PLACES), moments)
+def test_what_is_stored_is_read_back(listed: list[Place], moment: datetime) -> None:
+    delivery = Delivery(sum(p.messages for p in listed), tuple(listed), moment)
+    assert Delivery.parse(delivery.text()) == delivery
+
+
+def test_no_message_is_no_delivery() -> None:
+    assert Delivery.of([]) is None
+    assert delivery_text(None) == ""
+    assert Delivery.parse("") is None
+
+
+@given(st.lists(places, min_size=MAX_PLACES + 1, max_size=3 * MAX_PLACES))
+def test_many_places_are_cut_to_a_bound_that_keeps_the_count_and_a_proof(listed: list[Place]) -> None:
+    made = Delivery.of(listed)
+    assert made is not None
+    stored = Delivery.parse(made.text())
+    assert stored is not None
+    assert len(stored.places) == MAX_PLACES
+    assert stored.messages == sum(p.messages for p in listed)
+    assert (stored.proof is None) == all(p.first_offset is None for p in listed)
+    assert set(stored.places) <= set(listed)
+
+
+def test_people_read_how_many_messages_lie_where_and_since_when() -> None:
+    delivery = Delivery(6, (Place("orders", 0, 17, 1), Place("payments", 2, None, 3)), NOON)
+    assert str(delivery) == (
+        "6 messages: orders-0 from offset 17 (1 message), payments-2 (3 messages) and 2 elsewhere; "
+        "prepared at 2026-11-23 12:00:00 UTC"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"messages":1,"places":[["t",0]],"prepared_at":"2026-11-23"}',
+        '{"messages":1,"places":[],"prepared_at":"x"}',
+    ],
+)
+def test_a_text_that_is_of_no_delivery_is_an_error_with_the_text(text: str) -> None:
+    with pytest.raises(StoredStateError) as refused:
+        Delivery.parse(text)
+    assert refused.value.facts["text"] == text
