@@ -11,12 +11,29 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any, Final, Self
 
 from dualwrite.errors import StoredStateError
 
+MAX_TOPIC_LENGTH: Final = 249
+"""Characters of a topic's name (Kafka, `Topic.MAX_NAME_LENGTH`)."""
+
 MAX_PLACES: Final = 16
 """Places that are stored with a state; `Delivery.messages` counts all messages, also those at places left out."""
+
+
+class Fate(Enum):
+    """How a transaction ended, by the log."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+    OPEN = "open"
+    """It has not ended: no marker of it is there."""
+
+    GONE = "gone"
+    """The log does not have the message any more (retention), or the principal may not read it."""
 
 
 @dataclass(frozen=True, slots=True)

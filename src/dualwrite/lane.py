@@ -100,7 +100,10 @@ class Lane:
         self.advance(Event.PREPARED)
         hit("after_prepare")
         store_transaction.record(
-            transaction.state, generation=self.session.generation, transaction_number=self._state.transaction_number
+            transaction.state,
+            generation=self.session.generation,
+            transaction_number=self._state.transaction_number,
+            delivery=producer.delivery,
         )
         self.advance(Event.RECORDED)
         hit("after_record")
@@ -112,6 +115,8 @@ class Lane:
         hit("after_db_commit")
         hit("before_kafka_commit")
         producer.commit_transaction(timeout=self._timeouts.kafka)
+        if transaction.state is not None:
+            self.session.has_committed(transaction.state)
         self.advance(Event.KAFKA_COMMITTED)
         hit("after_kafka_commit")
 
@@ -226,6 +231,11 @@ class Lane:
         return f"{self._logical_id!r}{lane}"
 
     # --- the id -----------------------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Before a transaction: go on under a new registration where the coordinator has forgotten the id."""
+        with self.phase_kept_true():
+            self.session.renew_if_forgotten()
 
     def recover(self) -> None:
         """Settle and start a new session, by a claim that succeeds only while the fence is ours."""

@@ -211,6 +211,7 @@ class Lanes:
         self._turn = (self._turn + 1) % len(self._lanes)
         if chosen.session.producer_must_be_replaced:
             chosen.recover()
+        chosen.renew()
         return chosen
 
     # --- the end ----------------------------------------------------------------------------------------------------------

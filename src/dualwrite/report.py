@@ -135,21 +135,23 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
         return
     transactional_id, lost = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    facts = {"state": state_text(lost.state), "generation": lost.generation}
+    facts = {"state": state_text(lost.state), "generation": lost.generation, "delivery": lost.delivery}
+    held = "" if lost.delivery is None else f" It had {lost.delivery}."
     command = f"dualwrite recover --id {shell_word(transactional_id)} --acknowledge"
     acknowledge = f"publish its messages again from your data, then `{command}`"
     if lost.kind is LostKind.LOST:
         raise LostTransactionError(
-            f"Transaction {lost.state} was committed by the database and aborted by Kafka: its messages are lost{more}.",
+            f"Transaction {lost.state} was committed by the database and aborted by Kafka: its messages are lost{more}.{held}",
             transactional_id=transactional_id,
             cause="it stayed prepared for longer than its transaction.timeout.ms, on a broker without two-phase commit",
             next_step=acknowledge,
             **facts,
         )
     raise UnverifiedTransactionError(
-        f"Transaction {lost.state} was committed by the database; Kafka no longer knows what became of it{more}.",
+        f"Transaction {lost.state} was committed by the database; Kafka no longer knows what became of it{more}.{held}",
         transactional_id=transactional_id,
-        cause="the id's state expired at the coordinator (transactional.id.expiration.ms), or it is another cluster",
+        cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can't be read any "
+        "more (retention, or no right to read the topic), or it is another cluster",
         next_step=f"look for its messages in the topic; if they are missing, {acknowledge}",
         **facts,
     )

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Final, cast
 
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
@@ -14,11 +14,14 @@ from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, Transactiona
 from dualwrite.recovery import describe_owner
 from dualwrite.report import GenerationOutcome, Outcome, RecoveryReport
 from dualwrite.settling import GenerationSettler, settle_id
-from dualwrite.state import LAST_EPOCH, kafka_transactional_id
+from dualwrite.state import LAST_EPOCH, PreparedTxnState, kafka_transactional_id
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 from dualwrite.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
+
+LOOK_AFTER: Final = 1.0
+"""Seconds without use after which the next transaction looks first whether its coordinator still knows the id."""
 
 
 class Session:
@@ -48,6 +51,8 @@ class Session:
         self._timeouts = timeouts
         self._claim: Claim | None = None
         self._producer: TransactionalProducer | None = None
+        self._committed: PreparedTxnState | None = None
+        self._used_at = 0.0
         self.generation = 0
         self.report = RecoveryReport()
 
@@ -104,6 +109,7 @@ class Session:
 
         Raises: as `settle_id`.
         """
+        self._clear_committed()
         report = settle_id(self._store, self._coordinator, self.claim, timeout=self._timeouts.kafka)
         self.report = RecoveryReport((report,))
         for found in report.outcomes:
@@ -131,6 +137,7 @@ class Session:
             hit("after_take_over")
             self._store.read_claimed(self.claim)
         self._producer, self.generation = producer, generation
+        self._used_at = time.monotonic()
 
     def _taken_over(self) -> tuple[int, TransactionalProducer]:
         """Go on with the newest generation by compare-and-set, or begin a new one where its timeout is another (rule F5)."""
@@ -181,6 +188,50 @@ class Session:
             return False
         producer.adopt(settler.raised.producer_id, settler.raised.epoch, timeout_ms=described.timeout_ms)
         return True
+
+    # --- ids that their coordinator forgets ---------------------------------------------------------------------------------
+
+    def has_committed(self, committed: PreparedTxnState) -> None:
+        """Kafka's answer has proven that our transaction of this state is committed.
+
+        The row keeps the state until the next transaction replaces it. Should the coordinator forget the id meanwhile, this is
+        how the writer knows that nothing is in doubt.
+        """
+        self._used_at = time.monotonic()
+        self._committed = committed
+
+    def renew_if_forgotten(self) -> None:
+        """After a pause, register the id anew if its coordinator has forgotten it (`transactional.id.expiration.ms`).
+
+        Only while no transaction is open and the last one has ended with proof. Where Kafka does not answer, nothing is done:
+        a transaction that needs Kafka meets that by itself.
+
+        Raises:
+            FencedError: Somebody else has claimed the id.
+            DualWriteError: As `start`.
+        """
+        if time.monotonic() - self._used_at < LOOK_AFTER:
+            return
+        try:
+            described = self._coordinator.describe(self.kafka_transactional_id)
+        except BrokerUnavailableError as error:
+            log.debug("%s: not looked at after a pause: %s", self._id, error)
+            return
+        self._used_at = time.monotonic()
+        if described is not None:
+            return
+        log.info("%s: the coordinator has forgotten %s; registering it anew", self._id, self.kafka_transactional_id)
+        self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
+        self.start()
+
+    def _clear_committed(self) -> None:
+        """Take the stored state off the row if it is that of a transaction whose commit we know: it needs no evidence."""
+        if self._committed is None:
+            return
+        row = self._store.read_claimed(self.claim)
+        if (row.prepared_state, row.prepared_generation) == (self._committed, self.generation):
+            self._store.settle(self.claim, Settlement(clear_state=True))
+        self._committed = None
 
     def recover(self) -> None:
         """Claim on the condition that the id is ours still, settle, start anew."""

@@ -18,6 +18,7 @@ from typing import Final
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.decision import Decision, decide
+from dualwrite.delivery import Delivery, Fate
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
@@ -32,8 +33,13 @@ _WAIT: Final = wait_exponential(multiplier=0.01, max=0.5) + wait_random(0, 0.01)
 _OUTCOMES: Final = {
     Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
     Decision.LOST: Outcome.LOST,
-    Decision.UNVERIFIED: Outcome.UNVERIFIED,
     Decision.NOTHING: Outcome.NOTHING,
+}
+_FATES: Final = {
+    Fate.COMMITTED: Outcome.ALREADY_COMMITTED,
+    Fate.ABORTED: Outcome.LOST,
+    Fate.OPEN: Outcome.UNVERIFIED,
+    Fate.GONE: Outcome.UNVERIFIED,
 }
 
 
@@ -87,6 +93,7 @@ class GenerationSettler:
         self._generation = generation
         self._kafka_id = kafka_transactional_id(claim.transactional_id, generation)
         self._timeout = timeout
+        self._delivery: Delivery | None = None
         self._found: GenerationOutcome | None = None
         self.raised: EndTxnAnswer | None = None
 
@@ -106,6 +113,7 @@ class GenerationSettler:
         hit("recover_after_describe")
         row = self._store.read_claimed(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None
+        self._delivery = row.delivery
         decision = decide(stored, described)
         log.debug("%s: stored %s, described %s: %s", self._kafka_id, stored, described, decision.value)
         hit("recover_after_decision")
@@ -117,7 +125,13 @@ class GenerationSettler:
                 return self._end(stored, described, commit=decision is Decision.COMMIT)
             case Decision.PROVE:
                 assert stored is not None
-                return self._settle_and_fence(self._prove(stored), stored, described)
+                outcome = self._prove(stored)
+                if outcome is Outcome.UNVERIFIED:
+                    outcome = self._read_in_log(stored)
+                return self._settle_and_fence(outcome, stored, described)
+            case Decision.UNVERIFIED:
+                assert stored is not None
+                return self._settle_and_fence(self._read_in_log(stored), stored, described)
             case _:
                 return self._settle_and_fence(_OUTCOMES[decision], stored, described)
 
@@ -162,6 +176,15 @@ class GenerationSettler:
                 return Outcome.ALREADY_COMMITTED
         return Outcome.UNVERIFIED
 
+    def _read_in_log(self, stored: PreparedTxnState) -> Outcome:
+        """How the transaction ended by the log, where the coordinator has forgotten it (`transactional.id.expiration.ms`)."""
+        place = None if self._delivery is None else self._delivery.proof
+        if place is None:
+            return Outcome.UNVERIFIED
+        fate = self._coordinator.fate(stored, place)
+        log.info("%s: forgotten by its coordinator; by %s, %s is %s", self._kafka_id, place, stored, fate.value)
+        return _FATES[fate]
+
     def _asked_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
         """EndTxn(commit) of a producer id that is no longer the id's own: it changes nothing, and only tells."""
         answer = self._coordinator.end_transaction(self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True)
@@ -195,7 +218,7 @@ class GenerationSettler:
             kind = outcome.lost_kind
             lost = None
             if kind is not None:
-                lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC))
+                lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC), self._delivery)
                 log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
             self._clear_state(stored, lost=lost)
         self._remember(outcome, stored)

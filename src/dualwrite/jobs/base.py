@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
+from dualwrite.delivery import Delivery
 from dualwrite.state import PreparedTxnState
 
 
@@ -46,6 +47,7 @@ class Prepared:
         owner: Who claimed.
         generation: The generation of the id that the transaction runs on.
         state: The prepared Kafka transaction.
+        delivery: Where its messages lie in Kafka's log.
         began_at: When the Kafka transaction began, in seconds by the database's clock.
         timeout: Seconds after which Kafka may abort it; None under two-phase commit.
     """
@@ -55,6 +57,7 @@ class Prepared:
     owner: str
     generation: int
     state: PreparedTxnState
+    delivery: Delivery | None
     began_at: float
     timeout: float | None
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
+from dualwrite.delivery import delivery_text
 from dualwrite.errors import BatchRefusedError, DualWriteError, TransactionTimeoutError
 from dualwrite.jobs.base import JobRun, Prepared
 from dualwrite.jobs.clock import database_clock
@@ -39,6 +40,7 @@ _RECORD: Final = (
     .where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("fence_"))
     .values(
         prepared_transaction_state=bindparam("state"),
+        delivery=bindparam("delivery_"),
         prepared_generation=bindparam("generation_"),
         transaction_number=1,
         updated_at=bindparam("now"),
@@ -233,6 +235,7 @@ def _record(connection: Connection, run: JobRun, winner: Prepared, now: datetime
             "id": winner.transactional_id,
             "fence_": winner.fence,
             "state": str(winner.state),
+            "delivery_": delivery_text(winner.delivery),
             "generation_": winner.generation,
             "now": now,
         },

@@ -181,7 +181,14 @@ class TaskAttempt(Generic[Batch]):
                 next_step="this is a defect of dualwrite, or of the sink that it was given: please report it",
             )
         return rows, Prepared(
-            str(self._id), claim.fence, claim.owner, session.generation, state, began_at, producer.transaction_timeout
+            transactional_id=str(self._id),
+            fence=claim.fence,
+            owner=claim.owner,
+            generation=session.generation,
+            state=state,
+            delivery=producer.delivery,
+            began_at=began_at,
+            timeout=producer.transaction_timeout,
         )
 
     def _give_up(self, producer: TransactionalProducer) -> None:

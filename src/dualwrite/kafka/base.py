@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from dualwrite.delivery import Delivery
+from dualwrite.delivery import Delivery, Fate, Place
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
@@ -281,6 +281,13 @@ class TransactionCoordinator(Protocol):
 
         Only for a generation that no live writer can hold: on brokers without EndTxn v5 (rules FA and O2).
         CONCURRENT_TRANSACTIONS is given to the caller here, since the abort that it began must be looked at (rule F7).
+        """
+        ...
+
+    def fate(self, state: PreparedTxnState, place: Place) -> Fate:
+        """How the transaction ended that wrote the first message at a place, by the log of its partition.
+
+        For a transaction that the coordinator no longer knows. Needs the right to read the topic.
         """
         ...
 

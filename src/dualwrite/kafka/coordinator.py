@@ -13,7 +13,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
-from dualwrite.delivery import Place
+from dualwrite.delivery import Fate, Place
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
@@ -23,7 +23,7 @@ from dualwrite.errors import (
 from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.error_kinds import TIMEOUT_REFUSED
-from dualwrite.kafka.log_proof import Fate, LogNotReadableError, fate_in_log
+from dualwrite.kafka.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus

@@ -8,20 +8,22 @@ they say how that transaction ended, for as long as retention leaves the batch t
 from __future__ import annotations
 
 import struct
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from dualwrite.delivery import Place
+from dualwrite.delivery import Fate, Place
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.config import Address
 from dualwrite.kafka.network import Network
-from dualwrite.kafka.wire import kafka_error_name
+from dualwrite.kafka.wire import Connection, kafka_error_name
 from dualwrite.state import PreparedTxnState
 
 _NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
+_READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
 _OFFSET_OUT_OF_RANGE: Final = 1
 _UNKNOWN_TOPIC_OR_PARTITION: Final = 3
@@ -31,22 +33,14 @@ _TOPIC_GONE: Final = (_UNKNOWN_TOPIC_OR_PARTITION, _TOPIC_AUTHORIZATION_FAILED)
 # base offset, length, partition leader epoch, magic, checksum, attributes, last offset delta, first and greatest timestamp,
 # producer id and epoch (record batch version 2)
 _BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqh")
+_RECORDS_AT: Final = 61  # after the base sequence and the number of records
+_LENGTH_AT: Final = 12  # what the length counts begins here
 _MAGIC: Final = 2
-_TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
-
-
-class Fate(Enum):
-    """How a transaction ended."""
-
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-
-    OPEN = "open"
-    """Its partition's last stable offset is before it: some transaction there has not ended."""
-
-    GONE = "gone"
-    """The log does not have the message any more, or the principal may not read it."""
+_COMMIT: Final = 1
+_MARKER_BYTES: Final = 64
+_READ_SIZE: Final = 2**20
+_MOST_READS: Final = 64
 
 
 class LogNotReadableError(Exception):
@@ -66,21 +60,58 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place) -> Fate
         ConnectionLostError, BrokerUnavailableError: As `Network`.
         BrokerError: The leader refused the Fetch for another reason.
     """
-    assert place.first_offset is not None
+    offset = place.first_offset
+    assert offset is not None
     leader = _leader(network, place)
     if leader is None:
         return Fate.GONE
     connection = network.connection(leader)
-    wanted = FetchRequest.FetchTopic.FetchPartition(
-        partition=place.partition, fetch_offset=place.first_offset, partition_max_bytes=1
-    )
+    # A broker gives the first batch whole, however large it is (KIP-74).
+    found = _fetched(connection, place, offset, size=1, isolation=_READ_COMMITTED)
+    if found is None or found.high_watermark <= offset:
+        return Fate.GONE
+    if found.last_stable_offset <= offset:  # held back, by it or by a transaction before it
+        return _fate_by_marker(connection, state, place)
+    if not _wrote(state, offset, found.records):
+        return Fate.GONE
+    aborted = found.aborted_transactions or ()
+    if any(a.producer_id == state.producer_id and a.first_offset <= offset for a in aborted):
+        return Fate.ABORTED
+    return Fate.COMMITTED
+
+
+def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Place) -> Fate:
+    """Read on from the message to the next marker of its producer, which is its transaction's own."""
+    offset = first = place.first_offset
+    assert offset is not None
+    assert first is not None
+    for _ in range(_MOST_READS):
+        found = _fetched(connection, place, offset, size=_READ_SIZE, isolation=_READ_UNCOMMITTED)
+        if found is None:
+            return Fate.GONE
+        if offset == first and not _wrote(state, offset, found.records):
+            return Fate.GONE
+        following = offset
+        for batch in _batches(found.records or b""):
+            following = batch.last_offset + 1
+            if batch.is_control and batch.producer_id == state.producer_id and batch.base_offset > first:
+                return Fate.COMMITTED if batch.commits else Fate.ABORTED
+        if following == offset:
+            break
+        offset = following
+    return Fate.OPEN
+
+
+def _fetched(connection: Connection, place: Place, offset: int, *, size: int, isolation: int) -> Any:
+    """The leader's answer for the partition; None where it has nothing at the offset, or may not give it."""
+    wanted = FetchRequest.FetchTopic.FetchPartition(partition=place.partition, fetch_offset=offset, partition_max_bytes=size)
     answer: Any = connection.call(
         FetchRequest(
             version=min(_NEWEST_BY_NAME, connection.version_of(FetchRequest)),
             max_wait_ms=0,
             min_bytes=0,
-            max_bytes=1,  # a broker gives the first batch whole, however large it is (KIP-74)
-            isolation_level=_READ_COMMITTED,
+            max_bytes=size,
+            isolation_level=isolation,
             topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[wanted])],
         )
     )
@@ -88,17 +119,10 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place) -> Fate
         raise LogNotReadableError(f"Fetch answered {kafka_error_name(answer.error_code)}")
     (found,) = answer.responses[0].partitions
     if found.error_code in _GONE:
-        return Fate.GONE
+        return None
     if found.error_code:
         raise LogNotReadableError(f"Fetch of {place.topic}-{place.partition} answered {kafka_error_name(found.error_code)}")
-    if found.last_stable_offset <= place.first_offset:
-        return Fate.OPEN if found.high_watermark > place.first_offset else Fate.GONE
-    if not _wrote(state, place.first_offset, found.records):
-        return Fate.GONE
-    aborted = found.aborted_transactions or ()
-    if any(a.producer_id == state.producer_id and a.first_offset <= place.first_offset for a in aborted):
-        return Fate.ABORTED
-    return Fate.COMMITTED
+    return found
 
 
 def _leader(network: Network, place: Place) -> Address | None:
@@ -125,12 +149,48 @@ def _leader(network: Network, place: Place) -> Address | None:
 
 def _wrote(state: PreparedTxnState, offset: int, records: bytes | None) -> bool:
     """Whether the first batch of a Fetch's answer covers the offset, and is of the transaction's producer and epoch."""
-    if records is None or len(records) < _BATCH_HEADER.size:
-        return False
-    base, _, _, magic, _, attributes, last_delta, _, _, producer_id, epoch = _BATCH_HEADER.unpack_from(records)
+    first = next(_batches(records or b""), None)
     return (
-        magic == _MAGIC
-        and attributes & (_TRANSACTIONAL | _CONTROL) == _TRANSACTIONAL
-        and base <= offset <= base + last_delta
-        and (producer_id, epoch) == (state.producer_id, state.epoch)
+        first is not None
+        and not first.is_control
+        and first.base_offset <= offset <= first.last_offset
+        and (first.producer_id, first.epoch) == (state.producer_id, state.epoch)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The header of a record batch, with its first bytes of content."""
+
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    epoch: int
+    is_control: bool
+    content: bytes
+
+    @property
+    def commits(self) -> bool:
+        """Whether it is a COMMIT marker. A control record's key is a version and a type, 16 bits each: 0 ABORT, 1 COMMIT."""
+        at = _after_varint(self.content, 0) + 1  # the record's length, its attributes
+        for _ in range(3):  # the deltas of time and offset, the length of the key
+            at = _after_varint(self.content, at)
+        return bool(struct.unpack_from(">hh", self.content, at)[1] == _COMMIT)
+
+
+def _batches(records: bytes) -> Iterator[_Batch]:
+    """The batches of a Fetch's answer that have a whole header; at its end one may be cut off."""
+    at = 0
+    while len(records) - at >= _RECORDS_AT:
+        base, length, _, magic, _, attributes, last_delta, _, _, producer_id, epoch = _BATCH_HEADER.unpack_from(records, at)
+        if magic != _MAGIC:
+            return
+        content = bytes(records[at + _RECORDS_AT : at + _RECORDS_AT + _MARKER_BYTES])
+        yield _Batch(base, base + last_delta, producer_id, epoch, bool(attributes & _CONTROL), content)
+        at += _LENGTH_AT + length
+
+
+def _after_varint(content: bytes, at: int) -> int:
+    while content[at] & 0x80:
+        at += 1
+    return at + 1

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
+from dualwrite.delivery import MAX_TOPIC_LENGTH
 from dualwrite.errors import InvalidMessageError
 from dualwrite.kafka.base import Headers
 
-MAX_TOPIC_LENGTH: Final = 249
 _MISSING: Final[Any] = object()
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 

@@ -18,6 +18,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
 
+from dualwrite.delivery import Delivery
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 
@@ -59,12 +60,14 @@ class LostTransaction:
         state: The prepared state that the database had committed.
         generation: The generation of the id that it ran under.
         recorded_at: When recovery found it (UTC, aware).
+        delivery: How many messages it had, where they lie in the log, and when it was prepared; None where that was not stored.
     """
 
     kind: LostKind
     state: PreparedTxnState
     generation: int
     recorded_at: datetime
+    delivery: Delivery | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class StateRow:
         generation_kind: Which kind of producer it was taken for.
         prepared_state: The state S that the last recorded transaction committed, or None.
         prepared_generation: The generation that S belongs to; of no meaning while S is None.
+        delivery: Where the messages of S's transaction lie in Kafka's log; None while S is None, where the transaction has no
+            message, and where an older release stored S.
         settled_generation: Nothing is open on any generation up to this one; -1 at first.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
@@ -102,6 +107,7 @@ class StateRow:
     forgotten: bool = False
     generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
     claim_token: str = ""
+    delivery: Delivery | None = None
 
     @property
     def unsettled_generations(self) -> range:
@@ -114,7 +120,7 @@ class Settlement:
     """One conditional change of a row by recovery. What is left at its default stays as it is.
 
     Args:
-        clear_state: S is settled: set it to none.
+        clear_state: S is settled: set it to none, and its delivery with it.
         lost: Add this entry to `lost`, in the same write that clears S.
         settled_generation: Nothing is open up to this generation any more.
     """
@@ -148,8 +154,15 @@ class StoreTransaction(ABC):
         raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
 
     @abstractmethod
-    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
-        """Write S, its generation and the transaction's number, on the condition that the fence is still the claim's.
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """Write S, its generation, delivery and number, on the condition that the fence is still the claim's.
 
         Called once, as the last write of the transaction. Pending changes of the ORM session are flushed first.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from dualwrite.delivery import Delivery, delivery_text
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
@@ -22,6 +23,7 @@ def document(row: StateRow) -> str:
             "generation_kind": row.generation_kind.value,
             "prepared_transaction_state": state_text(row.prepared_state),
             "prepared_generation": row.prepared_generation,
+            "delivery": delivery_text(row.delivery),
             "settled_generation": row.settled_generation,
             "transaction_number": row.transaction_number,
             "lost": [_lost_object(entry) for entry in row.lost],
@@ -57,6 +59,7 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
             forgotten=bool(found["forgotten"]),
             generation_kind=ProducerKind(found["generation_kind"]),
             claim_token=str(found["claim_token"]),
+            delivery=Delivery.parse(found.get("delivery", "")),  # rows of releases before 0.2 have none
         )
     except (ValueError, TypeError, KeyError, StoredStateError) as error:
         shown = text if isinstance(text, str) else repr(text)
@@ -98,6 +101,7 @@ def _lost_object(entry: LostTransaction) -> dict[str, Any]:
         "state": str(entry.state),
         "generation": entry.generation,
         "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
+        "delivery": delivery_text(entry.delivery),
     }
 
 
@@ -106,7 +110,8 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
     if state is None:
         raise ValueError("an entry without a state")
     recorded_at = datetime.fromisoformat(entry["recorded_at"])
-    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at)
+    delivery = Delivery.parse(entry.get("delivery", ""))  # entries of releases before 0.2 have none
+    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at, delivery)
 
 
 def _whole_number(value: object) -> int:

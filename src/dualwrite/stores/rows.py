@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from dualwrite.delivery import Delivery
 from dualwrite.errors import FencedError, NotSettledError, shell_word
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
@@ -97,9 +98,22 @@ def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -
 # --- under a claim ------------------------------------------------------------------------------------------------------------
 
 
-def recorded(row: StateRow, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> StateRow:
+def recorded(
+    row: StateRow,
+    state: PreparedTxnState | None,
+    *,
+    generation: int,
+    transaction_number: int,
+    delivery: Delivery | None = None,
+) -> StateRow:
     """The row after `StoreTransaction.record`."""
-    return changed(row, prepared_state=state, prepared_generation=generation, transaction_number=transaction_number)
+    return changed(
+        row,
+        prepared_state=state,
+        prepared_generation=generation,
+        transaction_number=transaction_number,
+        delivery=delivery,
+    )
 
 
 def settled(row: StateRow, settlement: Settlement) -> StateRow:
@@ -107,6 +121,7 @@ def settled(row: StateRow, settlement: Settlement) -> StateRow:
     return changed(
         row,
         prepared_state=None if settlement.clear_state else row.prepared_state,
+        delivery=None if settlement.clear_state else row.delivery,
         lost=row.lost if settlement.lost is None else with_lost(row.lost, settlement.lost),
         settled_generation=(row.settled_generation if settlement.settled_generation is None else settlement.settled_generation),
     )

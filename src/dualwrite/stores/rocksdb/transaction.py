@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from dualwrite.delivery import Delivery
 from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, StateRow, StoreTransaction
@@ -42,7 +43,14 @@ class RocksDBStoreTransaction(StoreTransaction):
         self._check_open()
         return self._batch
 
-    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
         """See StoreTransaction."""
         self._check_open()
         deadline = time.monotonic() + self._lock_timeout
@@ -50,7 +58,7 @@ class RocksDBStoreTransaction(StoreTransaction):
         self._check_open()  # rolled back by another thread meanwhile: then nothing is held
         handle = self._rows.database.handle()
         row = held(self._rows.row(self._claim.transactional_id), self._claim)
-        row = recorded(row, state, generation=generation, transaction_number=transaction_number)
+        row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
         self._recorded = (row, handle)
 
     def commit(self) -> None:

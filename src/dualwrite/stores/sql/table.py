@@ -12,6 +12,7 @@ from sqlalchemy import BigInteger, Boolean, Column, DateTime, Dialect, Integer, 
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from dualwrite.delivery import Delivery, delivery_text
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
@@ -58,6 +59,7 @@ state_table: Final = Table(
     Column("generation", Integer, nullable=False, server_default="0"),
     Column("prepared_transaction_state", String(64), nullable=False, server_default=""),
     Column("prepared_generation", Integer, nullable=False, server_default="0"),
+    Column("delivery", Text, nullable=True),
     Column("settled_generation", Integer, nullable=False, server_default="-1"),
     Column("transaction_number", BigInteger, nullable=False, server_default="0"),
     Column("lost", Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL), nullable=False),  # MySQL's TEXT ends at 64 KiB
@@ -90,6 +92,7 @@ def state_row(columns: RowMapping) -> StateRow:
         forgotten=columns["forgotten"],
         generation_kind=_generation_kind(transactional_id, columns["generation_kind"]),
         claim_token=columns["claim_token"],
+        delivery=_delivery(transactional_id, columns["delivery"]),
     )
 
 
@@ -100,6 +103,7 @@ def columns_of(row: StateRow) -> dict[str, Any]:
         "generation": row.generation,
         "prepared_transaction_state": state_text(row.prepared_state),
         "prepared_generation": row.prepared_generation,
+        "delivery": delivery_text(row.delivery),
         "settled_generation": row.settled_generation,
         "transaction_number": row.transaction_number,
         "lost": lost_text(row.lost),
@@ -122,6 +126,14 @@ def _generation_kind(transactional_id: str, text: str) -> ProducerKind:
             next_step="put the value back, or upgrade; nothing was changed",
             text=text,
         ) from error
+
+
+def _delivery(transactional_id: str, text: str | None) -> Delivery | None:
+    try:
+        return Delivery.parse(text or "")
+    except StoredStateError as error:
+        error.transactional_id = transactional_id
+        raise
 
 
 def _prepared_state(transactional_id: str, text: str) -> PreparedTxnState | None:

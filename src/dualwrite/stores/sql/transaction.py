@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, Select, Update, bindparam, select, up
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from dualwrite.delivery import Delivery, delivery_text
 from dualwrite.errors import (
     DualWriteError,
     FencedError,
@@ -68,6 +69,7 @@ class TransactionRoom:
                 prepared_transaction_state=bindparam("state"),
                 prepared_generation=bindparam("generation_"),
                 transaction_number=bindparam("number"),
+                delivery=bindparam("delivery_"),
                 updated_at=bindparam("now"),
             )
         )
@@ -159,7 +161,14 @@ class SqlStoreTransaction(StoreTransaction):
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
-    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
         """See StoreTransaction."""
         connection = self._open_connection()
         self._flush()
@@ -173,6 +182,7 @@ class SqlStoreTransaction(StoreTransaction):
                     "id": self._claim.transactional_id,
                     "fence_": self._claim.fence,
                     "state": state_text(state),
+                    "delivery_": delivery_text(delivery),
                     "generation_": generation,
                     "number": transaction_number,
                     "now": datetime.now(UTC),

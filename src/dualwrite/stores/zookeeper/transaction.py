@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from kazoo.client import KazooClient
@@ -26,6 +27,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.serialization import SetData
 from kazoo.protocol.states import ZnodeStat
 
+from dualwrite.delivery import MAX_PLACES, MAX_TOPIC_LENGTH, Delivery, Place
 from dualwrite.errors import (
     DualWriteError,
     StoreCommitFailedError,
@@ -47,6 +49,8 @@ from dualwrite.stores.zookeeper.sizes import operation_size, too_large
 
 _LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
 _LARGEST_NUMBER: Final = 2**63 - 1
+_LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER)
+_LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
 _FRESH: Final = 0.5  # seconds
 _NOT_THE_CULPRIT: Final = (RolledBackError, RuntimeInconsistency)
 """What a multi that failed answers for the operations before and after the one that did."""
@@ -71,7 +75,13 @@ class ZooKeeperTransaction(StoreTransaction):
     def begin(self) -> None:
         """Check the fence; see TxnStateStore.begin."""
         row = self._read_held("beginning a transaction").row
-        longest = recorded(row, _LONGEST_STATE, generation=_LARGEST_NUMBER, transaction_number=_LARGEST_NUMBER)
+        longest = recorded(
+            row,
+            _LONGEST_STATE,
+            generation=_LARGEST_NUMBER,
+            transaction_number=_LARGEST_NUMBER,
+            delivery=_LONGEST_DELIVERY,
+        )
         self._batch = ZooKeeperBatch(
             self._nodes.connection,
             self._claim.transactional_id,
@@ -99,12 +109,19 @@ class ZooKeeperTransaction(StoreTransaction):
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
-    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
         """See StoreTransaction; nothing is sent but a read, and the batch takes no operation any more."""
         batch = self.handle
         batch.end()
         node = self._read_held("recording the prepared state")
-        row = recorded(node.row, state, generation=generation, transaction_number=transaction_number)
+        row = recorded(node.row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
         ours = self._setting(row, condition(node))
         size, limit = batch.size + operation_size(ours), self._nodes.max_request_bytes
         if size > limit:

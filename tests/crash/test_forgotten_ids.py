@@ -1,0 +1,159 @@
+"""Ids that expire at their coordinator (`transactional.id.expiration.ms`): a writer goes on, and a crash is told by the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+import dualwrite
+from crash import worker
+from crash.databases import Databases
+from crash.scene import Scene
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.stores.base import LostTransaction
+from dualwrite.testing.topics import read_committed
+from fixtures.broker import PROMPT_TIMEOUTS, started
+
+FORGETFUL = {
+    **PROMPT_TIMEOUTS,
+    "transactional.id.expiration.ms": "2000",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[DevCluster]:
+    """A broker that forgets a transactional id seconds after its last use; the default is 7 days."""
+    with started(config=FORGETFUL) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def scene(databases: Databases, forgetful: DevCluster) -> Scene:
+    return databases.scene("sqlite", forgetful)
+
+
+def wait_until_forgotten(scene: Scene) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
+    try:
+        deadline = time.monotonic() + 60
+        while listed := coordinator.list_transactions(scene.transactional_id):
+            assert time.monotonic() < deadline, listed
+            time.sleep(0.1)
+    finally:
+        coordinator.close()
+
+
+def lost_entries(scene: Scene) -> list[LostTransaction]:
+    store = dualwrite.SqlStateStore(scene.engine)
+    rows = map(store.read, store.list(scene.transactional_id))
+    return [lost for row in rows if row is not None for lost in row.lost]
+
+
+def crashed(scene: Scene, point: str) -> None:
+    died = scene.write(1, 3, f"{point}#2=kill")
+    assert died.end() == -9, f"{died.lines} {died.errors[-2000:]}"
+
+
+def test_a_live_writer_goes_on_after_its_ids_were_forgotten(scene: Scene, producer: str) -> None:
+    connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings)
+    with connected(transactional_id=scene.transactional_id) as writer:
+        for number in range(1, 5):  # once on every lane, and once more
+            worker.write_event(writer, scene.topic, number)
+        for first in (5, 9):
+            wait_until_forgotten(scene)
+            for number in range(first, first + 4):
+                worker.write_event(writer, scene.topic, number)
+        assert lost_entries(scene) == []
+    assert scene.agree() == list(range(1, 13))
+
+
+def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Scene, producer: str, one_lane: None) -> None:
+    """The look comes before the block; what is forgotten after it fails the first message, and nothing else."""
+    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        worker.write_event(writer, scene.topic, 1)
+        with pytest.raises(dualwrite.DualWriteError):
+            forgotten_inside_a_block(scene, writer)
+        worker.write_event(writer, scene.topic, 3)
+        assert lost_entries(scene) == []
+    assert scene.agree() == [1, 3]
+
+
+def forgotten_inside_a_block(scene: Scene, writer: dualwrite.DualWriter) -> None:
+    with writer.transaction() as tx:
+        wait_until_forgotten(scene)
+        tx.send(scene.topic, "2")
+
+
+@pytest.mark.parametrize("point", ["before_kafka_commit", "after_kafka_commit"])
+def test_a_service_that_stays_down_until_its_id_is_forgotten_opens_again(scene: Scene, producer: str, point: str) -> None:
+    crashed(scene, point)
+    if point == "before_kafka_commit":  # somebody recovers it; its row keeps the last state all the same
+        scene.recover()
+        crashed_again = scene.write(3, 1, "after_kafka_commit=kill")
+        assert crashed_again.end() == -9
+    wait_until_forgotten(scene)
+    report = scene.recover()
+    assert report["error"] is None
+    assert set(report["outcomes"]) <= {"ALREADY_COMMITTED", "NOTHING"}
+    assert "ALREADY_COMMITTED" in report["outcomes"]
+    assert report["unacknowledged"] == []
+    scene.write_here(9)
+    assert scene.agree() == ([1, 2, 9] if point == "after_kafka_commit" else [1, 2, 3, 9])
+
+
+def test_a_transaction_behind_another_that_is_open_is_told_by_its_marker(scene: Scene, producer: str, one_lane: None) -> None:
+    """An open transaction holds the last stable offset back; ours, which came after it in the partition, has its marker."""
+    scene.write_here(8)  # it makes the topic
+    rival = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": f"rival-{scene.transactional_id}"})
+    rival.init_transactions(30)
+    rival.begin_transaction()
+    rival.produce(scene.topic, "open")
+    rival.flush(30)
+    crashed(scene, "after_kafka_commit")
+    wait_until_forgotten(scene)
+    report = scene.recover()
+    assert (report["error"], report["unacknowledged"]) == (None, [])
+    assert "ALREADY_COMMITTED" in report["outcomes"]
+    rival.abort_transaction(30)
+    assert scene.agree() == [1, 2, 8]
+
+
+def test_what_kafka_aborted_and_forgot_is_lost_with_all_that_people_need(
+    scene: Scene, producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if producer == "native":
+        monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
+    scene.kafka = {"transaction.timeout.ms": 1000}
+    crashed(scene, "after_db_commit")
+    wait_until_forgotten(scene)
+    report = scene.recover()
+    assert [kind for kind, _ in report["unacknowledged"]] == ["LOST"]
+    (lost,) = lost_entries(scene)
+    assert lost.delivery is not None
+    (place,) = lost.delivery.places
+    assert (place.topic, place.partition, place.messages) == (scene.topic, 0, 1)
+    with pytest.raises(dualwrite.LostTransactionError) as told:
+        scene.write_here(9)
+    assert str(lost.delivery) in str(told.value)
+    assert (scene.rows(), scene.messages()) == ([1, 2], [1])
+
+
+def test_unverified_is_left_for_what_retention_has_taken(scene: Scene, producer: str, one_lane: None) -> None:
+    crashed(scene, "after_kafka_commit")
+    wait_until_forgotten(scene)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    everything = TopicPartition(scene.topic, 0, -1)
+    admin.delete_records([everything])[TopicPartition(scene.topic, 0)].result(30)
+    report = scene.recover()
+    assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
+    assert read_committed(scene.settings, scene.topic) == []
