@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from dualwrite.delivery import Delivery
 from dualwrite.errors import ClaimTimeoutError, UsageError, WriterClosedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
@@ -110,11 +111,20 @@ class InMemoryTransaction(StoreTransaction):
         self._batch.check_open()
         return self._batch
 
-    def record(self, state: PreparedTxnState | None, *, generation: int, transaction_number: int) -> None:
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
         """See StoreTransaction; the fence is looked at here as well, so that a fenced writer learns it early."""
         self._batch.check_open()
         rows.held(self._database.row(self._claim.transactional_id), self._claim)
-        self._record = lambda row: rows.recorded(row, state, generation=generation, transaction_number=transaction_number)
+        self._record = lambda row: rows.recorded(
+            row, state, generation=generation, transaction_number=transaction_number, delivery=delivery
+        )
 
     def commit(self) -> None:
         """See StoreTransaction; the row may have changed since `record` (`acknowledge` needs no claim), so it is read again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from dualwrite.delivery import Fate
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 
 
@@ -30,7 +31,7 @@ class Decision(Enum):
     """The producer id has changed since S, which names its transaction by epoch: EndTxn v5 of S tells (KIP-890)."""
 
     UNVERIFIED = "unverified"
-    """S is unsettled, and the coordinator has no evidence of it left."""
+    """S is unsettled, and the coordinator has no evidence of it left: the log may have (`decide_by_log`)."""
 
     WAIT = "wait"
     """The coordinator is between two states: describe again."""
@@ -50,6 +51,13 @@ _BETWEEN = frozenset(
 _ENDED = {
     TransactionStatus.COMPLETE_COMMIT: Decision.ALREADY_COMMITTED,
     TransactionStatus.COMPLETE_ABORT: Decision.LOST,
+}
+
+_BY_LOG = {
+    Fate.COMMITTED: Decision.ALREADY_COMMITTED,
+    Fate.ABORTED: Decision.LOST,
+    Fate.OPEN: Decision.UNVERIFIED,
+    Fate.GONE: Decision.UNVERIFIED,
 }
 
 
@@ -97,3 +105,8 @@ def _without_evidence(stored: PreparedTxnState, described: TransactionDescriptio
     if stored.has_own_epoch and stored.producer_id != described.producer_id:
         return Decision.PROVE
     return Decision.UNVERIFIED
+
+
+def decide_by_log(fate: Fate) -> Decision:
+    """Decide over a state that the coordinator has no evidence of, by what the log says (`TransactionCoordinator.fate`)."""
+    return _BY_LOG[fate]

@@ -13,6 +13,7 @@ from typing import Final
 from dualwrite.decision import Decision, decide
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.settling import decision_by_log
 from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
 from dualwrite.stores.base import LostTransaction, StateRow
 
@@ -155,4 +156,7 @@ class KafkaLook:
         kafka_id = kafka_transactional_id(row.transactional_id, generation)
         described = self._coordinator.describe(kafka_id)
         stored = row.prepared_state if row.prepared_generation == generation else None
-        return GenerationPlan(row.transactional_id, generation, kafka_id, decide(stored, described), stored, described)
+        decision = decide(stored, described)
+        if decision is Decision.UNVERIFIED and stored is not None:
+            decision = decision_by_log(self._coordinator, stored, row.delivery)
+        return GenerationPlan(row.transactional_id, generation, kafka_id, decision, stored, described)

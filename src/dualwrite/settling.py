@@ -17,8 +17,8 @@ from typing import Final
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential, wait_random
 
-from dualwrite.decision import Decision, decide
-from dualwrite.delivery import Delivery, Fate
+from dualwrite.decision import Decision, decide, decide_by_log
+from dualwrite.delivery import Delivery
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
@@ -33,13 +33,8 @@ _WAIT: Final = wait_exponential(multiplier=0.01, max=0.5) + wait_random(0, 0.01)
 _OUTCOMES: Final = {
     Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
     Decision.LOST: Outcome.LOST,
+    Decision.UNVERIFIED: Outcome.UNVERIFIED,
     Decision.NOTHING: Outcome.NOTHING,
-}
-_FATES: Final = {
-    Fate.COMMITTED: Outcome.ALREADY_COMMITTED,
-    Fate.ABORTED: Outcome.LOST,
-    Fate.OPEN: Outcome.UNVERIFIED,
-    Fate.GONE: Outcome.UNVERIFIED,
 }
 
 
@@ -68,6 +63,19 @@ def settle_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: 
     if outcomes:
         store.settle(claim, Settlement(settled_generation=row.generation))
     return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
+
+
+def decision_by_log(coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None) -> Decision:
+    """Decide over a state that its coordinator has forgotten, by a look at the log; UNVERIFIED where that has nothing of it.
+
+    Raises: as `TransactionCoordinator.fate`.
+    """
+    place = None if delivery is None else delivery.proof
+    if place is None:
+        return Decision.UNVERIFIED
+    fate = coordinator.fate(stored, place)
+    log.info("%s: the coordinator has no evidence of it; by the log of %s it is %s", stored, place, fate.value)
+    return decide_by_log(fate)
 
 
 class GenerationSettler:
@@ -178,12 +186,7 @@ class GenerationSettler:
 
     def _read_in_log(self, stored: PreparedTxnState) -> Outcome:
         """How the transaction ended by the log, where the coordinator has forgotten it (`transactional.id.expiration.ms`)."""
-        place = None if self._delivery is None else self._delivery.proof
-        if place is None:
-            return Outcome.UNVERIFIED
-        fate = self._coordinator.fate(stored, place)
-        log.info("%s: forgotten by its coordinator; by %s, %s is %s", self._kafka_id, place, stored, fate.value)
-        return _FATES[fate]
+        return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery)]
 
     def _asked_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
         """EndTxn(commit) of a producer id that is no longer the id's own: it changes nothing, and only tells."""

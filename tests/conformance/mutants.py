@@ -18,7 +18,9 @@ _ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row)"
 _CLAIM = "row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)\n"
 _AFTER_CLAIM = "            self._database.write(row)\n        finally:"
 _COMMIT = "self._database.write(self._record(row), self._batch.changes)"
-_RECORD = "rows.recorded(row, state, generation=generation, transaction_number=transaction_number)"
+_RECORD = """rows.recorded(
+            row, state, generation=generation, transaction_number=transaction_number, delivery=delivery
+        )"""
 _REPLACE = "__import__('dataclasses').replace"
 
 _A_HIGHER_FENCE = """row = self.read(claim.transactional_id)
@@ -80,13 +82,20 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "the state is not written": ((_COMMIT, "self._database.write(row, self._batch.changes)"),),
     "the data is not written": ((_COMMIT, "self._database.write(self._record(row))"),),
     "an empty state does not replace one": ((_RECORD, _RECORD.replace("state,", "state or row.prepared_state,")),),
+    "the delivery of a state is not kept": ((_RECORD, _RECORD.replace("delivery=delivery", "delivery=None")),),
+    "a state without a delivery keeps the earlier one's": (
+        (_RECORD, _RECORD.replace("delivery=delivery", "delivery=delivery or row.delivery")),
+    ),
+    "the delivery outlives its state": (
+        (_SETTLE, f"lambda row: {_REPLACE}(rows.settled(rows.held(row, claim), settlement), delivery=row.delivery)"),
+    ),
     "the generation of a state is not kept": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
     "record writes the row that it has read": (
         (
             "        self._record = lambda row: ",
             _READ_EARLY,
         ),
-        (_RECORD, _RECORD.replace("(row, ", "(read, ")),
+        (_RECORD, _RECORD.replace("row, state", "read, state")),
     ),
     "rollback after commit takes the data back": (
         (

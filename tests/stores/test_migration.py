@@ -144,14 +144,14 @@ def test_the_command(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert output("current") == "none (newest: 0003)\n"
-    assert output("upgrade") == "Upgraded from nothing to 0003.\n"
-    assert output("upgrade", "--url", url) == "Already at revision 0003.\n"
-    assert output("current", "--url", url) == "0003 (newest: 0003)\n"
+    assert output("current") == "none (newest: 0004)\n"
+    assert output("upgrade") == "Upgraded from nothing to 0004.\n"
+    assert output("upgrade", "--url", url) == "Already at revision 0004.\n"
+    assert output("current", "--url", url) == "0004 (newest: 0004)\n"
     assert "CREATE TABLE" in output("sql")
     refused = run(db.app, ["downgrade", "--url", url, "--revision", "base"], input="n\n")
     assert refused.exit_code == 1
-    assert migration.current(url) == "0003"
+    assert migration.current(url) == "0004"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
 
@@ -171,4 +171,4 @@ def test_the_wheel_brings_its_migrations(tmp_path: Path) -> None:
         f"migration.upgrade({url!r}); print(migration.current({url!r}))"
     )
     ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert ran.stdout == "0003\n"
+    assert ran.stdout == "0004\n"

@@ -1,4 +1,4 @@
-"""Sending: whatever follows topic and value is given by name. Other clients have the partition where a reader expects headers."""
+"""Sending: whatever follows topic and value is given by name; other clients have the partition where one expects headers."""
 
 from __future__ import annotations
 

@@ -99,4 +99,5 @@ def lost_json(transactional_id: str, entry: LostTransaction) -> dict[str, Any]:
         "state": str(entry.state),
         "generation": entry.generation,
         "recorded_at": entry.recorded_at.isoformat(),
+        "delivery": None if entry.delivery is None else json.loads(entry.delivery.text()),
     }

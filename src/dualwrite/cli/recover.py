@@ -183,9 +183,16 @@ def _show(report: RecoveryReport) -> None:
 
 def _show_lost(entries: Entries) -> None:
     show_table(
-        ("transactional id", "generation", "kind", "state", "recorded at"),
+        ("transactional id", "generation", "kind", "state", "recorded at", "messages"),
         [
-            (name, entry.generation, entry.kind.value, entry.state, f"{entry.recorded_at:%Y-%m-%d %H:%M:%S%z}")
+            (
+                name,
+                entry.generation,
+                entry.kind.value,
+                entry.state,
+                f"{entry.recorded_at:%Y-%m-%d %H:%M:%S%z}",
+                entry.delivery,
+            )
             for name, entry in entries
         ],
     )

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from dualwrite.delivery import Delivery
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
 
@@ -162,12 +163,13 @@ class StoreScene(ABC):
         state: PreparedTxnState | None = STATE,
         generation: int = 0,
         transaction_number: int = 1,
+        delivery: Delivery | None = None,
     ) -> tuple[StoreTransaction, int]:
         """A transaction that is ready to commit, and the number that is put in it; where that fails it is rolled back."""
         transaction, number = store.begin(claim), self.new_number()
         try:
             self.put(transaction.handle, number)
-            transaction.record(state, generation=generation, transaction_number=transaction_number)
+            transaction.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
         except BaseException:
             transaction.rollback()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
+from dualwrite.delivery import Delivery, Place
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Settlement
@@ -12,7 +13,8 @@ from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _AT: Final = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
-LOST: Final = LostTransaction(LostKind.LOST, STATE, 0, _AT)
+_DELIVERY: Final = Delivery(3, (Place("orders", 0, 17, 2), Place("payments", 7, None, 1)), _AT.replace(microsecond=0))
+LOST: Final = LostTransaction(LostKind.LOST, STATE, 0, _AT, _DELIVERY)
 UNVERIFIED: Final = LostTransaction(
     LostKind.UNVERIFIED, PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID), 70_000, _AT + timedelta(hours=1)
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
 
+from dualwrite.delivery import MAX_PLACES, MAX_TOPIC_LENGTH, Delivery, Place
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
@@ -21,6 +23,11 @@ _STATES: Final = (
     PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH),
     PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID),
     None,
+)
+_PREPARED_AT: Final = datetime(2026, 11, 23, 12, 0, 0, 123000, tzinfo=UTC)
+_DELIVERIES: Final = (
+    Delivery(3, (Place("orders", 0, 0, 2), Place("payments", 7, None, 1)), _PREPARED_AT),
+    Delivery(2**40, (Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, 2**63 - 1, 2**31),) * MAX_PLACES, _PREPARED_AT),
 )
 _MANY: Final = 200
 
@@ -51,6 +58,18 @@ class TransactionConformance:
         scene.transact(store, claim)
         scene.transact(store, claim, state=state, generation=70_000, transaction_number=2**40)
         demand_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
+
+    def test_a_delivery_is_stored_with_its_state_and_goes_with_it(self, scene: StoreScene) -> None:
+        """`record` writes where S's messages lie, which replaces what an earlier state had; clearing S clears it."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        for delivery in (*_DELIVERIES, None, _DELIVERIES[0]):
+            scene.transact(store, claim, delivery=delivery)
+            demand_row(store, name, "after the commit", prepared_state=STATE, delivery=delivery)
+        store.settle(claim, Settlement(settled_generation=0))
+        demand_row(store, name, "after a settlement that leaves the state", delivery=_DELIVERIES[0])
+        store.settle(claim, Settlement(clear_state=True))
+        demand_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
 
     def test_recording_leaves_the_rest_of_the_row_alone(self, scene: StoreScene) -> None:
         """`record`: S, its generation and the number; nothing else is this transaction's."""
