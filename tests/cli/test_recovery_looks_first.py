@@ -94,7 +94,6 @@ def described(store: TxnStateStore, coordinator: WireTransactionCoordinator) -> 
 CRASHING = """
 import sys, dualwrite
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT
 name, topic, point = sys.argv[1:]
 writer = dualwrite.connect(transactional_id=name, lanes=1)
 with failpoints.armed(point, failpoints.exits()), writer.transaction() as tx:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -20,6 +19,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import LostTransaction
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import PROMPT_TIMEOUTS, started
+from fixtures.pace import LIMIT, until
 
 FORGETFUL = {
     **PROMPT_TIMEOUTS,
@@ -45,10 +45,7 @@ def scene(databases: Databases, forgetful: DevCluster) -> Scene:
 def wait_until_forgotten(scene: Scene) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
     try:
-        deadline = time.monotonic() + 60
-        while listed := coordinator.list_transactions(scene.transactional_id):
-            assert time.monotonic() < deadline, listed
-            time.sleep(0.1)
+        until(lambda: not coordinator.list_transactions(scene.transactional_id), "the broker still knows the ids")
     finally:
         coordinator.close()
 
@@ -115,16 +112,16 @@ def test_a_transaction_behind_another_that_is_open_is_told_by_its_marker(scene: 
     """An open transaction holds the last stable offset back; ours, which came after it in the partition, has its marker."""
     scene.write_here(8)  # it makes the topic
     rival = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": f"rival-{scene.transactional_id}"})
-    rival.init_transactions(30)
+    rival.init_transactions(LIMIT)
     rival.begin_transaction()
     rival.produce(scene.topic, "open")
-    rival.flush(30)
+    rival.flush(LIMIT)
     crashed(scene, "after_kafka_commit")
     wait_until_forgotten(scene)
     report = scene.recover()
     assert (report["error"], report["unacknowledged"]) == (None, [])
     assert "ALREADY_COMMITTED" in report["outcomes"]
-    rival.abort_transaction(30)
+    rival.abort_transaction(LIMIT)
     assert scene.agree() == [1, 2, 8]
 
 
@@ -153,7 +150,7 @@ def test_unverified_is_left_for_what_retention_has_taken(scene: Scene, producer:
     wait_until_forgotten(scene)
     admin = AdminClient({"bootstrap.servers": scene.bootstrap})
     everything = TopicPartition(scene.topic, 0, -1)
-    admin.delete_records([everything])[TopicPartition(scene.topic, 0)].result(30)
+    admin.delete_records([everything])[TopicPartition(scene.topic, 0)].result(LIMIT)
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
     assert read_committed(scene.settings, scene.topic) == []
