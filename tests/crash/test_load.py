@@ -10,7 +10,7 @@ from crash import load
 from crash.databases import DATABASES, Databases
 from dualwrite.devcluster import DevCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("native")]
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("native")]
 
 
 @pytest.mark.parametrize("database", DATABASES)
