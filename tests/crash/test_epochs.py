@@ -32,13 +32,8 @@ LAST_EPOCH = 32766
 PREPARED = {1: 2, LAST_EPOCH - 4: 2, LAST_EPOCH - 3: 5, LAST_EPOCH - 2: 4, LAST_EPOCH - 1: 9}
 """How many tests want which epoch, and one to spare for a test that runs once more."""
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def producer(one_lane: None) -> str:
-    """The one that has an epoch for each transaction; on one lane, so that all of them are one id's."""
-    return "native"
+# the producer that has an epoch for each transaction; on one lane, so that all of them are one id's
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("native", "one_lane")]
 
 
 @pytest.fixture(scope="module")
