@@ -1,6 +1,7 @@
 """A writer to be killed: each transaction counts in a column family of the user's, and in the row.
 
-Argument: the database. It prints the number of each transaction whose commit has returned.
+Tests fork it (`fixtures.fork_server`) with the database as its argument. It prints the number of each transaction whose commit
+has returned.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dualwrite.state import PreparedTxnState
 from dualwrite.stores.rocksdb import RocksDBStore
 
 
-def main(path: str) -> None:
-    store = RocksDBStore(path, column_families={"orders": None, "customers": None})
+def main() -> None:
+    store = RocksDBStore(sys.argv[1], column_families={"orders": None, "customers": None})
     claim = store.claim("orders", "killed", timeout=5)
     number = 0
     while True:
@@ -29,6 +30,3 @@ def main(path: str) -> None:
         transaction.commit()
         sys.stdout.write(f"{claim.fence} {number} {total}\n")
         sys.stdout.flush()
-
-
-main(sys.argv[1])

@@ -5,24 +5,29 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from rocksdb_scene import ID, stored
 
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.fork_server import ForkedProcess
 from fixtures.pace import ended
 
-WRITER = Path(__file__).with_name("killed_writer.py")
+HERE = Path(__file__).parent
 KILLS = 25
 FAMILIES = ("default", "orders", "customers")
 
 
+def started(path: Path) -> ForkedProcess:
+    return ForkedProcess("killed_writer", [str(path)], folder=HERE, stdout=subprocess.PIPE)
+
+
 def write_until_killed(path: Path, after: float) -> tuple[int, int, int] | None:
     """Run a writer for so many seconds from its first commit on; what it last said to be committed."""
-    process = subprocess.Popen([sys.executable, str(WRITER), str(path)], stdout=subprocess.PIPE, text=True)
+    process = started(path)
     assert process.stdout is not None
     lines = [process.stdout.readline()]
     kill = threading.Timer(after, process.kill)
@@ -71,17 +76,27 @@ def test_a_writer_killed_again_and_again(path: Path, tmp_path: Path) -> None:
     print(f"{KILLS} kills, {transactions} transactions, all agreed")  # noqa: T201  (the number is what the test is for)
 
 
+def seconds_to_the_first_commit(path: Path) -> float:
+    """On an empty folder, on this machine."""
+    began = time.monotonic()
+    with started(path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.kill()
+    return time.monotonic() - began
+
+
 @pytest.mark.slow
-def test_a_writer_killed_while_it_opens(path: Path) -> None:
+def test_a_writer_killed_while_it_opens(path: Path, tmp_path: Path) -> None:
     """No commit is waited for: the kill may fall into the making of the database and of its column families."""
     chance = random.Random(8)
-    for _ in range(20):
-        process = subprocess.Popen([sys.executable, str(WRITER), str(path)], stdout=subprocess.DEVNULL)
-        try:
-            process.wait(chance.uniform(0.12, 0.32))
-        except subprocess.TimeoutExpired:
+    seconds_to_the_first_commit(tmp_path / "first")  # this one waits for the process that forks
+    opening = seconds_to_the_first_commit(tmp_path / "second")
+    for _ in range(40):
+        with started(path) as process:
+            time.sleep(chance.uniform(0, opening))
             process.kill()
-        assert ended(process) == -9
+        assert process.returncode == -9
         with RocksDBStore(path, column_families={"orders": None, "customers": None}) as store:
             store.check()
             if store.read(ID) is not None:
