@@ -22,7 +22,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.testing import failpoints
-from fixtures.pace import happened, joined
+from fixtures.pace import happened, joined, until
 
 
 @pytest.fixture(params=["native", "v5", pytest.param("v4", marks=pytest.mark.slow)])
@@ -103,8 +103,7 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
             failpoints.armed("recover_after_decision", failpoints.only_at(1, let_the_writer_commit)),
         ):
             one.start()
-            while writer.phase is not dualwrite.Phase.COMMITTING_KAFKA:
-                pass
+            until(lambda: writer.phase is dualwrite.Phase.COMMITTING_KAFKA, "the database has committed", pause=0.001)
             report = recovered(scene)
         assert committed.is_set()
         one.result()

@@ -14,9 +14,11 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy, When
 from dualwrite.timeouts import Timeouts
+from fixtures.pace import LIMIT
 
 PARTS = [[1, 2, 3], [4, 5]]
-QUICK = Timeouts(claim=3, kafka=5, delivery=10)
+PATIENT = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
+QUICK = Timeouts(claim=3, kafka=LIMIT, delivery=LIMIT)  # for a database that does not come back
 COMMIT = b"COMMIT\0"
 
 
@@ -27,8 +29,8 @@ def _disarmed() -> Iterator[None]:
 
 
 @pytest.fixture
-def quick_scene(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
-    made = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), timeouts=QUICK)
+def postgres_scene(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
+    made = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), timeouts=PATIENT)
     yield made
     made.close()
 
@@ -43,7 +45,7 @@ def proxied_scene(
 ) -> Iterator[JobScene]:
     """A job whose connections to PostgreSQL go through `postgres_proxy`."""
     through = postgres_server.url_at(postgres_proxy.port, postgres_url.rpartition("/")[2])
-    made = JobScene(through, broker.bootstrap_servers, new_name("job"), timeouts=QUICK)
+    made = JobScene(through, broker.bootstrap_servers, new_name("job"), timeouts=PATIENT)
     yield made
     made.close()
 
@@ -65,20 +67,20 @@ def start_again(scene: JobScene, server: PostgresServer) -> None:
     scene.store.engine.dispose()  # its connections are dead
 
 
-def test_kafka_is_gone_once_the_database_has_committed(quick_scene: JobScene) -> None:
-    outcomes = quick_scene.write(quick_scene.run(), PARTS)
+def test_kafka_is_gone_once_the_database_has_committed(postgres_scene: JobScene) -> None:
+    outcomes = postgres_scene.write(postgres_scene.run(), PARTS)
     gone = BrokerUnavailableError("No broker answers.")
     with (
         failpoints.armed("recover_after_describe", failpoints.raises(gone)),
         pytest.raises(InDoubtTransactionError, match="2 of its transactions could not be completed") as caught,
     ):
-        quick_scene.commit(outcomes)
+        postgres_scene.commit(outcomes)
     assert caught.value.database_committed is True
     assert "don't write it again" in str(caught.value)
-    assert quick_scene.table() == [1, 2, 3, 4, 5]
-    assert len(quick_scene.open_ids()) == 2
-    quick_scene.abort(outcomes)  # as Spark does after commit has raised
-    quick_scene.assert_holds([1, 2, 3, 4, 5])
+    assert postgres_scene.table() == [1, 2, 3, 4, 5]
+    assert len(postgres_scene.open_ids()) == 2
+    postgres_scene.abort(outcomes)  # as Spark does after commit has raised
+    postgres_scene.assert_holds([1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("when", ["before", "answered"])

@@ -176,11 +176,13 @@ def test_a_broker_that_gives_transactions_up(
 ) -> None:
     """Without two-phase commit a transaction has a timeout: nothing is committed past it, on either side."""
     scene = make_scene(postgres_url, fragile, two_phase=False)
-    scene.site = replace(scene.site, kafka={**scene.site.kafka, "transaction.timeout.ms": TIMEOUT_MS})
+    patient = scene.site
+    scene.site = replace(patient, kafka={**patient.kafka, "transaction.timeout.ms": TIMEOUT_MS})
     longer = failpoints.only_at(1, lambda: time.sleep(TIMEOUT_MS / 1000 + 1))
     told = pytest.raises((TransactionTimeoutError, ProducerFencedError), match=r"transaction\.timeout\.ms|timed out")
     with failpoints.armed(moment, longer), told:
         driven(scene, 0, runs=1)
     scene.assert_holds([])
+    scene.site = patient
     assert driven(scene, 0) == []
     scene.assert_holds(ROWS)
