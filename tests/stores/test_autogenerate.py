@@ -11,6 +11,7 @@ from pathlib import Path
 import alembic
 import pytest
 import sqlalchemy as sa
+from alembic_command import make_project, run_alembic
 
 import dualwrite_alembic
 from dualwrite import migration
@@ -35,9 +36,7 @@ class Project:
     url: str
 
     def alembic(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "alembic", *arguments]
-        ran = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        ran = run_alembic(self.folder, *arguments)
         return ran.stdout + ran.stderr
 
     def configure(self, options: str, imports: str = "") -> None:
@@ -65,10 +64,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
         url = server.create_database(f"autogenerate_{abs(hash(tmp_path))}")
     migration.upgrade(url)
     project = Project(tmp_path / "project", url)
-    project.folder.mkdir()
-    project.alembic("init", "migrations")
-    settings = project.folder / "alembic.ini"
-    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))
+    make_project(project.folder, url)
     (project.folder / "models.py").write_text(MODELS)
     return project
 

@@ -19,9 +19,9 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.fork_server import TESTS, ForkedProcess
 from fixtures.pace import LIMIT, ended
 
-ROOT = Path(__file__).parents[2]
 TABLES = {*metadata.tables, VERSION_TABLE_NAME}
 
 
@@ -92,7 +92,7 @@ def test_upgrades_at_once(empty_url: str) -> None:
         "from dualwrite import migration\n"
         f"with ThreadPoolExecutor(2) as t: list(t.map(migration.upgrade, [{empty_url!r}] * 2))"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    processes = [ForkedProcess("forked_code", [program], folder=TESTS / "unit") for _ in range(3)]
     assert [ended(process) for process in processes] == [0, 0, 0]
     assert migration.current(empty_url) == migration.newest()
 
@@ -154,21 +154,3 @@ def test_the_command(tmp_path: Path) -> None:
     assert migration.current(url) == "0004"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
-
-
-@pytest.mark.slow
-def test_the_wheel_brings_its_migrations(tmp_path: Path) -> None:
-    built, site = tmp_path / "built", tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", str(ROOT), "--no-deps", "-w", str(built)], check=True)
-    (wheel,) = built.glob("dualwrite-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
-    url = f"sqlite:///{tmp_path / 'wheel.db'}"
-    program = (
-        f"import sys; sys.path.insert(0, {str(site)!r})\n"
-        "from dualwrite import migration\n"
-        f"folder = migration.scripts_folder(); assert str(folder).startswith({str(site)!r}), folder\n"
-        f"migration.upgrade({url!r}); print(migration.current({url!r}))"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert ran.stdout == "0004\n"

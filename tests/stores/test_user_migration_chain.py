@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import alembic_command
 import pytest
 import sqlalchemy as sa
+from alembic_command import run_alembic
 from store_scene import ID
 from typer.testing import CliRunner
 
@@ -47,10 +48,7 @@ class Project:
     url: str
 
     def alembic(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "alembic", *arguments]
-        ran = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
-        assert not check or ran.returncode == 0, ran.stdout + ran.stderr
-        return ran
+        return run_alembic(self.folder, *arguments, check=check)
 
     def revision(self, revision: str, down: str | None, upgrade: str, downgrade: str) -> None:
         text = REVISION.format(revision=revision, down=down, upgrade=upgrade, downgrade=downgrade)
@@ -66,11 +64,8 @@ class Project:
 
 def make_project(folder: Path, url: str) -> Project:
     """Three revisions: a table of the user's, and ours in two steps."""
-    folder.mkdir()
+    alembic_command.make_project(folder, url)
     project = Project(folder, url)
-    project.alembic("init", "migrations")
-    settings = folder / "alembic.ini"
-    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))
     create = 'op.create_table("orders", sa.Column("id", sa.Integer, primary_key=True))'
     project.revision("a", None, create, 'op.drop_table("orders")')
     project.revision(

@@ -73,7 +73,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return made
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'wheel.db'}"
