@@ -91,6 +91,12 @@ class SqlScene(StoreScene):
                 raw.close()
         store.engine.dispose(close=False)
 
+    def close_stores(self) -> None:
+        """Whatever a test did with a store, its pool has all connections back."""
+        held = [store.engine.pool.checkedout() for store in self._stores if isinstance(store, SqlStateStore)]
+        super().close_stores()
+        assert not any(held), f"connections that were not given back: {held}"
+
     def close(self) -> None:
         self._engine.dispose()
 

@@ -10,87 +10,9 @@ from rocksdb_scene import ID, STATE, recorded, stored
 
 from dualwrite.errors import ClaimTimeoutError, FencedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, Settlement
+from dualwrite.stores.base import Claim, Settlement
 from dualwrite.stores.rocksdb import RocksDBStore
 from fixtures.pace import LIMIT, happened
-
-
-def test_the_first_claim_makes_the_row(store: RocksDBStore) -> None:
-    claim = store.claim(ID, "host:1", timeout=LIMIT)
-    assert claim == Claim(ID, 1, "host:1")
-    row = store.read_claimed(claim)
-    assert (row.fence, row.generation, row.settled_generation, row.prepared_state) == (1, 0, -1, None)
-    assert (row.transaction_number, row.lost, row.owner, row.forgotten) == (0, (), "host:1", False)
-
-
-def test_each_claim_fences_the_one_before(store: RocksDBStore, rival: RocksDBStore) -> None:
-    ours = store.claim(ID, "ours", timeout=LIMIT)
-    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
-    assert theirs.fence == ours.fence + 1
-    for use in (store.read_claimed, store.begin, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
-        with pytest.raises(FencedError) as caught:
-            use(ours)
-        assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
-
-
-def test_a_claim_resets_the_transaction_number_but_an_expected_one_keeps_it(store: RocksDBStore, claim: Claim) -> None:
-    recorded(store, claim, 7).commit()
-    kept = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-    assert store.read_claimed(kept).transaction_number == 7
-    renewed = store.claim(ID, "tests", timeout=LIMIT)
-    assert store.read_claimed(renewed).transaction_number == 0
-    assert store.read_claimed(renewed).prepared_state == STATE
-
-
-def test_an_expected_fence_that_has_moved_on(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
-    rival.claim(ID, "theirs", timeout=LIMIT)
-    with pytest.raises(FencedError) as caught:
-        store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-    assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
-    assert store.read(ID).fence == 2  # type: ignore[union-attr]
-
-
-def test_an_expected_fence_of_an_id_without_row(store: RocksDBStore) -> None:
-    with pytest.raises(FencedError, match="gone"):
-        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
-    assert store.read(ID) is None
-
-
-def test_a_long_owner_is_cut(store: RocksDBStore) -> None:
-    claim = store.claim(ID, "ö" * 1000, timeout=LIMIT)
-    assert claim.owner == store.read_claimed(claim).owner == "ö" * MAX_OWNER_LENGTH
-
-
-def test_fences_persist(fresh: RocksDBStore, fresh_claim: Claim) -> None:
-    fresh.close()
-    assert fresh.claim(ID, "again", timeout=LIMIT).fence == fresh_claim.fence + 1
-
-
-def test_threads_that_claim_at_once_get_a_fence_each(store: RocksDBStore, rival: RocksDBStore) -> None:
-    barrier = threading.Barrier(8)
-
-    def one(number: int) -> list[int]:
-        barrier.wait()
-        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=LIMIT).fence for _ in range(10)]
-
-    with ThreadPoolExecutor(8) as threads:
-        fences = [fence for got in threads.map(one, range(8)) for fence in got]
-    assert sorted(fences) == list(range(1, 81))
-
-
-def test_threads_that_expect_the_same_fence(store: RocksDBStore, claim: Claim) -> None:
-    barrier = threading.Barrier(6)
-
-    def one(number: int) -> int | None:
-        barrier.wait()
-        try:
-            return store.claim(ID, f"thread {number}", timeout=LIMIT, expected_fence=claim.fence).fence
-        except FencedError:
-            return None
-
-    with ThreadPoolExecutor(6) as threads:
-        assert sorted(threads.map(one, range(6)), key=str) == [2, None, None, None, None, None]
-
 
 # --- transactions of the same id ------------------------------------------------------------------------------------------
 

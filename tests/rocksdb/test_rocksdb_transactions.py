@@ -36,30 +36,6 @@ def test_state_and_data_commit_together(store: RocksDBStore, claim: Claim) -> No
     assert stored(store) == b"1"
 
 
-def test_a_transaction_without_messages_records_its_number(store: RocksDBStore, claim: Claim) -> None:
-    for number, state in ((1, STATE), (2, None)):
-        transaction = store.begin(claim)
-        transaction.record(state, generation=0, transaction_number=number)
-        transaction.commit()
-    row = store.read_claimed(claim)
-    assert (row.prepared_state, row.transaction_number) == (None, 2)
-
-
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_rollback_takes_back_both(store: RocksDBStore, claim: Claim, is_recorded: bool) -> None:
-    if is_recorded:
-        transaction = recorded(store, claim)
-    else:
-        transaction = store.begin(claim)
-        transaction.handle.put(b"chair", b"1", cf="orders")
-    transaction.rollback()
-    transaction.rollback()
-    assert stored(store) is None
-    assert store.read_claimed(claim).prepared_state is None
-    store.begin(claim).rollback()
-    assert store.claim(ID, "tests", timeout=0).fence == 2
-
-
 def test_what_is_not_recorded_is_not_committed(store: RocksDBStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     transaction.handle.put(b"chair", b"1", cf="orders")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,104 +9,10 @@ import sqlalchemy as sa
 from store_scene import ID, STATE, assert_nothing_is_checked_out
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
-from fixtures.pace import LIMIT, take
-
-
-def test_the_first_claim_makes_the_row(store: SqlStateStore) -> None:
-    claim = store.claim(ID, "host:1", timeout=LIMIT)
-    assert claim == Claim(ID, 1, "host:1")
-    row = store.read_claimed(claim)
-    assert (row.fence, row.generation, row.settled_generation, row.prepared_state) == (1, 0, -1, None)
-    assert (row.transaction_number, row.lost, row.owner, row.forgotten) == (0, (), "host:1", False)
-    assert row.updated_at.utcoffset() is not None
-    assert list(row.unsettled_generations) == [0]
-    assert_nothing_is_checked_out(store)
-
-
-def test_each_claim_fences_the_one_before(store: SqlStateStore, rival: SqlStateStore) -> None:
-    ours = store.claim(ID, "ours", timeout=LIMIT)
-    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
-    assert theirs.fence == ours.fence + 1
-    for use in (store.read_claimed, store.begin, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
-        with pytest.raises(FencedError) as caught:
-            use(ours)
-        assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
-    assert_nothing_is_checked_out(store)
-
-
-def test_a_claim_resets_the_transaction_number_but_an_expected_one_keeps_it(store: SqlStateStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    transaction.record(STATE, generation=0, transaction_number=7)
-    transaction.commit()
-    kept = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-    assert store.read_claimed(kept).transaction_number == 7
-    renewed = store.claim(ID, "tests", timeout=LIMIT)
-    assert store.read_claimed(renewed).transaction_number == 0
-    assert store.read_claimed(renewed).prepared_state == STATE
-
-
-def test_an_expected_fence_that_has_moved_on(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
-    rival.claim(ID, "theirs", timeout=LIMIT)
-    with pytest.raises(FencedError) as caught:
-        store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-    assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
-    assert store.read(ID).fence == 2  # type: ignore[union-attr]
-
-
-def test_an_expected_fence_of_an_id_without_row(store: SqlStateStore) -> None:
-    with pytest.raises(FencedError, match="gone"):
-        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
-    assert store.read(ID) is None
-
-
-def test_threads_that_claim_at_once_get_a_fence_each(store: SqlStateStore) -> None:
-    barrier = threading.Barrier(8)
-
-    def one(number: int) -> list[int]:
-        barrier.wait()
-        return [store.claim(ID, f"thread {number}", timeout=LIMIT).fence for _ in range(3)]
-
-    with ThreadPoolExecutor(8) as threads:
-        fences = [fence for got in threads.map(one, range(8)) for fence in got]
-    assert sorted(fences) == list(range(1, 25))
-
-
-def test_threads_that_expect_the_same_fence(store: SqlStateStore, claim: Claim) -> None:
-    barrier = threading.Barrier(6)
-
-    def one(number: int) -> int | None:
-        barrier.wait()
-        try:
-            return store.claim(ID, f"thread {number}", timeout=LIMIT, expected_fence=claim.fence).fence
-        except FencedError:
-            return None
-
-    with ThreadPoolExecutor(6) as threads:
-        assert sorted(threads.map(one, range(6)), key=str) == [2, None, None, None, None, None]
-
-
-def _claim_in_a_process(url: str, results: multiprocessing.Queue[int]) -> None:
-    with SqlStateStore.from_url(url) as store:
-        for _ in range(5):
-            results.put(store.claim(ID, "process", timeout=LIMIT).fence)
-
-
-def test_processes_that_make_the_row_at_once(database_url: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[int] = context.Queue()
-    processes = [context.Process(target=_claim_in_a_process, args=(database_url, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    fences = sorted(take(results) for _ in range(15))
-    for process in processes:
-        process.join(LIMIT)
-        process.close()
-    results.close()
-    assert fences == list(range(1, 16))
+from fixtures.pace import LIMIT
 
 
 def test_a_claim_waits_for_a_transaction_that_is_about_to_commit(

@@ -18,45 +18,6 @@ from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 
 
-def test_state_and_data_commit_together(store: SqlStateStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    assert isinstance(transaction.handle, sa.Connection)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.record(STATE, generation=3, transaction_number=9)
-    assert rows(store.engine) == 0
-    assert store.read_claimed(claim).prepared_state is None
-    transaction.commit()
-    assert rows(store.engine) == 1
-    row = store.read_claimed(claim)
-    assert (row.prepared_state, row.prepared_generation, row.transaction_number) == (STATE, 3, 9)
-    transaction.rollback()  # does nothing any more
-    assert rows(store.engine) == 1
-    assert_nothing_is_checked_out(store)
-
-
-def test_a_transaction_without_messages_records_its_number(store: SqlStateStore, claim: Claim) -> None:
-    for number, state in ((1, STATE), (2, None)):
-        transaction = store.begin(claim)
-        transaction.record(state, generation=0, transaction_number=number)
-        transaction.commit()
-    row = store.read_claimed(claim)
-    assert (row.prepared_state, row.transaction_number) == (None, 2)
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_rollback_takes_back_both(store: SqlStateStore, claim: Claim, recorded: bool) -> None:
-    transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    if recorded:
-        transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.rollback()
-    transaction.rollback()
-    assert rows(store.engine) == 0
-    assert store.read_claimed(claim).prepared_state is None
-    assert_nothing_is_checked_out(store)
-    store.begin(claim).rollback()
-
-
 def test_after_a_failed_statement_rollback_still_works(store: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     with pytest.raises(sa.exc.DBAPIError):

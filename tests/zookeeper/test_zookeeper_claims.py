@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,88 +9,11 @@ from kazoo.client import KazooClient
 from zookeeper_scene import ID, SET, STATE, recorded
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
+from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.testing.proxy import Link, TcpProxy
-from fixtures.pace import LIMIT, take
-
-
-def test_claims_count_up(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
-    assert store.claim(ID, "ours", timeout=LIMIT) == Claim(ID, 1, "ours")
-    assert rival.claim(ID, "theirs", timeout=LIMIT) == Claim(ID, 2, "theirs")
-    row = store.read(ID)
-    assert row is not None
-    assert (row.fence, row.owner, row.settled_generation, row.transaction_number) == (2, "theirs", -1, 0)
-
-
-def test_a_long_owner_is_cut(store: ZooKeeperStore) -> None:
-    claim = store.claim(ID, "x" * 300, timeout=LIMIT)
-    assert store.read_claimed(claim).owner == claim.owner == "x" * MAX_OWNER_LENGTH
-
-
-def test_an_expected_fence(store: ZooKeeperStore, claim: Claim) -> None:
-    recorded(store, claim).commit()
-    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
-    assert again.fence == 2
-    assert store.read_claimed(again).transaction_number == 1
-    with pytest.raises(FencedError):
-        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
-    assert store.read_claimed(again).fence == 2
-    assert store.read_claimed(store.claim(ID, "tests", timeout=LIMIT)).transaction_number == 0
-
-
-def test_an_expected_fence_of_a_row_that_is_not_there(store: ZooKeeperStore) -> None:
-    with pytest.raises(FencedError, match="gone"):
-        store.claim(ID, "tests", timeout=LIMIT, expected_fence=1)
-    assert store.read(ID) is None
-
-
-def test_threads_that_claim_at_once_get_a_fence_each(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
-    barrier = threading.Barrier(8)
-
-    def one(number: int) -> list[int]:
-        barrier.wait()
-        return [(store, rival)[number % 2].claim(ID, f"thread {number}", timeout=LIMIT).fence for _ in range(3)]
-
-    with ThreadPoolExecutor(8) as threads:
-        fences = [fence for got in threads.map(one, range(8)) for fence in got]
-    assert sorted(fences) == list(range(1, 25))
-
-
-def test_threads_that_expect_the_same_fence(store: ZooKeeperStore, claim: Claim) -> None:
-    barrier = threading.Barrier(6)
-
-    def one(number: int) -> int | None:
-        barrier.wait()
-        try:
-            return store.claim(ID, f"thread {number}", timeout=LIMIT, expected_fence=claim.fence).fence
-        except FencedError:
-            return None
-
-    with ThreadPoolExecutor(6) as threads:
-        assert sorted(threads.map(one, range(6)), key=str) == [2, None, None, None, None, None]
-
-
-def _claim_in_a_process(url: str, results: multiprocessing.Queue[int]) -> None:
-    with ZooKeeperStore.from_url(url) as store:
-        for _ in range(5):
-            results.put(store.claim(ID, "process", timeout=LIMIT).fence)
-
-
-def test_processes_that_make_the_row_at_once(url: str) -> None:
-    """The chroot and the root of the rows too."""
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[int] = context.Queue()
-    processes = [context.Process(target=_claim_in_a_process, args=(url, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    fences = sorted(take(results) for _ in range(15))
-    for process in processes:
-        process.join(LIMIT)
-        process.close()
-    results.close()
-    assert fences == list(range(1, 16))
+from fixtures.pace import LIMIT
 
 
 def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:

@@ -10,8 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 from zookeeper_scene import ID, SET, STATE, recorded
 
-from dualwrite.errors import FencedError, InvalidTransactionalIdError, NotSettledError, StoredStateError, StoreError
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.errors import FencedError, InvalidTransactionalIdError, StoredStateError, StoreError
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
 from dualwrite.stores.rows import claimed
 from dualwrite.stores.zookeeper import ZooKeeperStore
@@ -20,7 +19,6 @@ from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 
 LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 1, 1, tzinfo=UTC))
-ODD_IDS = ["a/b", "..", ".", "100%", "a b", "Bücher", "😀", "\ue000", "x" * 255]
 
 
 def stored(store: ZooKeeperStore, claim: Claim) -> None:
@@ -50,14 +48,6 @@ def test_a_row_holds_text_of_any_language(store: ZooKeeperStore, plain: KazooCli
     claim = store.claim(ID, "Ünï 本 😀", timeout=LIMIT)
     assert store.read_claimed(claim).owner == "Ünï 本 😀"
     assert "Ünï 本 😀" in plain.get(f"/kafka_transaction_state/{ID}")[0].decode()
-
-
-@pytest.mark.parametrize("transactional_id", ODD_IDS)
-def test_odd_ids(store: ZooKeeperStore, transactional_id: str) -> None:
-    claim = store.claim(transactional_id, "tests", timeout=LIMIT)
-    stored(store, claim)
-    assert store.read_claimed(claim).prepared_state == STATE
-    assert store.list() == [transactional_id]
 
 
 def test_an_id_that_can_not_be_one(store: ZooKeeperStore) -> None:
@@ -102,73 +92,12 @@ def test_a_row_that_can_not_be_read(store: ZooKeeperStore, claim: Claim, plain: 
 # --- changes --------------------------------------------------------------------------------------------------------------
 
 
-def test_settling(store: ZooKeeperStore, claim: Claim) -> None:
-    stored(store, claim)
-    store.settle(claim, Settlement(clear_state=True, lost=LOST))
-    store.settle(claim, Settlement(clear_state=True, lost=LOST))
-    store.settle(claim, Settlement(settled_generation=0))
-    row = store.read_claimed(claim)
-    assert (row.prepared_state, row.lost, row.settled_generation) == (None, (LOST,), 0)
-
-
-def test_generations(store: ZooKeeperStore, claim: Claim) -> None:
-    assert store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 1
-    assert store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 2
-    assert store.read_claimed(claim).generation == 2
-
-
-def test_acknowledging_gives_what_it_removes(store: ZooKeeperStore, claim: Claim) -> None:
-    store.settle(claim, Settlement(lost=LOST))
-    assert store.acknowledge(ID) == (LOST,)
-    assert store.acknowledge(ID) == ()
-
-
-def test_forgetting_leaves_a_tombstone_with_a_higher_fence(store: ZooKeeperStore, claim: Claim) -> None:
-    with pytest.raises(NotSettledError):
-        store.forget(ID)
-    store.settle(claim, Settlement(settled_generation=0))
-    store.forget(ID)
-    store.forget(ID)
-    row = store.read(ID)
-    assert row is not None
-    assert (row.forgotten, row.fence) == (True, 2)
-    with pytest.raises(FencedError):
-        store.begin(claim)
-    again = store.claim(ID, "tests", timeout=LIMIT)
-    assert again.fence == 3
-    assert not store.read_claimed(again).forgotten
-
-
-def test_every_change_needs_the_fence(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
-    rival.claim(ID, "theirs", timeout=LIMIT)
-    before = store.read(ID)
-    calls: list[Any] = [
-        lambda: store.settle(claim, Settlement(clear_state=True)),
-        lambda: store.take_generation(claim, ProducerKind.LIBRDKAFKA),
-        lambda: store.read_claimed(claim),
-        lambda: store.begin(claim),
-    ]
-    for call in calls:
-        with pytest.raises(FencedError) as caught:
-            call()
-        assert (caught.value.current_fence, caught.value.current_owner) == (2, "theirs")
-    assert store.read(ID) == before
-
-
 def test_a_row_that_was_deleted(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
     plain.delete(f"/kafka_transaction_state/{ID}")
     with pytest.raises(FencedError, match="gone"):
         store.read_claimed(claim)
     with pytest.raises(FencedError, match="gone"):
         store.settle(claim, Settlement(clear_state=True))
-
-
-def test_changes_at_once_are_all_kept(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
-    def take(number: int) -> int:
-        return (store, rival)[number % 2].take_generation(claim, ProducerKind.LIBRDKAFKA)
-
-    with ThreadPoolExecutor(6) as threads:
-        assert sorted(threads.map(take, range(30))) == list(range(1, 31))
 
 
 def test_a_row_that_became_too_large(url: str) -> None:

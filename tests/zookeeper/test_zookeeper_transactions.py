@@ -52,39 +52,6 @@ def test_all_operations_and_the_row_are_there_together(store: ZooKeeperStore, cl
     assert (row.prepared_state, row.prepared_generation, row.transaction_number) == (STATE, 2, 7)
 
 
-def test_many_transactions_one_after_another(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
-    plain.create("/counter", b"0")
-    for number in range(1, 31):
-        transaction = store.begin(claim)
-        data, stat = transaction.handle.get("/counter")
-        transaction.handle.set_data("/counter", str(int(data) + 1).encode(), stat.version)
-        transaction.record(STATE if number % 2 else None, generation=0, transaction_number=number)
-        transaction.commit()
-    assert plain.get("/counter")[0] == b"30"
-    assert store.read_claimed(claim).prepared_state is None
-
-
-def test_an_empty_transaction(store: ZooKeeperStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    transaction.record(None, generation=0, transaction_number=1)
-    transaction.commit()
-    assert store.read_claimed(claim).transaction_number == 1
-
-
-@pytest.mark.parametrize("when", ["before record", "after record"])
-def test_a_rollback_leaves_nothing(store: ZooKeeperStore, claim: Claim, plain: KazooClient, when: str) -> None:
-    transaction = store.begin(claim)
-    transaction.handle.create(ORDER)
-    if when == "after record":
-        transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.rollback()
-    transaction.rollback()
-    assert plain.exists(ORDER) is None
-    assert store.read_claimed(claim).prepared_state is None
-    with pytest.raises(WriterClosedError):
-        transaction.commit()
-
-
 def test_a_commit_needs_a_recorded_state(store: ZooKeeperStore, claim: Claim) -> None:
     with pytest.raises(UsageError, match="not recorded"):
         store.begin(claim).commit()
