@@ -1,0 +1,68 @@
+"""The proxy that breaks connections in tests."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from typing import Any
+
+import psycopg
+import pytest
+
+from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.proxy import TcpProxy
+
+
+def conninfo(url: str) -> str:
+    return url.replace("+psycopg", "")
+
+
+def test_the_proxy_forwards_and_cuts(postgres_server: PostgresServer, postgres_proxy: TcpProxy) -> None:
+    with psycopg.connect(conninfo(postgres_server.url_at(postgres_proxy.port)), autocommit=True) as connection:
+        size = connection.execute("SELECT length(%s)", ("x" * 1_000_000,)).fetchone()
+        assert size == (1_000_000,)
+        postgres_proxy.cut()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    psycopg.connect(conninfo(postgres_server.url_at(postgres_proxy.port))).close()
+
+
+def test_the_proxy_resets() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        TcpProxy("127.0.0.1", listener.getsockname()[1]) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)) as client,
+    ):
+        server, _ = listener.accept()
+        with server:
+            proxy.on_client_bytes(b"SELECT 42", lambda link: link.cut_with_reset())
+            client.sendall(b"SELECT ")
+            assert server.recv(100) == b"SELECT "
+            client.sendall(b"42")
+            for side in (client, server):
+                with pytest.raises(ConnectionResetError):
+                    side.recv(100)
+
+
+@pytest.mark.parametrize("direction", ["client_to_server", "server_to_client", None])
+def test_the_proxy_goes_silent(postgres_server: PostgresServer, postgres_proxy: TcpProxy, direction: Any) -> None:
+    url = conninfo(postgres_server.url_at(postgres_proxy.port))
+    with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
+        postgres_proxy.on_client_bytes(b"SELECT 42", lambda link: link.blackhole(direction))
+        with pytest.raises(TimeoutError):
+            _within(0.5, connection)
+        postgres_proxy.cut()
+
+
+def _within(seconds: float, connection: psycopg.Connection) -> None:
+    def alarm(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        connection.execute("SELECT 42")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
