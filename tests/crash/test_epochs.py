@@ -152,11 +152,7 @@ def kafka_id(scene: Scene) -> str:
 def described(scene: Scene) -> TransactionDescription:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
     try:
-        listed = coordinator.list_transactions()
-        (kafka_id,) = (
-            each.transactional_id for each in listed if each.transactional_id.startswith(f"{scene.transactional_id}#")
-        )
-        found = coordinator.describe(kafka_id)
+        found = coordinator.describe(kafka_id(scene))
         assert found is not None
         return found
     finally:
