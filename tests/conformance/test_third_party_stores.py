@@ -29,7 +29,7 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment}
     environ.pop("PYTEST_ADDOPTS", None)
     command = (sys.executable, *command)
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=4 * LIMIT, check=False)
 
 
 def suite(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:

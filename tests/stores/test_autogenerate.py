@@ -19,6 +19,7 @@ from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.tiers import thinned
 
 MODELS = """
 import sqlalchemy as sa
@@ -55,7 +56,7 @@ class Project:
         return text[text.index("def upgrade") :]
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=thinned(["sqlite", "postgres", "mariadb"], quick=["sqlite"]))
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path / 'user.db'}"

@@ -21,6 +21,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 OURS = {"kafka_transaction_state", "kafka_transaction_state_version"}
 
@@ -83,7 +84,7 @@ def make_project(folder: Path, url: str) -> Project:
     return project
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=thinned(["sqlite", "postgres", "mariadb"], quick=["sqlite"]))
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     if request.param == "sqlite":
         return make_project(tmp_path / "project", f"sqlite:///{tmp_path / 'user.db'}")
