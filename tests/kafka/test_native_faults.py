@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from types import FrameType
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from dualwrite.kafka.network import Network
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from fixtures.broker import USERS, make_topic, read_topic, started
 from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
 NewProducer = Callable[..., NativeProducer]
@@ -83,14 +85,16 @@ def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
 # --- a broker that does not answer ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timeouts", [{"socket.connection.setup.timeout.ms": 500}, IMPATIENT], ids=["patient", "impatient"])
-@pytest.mark.parametrize("partitions", [1, 100])
+@pytest.mark.parametrize(
+    ("timeouts", "partitions"), thinned(product(["patient", "impatient"], [1, 100]), quick=[("patient", 100)])
+)
 def test_a_full_buffer_blocks_until_the_delivery_timeout_and_holds_no_more_than_its_size(
-    frail: DevCluster, new_native: NewProducer, new_name: NewName, timeouts: dict[str, Any], partitions: int
+    frail: DevCluster, new_native: NewProducer, new_name: NewName, timeouts: str, partitions: int
 ) -> None:
     """However large the sockets' own buffers are, and over however many partitions the messages are spread."""
+    settings = IMPATIENT if timeouts == "impatient" else {"socket.connection.setup.timeout.ms": 500}
     buffer_kib = 4_096
-    producer = new_native(delivery_timeout=1.5, **{"queue.buffering.max.kbytes": buffer_kib}, **timeouts)
+    producer = new_native(delivery_timeout=1.5, **{"queue.buffering.max.kbytes": buffer_kib}, **settings)
     topic = new_name("topic")
     make_topic(frail, topic, partitions)
     commit_one(producer, topic, b"before")
