@@ -1,4 +1,4 @@
-"""Every store of dualwrite's passes the conformance suite, on a real database."""
+"""Every store of dualwrite's passes the conformance suite, on a real database; in the quick tier, a store of each kind."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class TestPostgresql(StoreConformance):
         return postgresql_scene
 
 
+@pytest.mark.slow
 class TestMariaDB(StoreConformance):
     @pytest.fixture
     def scene(self, mariadb_scene: StoreScene) -> StoreScene:
@@ -31,6 +32,7 @@ class TestRocksDB(StoreConformance):
         return rocksdb_scene
 
 
+@pytest.mark.slow
 class TestZooKeeper(StoreConformance):
     @pytest.fixture
     def scene(self, zookeeper_scene: StoreScene) -> StoreScene:

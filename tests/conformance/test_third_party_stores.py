@@ -76,6 +76,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tuple[str, str]]]], mutant: str) -> None:
     """By a test that says so, and not because the variant is no Python."""
@@ -86,6 +87,7 @@ def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tu
     assert {"AssertionError", "Failed", "DualWriteError"} & set(kinds.split()), failures
 
 
+@pytest.mark.slow
 def test_a_failure_tells_what_the_contract_demands_and_what_the_store_did(tmp_path: Path) -> None:
     done = suite(
         tmp_path,

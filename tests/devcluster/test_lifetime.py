@@ -32,6 +32,7 @@ sys.exit(main(["dev", "up"]))
 """
 
 
+@pytest.mark.slow
 def test_a_temporary_broker_dies_with_its_owner_however_that_dies() -> None:
     with subprocess.Popen([sys.executable, "-c", TEMPORARY], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

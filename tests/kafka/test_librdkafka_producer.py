@@ -221,7 +221,6 @@ def test_a_transaction_that_grew_too_old_is_not_prepared(new_producer: NewProduc
 
 def test_an_unreachable_broker_is_named_with_the_setting(free_port: int, new_name: NewName) -> None:
     config = KafkaConfig.of(f"127.0.0.1:{free_port}")
-    time.monotonic()
     with pytest.raises(BrokerUnavailableError) as caught:
         LibrdkafkaProducer(config, new_name("id"), WireTransactionCoordinator(config, timeout=0.5))
     assert f"127.0.0.1:{free_port}" in str(caught.value)

@@ -113,6 +113,7 @@ def test_what_the_probe_says_is_what_a_producer_gets(
     assert probe(servers).two_phase is (code == 0)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_just_starting_is_waited_for(switched_off: DevCluster) -> None:
     before = probe(switched_off.bootstrap_servers)
     switched_off.kill(1)

@@ -142,6 +142,7 @@ def test_it_dies_with_its_parent(kind: Kind) -> None:
 # --- PostgreSQL ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_programs_that_the_servers_account_can_not_reach_are_copied(tmp_path: Path) -> None:
     """As root the server runs as another user, which may not enter a virtual environment in a private folder."""
     binaries = bundled_binaries()

@@ -238,6 +238,7 @@ def test_many_writers_that_conflict_all_the_time(open_store: Open, level: str) -
 # --- a server that restarts in COMMIT -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level: str, when: Any) -> None:
@@ -269,6 +270,7 @@ def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level
         engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fast shutdown", "backend terminated"])
 def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServer, how: str) -> None:
     """COMMIT takes long (a deferred trigger sleeps in it): the server says FATAL, which alone proves nothing."""

@@ -179,6 +179,7 @@ def test_a_lock_wait_that_timed_out_takes_back_its_statement_only(mariadb_store:
     assert rows(mariadb_store.engine) == 2
 
 
+@pytest.mark.slow
 def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
     with MariaDBServer(settings={"innodb-rollback-on-timeout": "ON"}) as server:
         migration.upgrade(server.url)
@@ -393,6 +394,7 @@ def test_the_sessions_variables_are_put_back_after_a_wait_in_vain(mariadb_url: s
         transaction.rollback()
 
 
+@pytest.mark.slow
 def test_dead_connections_in_the_pool(own_mariadb_server: MariaDBServer) -> None:
     server = own_mariadb_server
     migration.upgrade(server.url)
@@ -482,6 +484,7 @@ def test_a_claimer_that_is_paused_does_not_hold_up_the_others_for_ever(
         assert done(claiming).fence == mariadb_claim.fence + 2  # its first COMMIT failed, and it claimed again
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_while_we_connect(own_mariadb_server: MariaDBServer) -> None:
     """It takes the connection and says nothing: PyMySQL's own limit is for the TCP connection alone."""
     own_mariadb_server.pause()
@@ -569,6 +572,7 @@ def test_a_refusal_is_not_tried_again(mariadb_server: MariaDBServer, what: str) 
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_too_many_connections_are_waited_for() -> None:
     with MariaDBServer(settings={"max-connections": "10", "extra-max-connections": "1"}) as server:
         migration.upgrade(server.url)

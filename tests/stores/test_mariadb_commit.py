@@ -167,6 +167,7 @@ def test_an_administrator_kills_the_connection_before_commit(mariadb_store: SqlS
     assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_mariadb_server_killed_in_commit(own_mariadb_server: MariaDBServer, when: Any) -> None:
     server = own_mariadb_server
@@ -190,6 +191,7 @@ def test_a_mariadb_server_killed_in_commit(own_mariadb_server: MariaDBServer, wh
         assert_the_truth_is_told(store, claim, committed=when == "answered")
 
 
+@pytest.mark.slow
 def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServer) -> None:
     migration.upgrade(own_mariadb_server.url)
     with SqlStateStore.from_url(own_mariadb_server.url) as store:
@@ -202,6 +204,7 @@ def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServe
         assert_the_truth_is_told(store, claim, committed=False)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> None:
     """With a read timeout of the user's, COMMIT becomes unknown; the server finds it in its socket when it goes on."""
     migration.upgrade(own_mariadb_server.url)

@@ -287,6 +287,7 @@ def _when_it_waits(direct: str, link: Link, bouncer: PgBouncer, who: str) -> Non
     link.cut()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgres_server: PostgresServer, when: Any) -> None:
     server = own_postgres_server
@@ -325,6 +326,7 @@ def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlSt
     assert_the_truth_is_told(bounced, claim, committed=False)
 
 
+@pytest.mark.slow
 def test_a_server_restarted_between_transactions(program: Program, own_postgres_server: PostgresServer) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)
@@ -342,6 +344,7 @@ def test_a_server_restarted_between_transactions(program: Program, own_postgres_
 # --- the server of these tests ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_can_be_paused_and_leaves_nothing_behind(program: Program, postgres_server: PostgresServer) -> None:
     with PgBouncer(postgres_server, program=program) as bouncer:
         folder = bouncer._folder

@@ -147,7 +147,6 @@ def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
 
 def test_a_claim_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     postgres_proxy.refuse()
-    time.monotonic()
     with pytest.raises(StoreUnavailableError) as caught:
         proxied_store.claim(ID, "ours", timeout=1)
     assert "--url" in caught.value.next_step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 COMMIT = b"COMMIT\0"
 
@@ -201,7 +201,6 @@ def test_a_connection_lost_while_commit_runs(
         )
     transaction = recorded(proxied_store, proxied_claim)
     postgres_proxy.on_client_bytes(COMMIT, Link.cut, when="after")
-    time.monotonic()
     with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as watcher:
@@ -220,7 +219,7 @@ def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Cla
     assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
 
 
-@pytest.mark.parametrize("when", ["before", "answered"])
+@pytest.mark.parametrize("when", thinned(["before", "answered"], quick=["answered"]))
 def test_a_server_killed_in_commit(own_postgres_server: PostgresServer, when: Any) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)

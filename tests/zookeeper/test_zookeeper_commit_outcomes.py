@@ -259,6 +259,7 @@ def test_a_server_killed_when_it_has_answered(own_server: ZooKeeperServer) -> No
             assert_the_truth_is_told(store, claim, committed=True)
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_in_commit_for_longer_than_the_session(own_server: ZooKeeperServer) -> None:
     """The multi waits in the stopped server's socket, and is done, or not, when it goes on."""
     with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
@@ -274,6 +275,7 @@ def test_a_server_that_stops_in_commit_for_longer_than_the_session(own_server: Z
         assert (store.client.exists(ORDER) is not None) is committed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_session_that_expires_in_commit(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, committed: bool

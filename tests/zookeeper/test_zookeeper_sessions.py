@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT, ended
+from fixtures.tiers import thinned
 
 # --- sessions -------------------------------------------------------------------------------------------------------------
 
@@ -52,6 +54,7 @@ def test_a_claim_while_the_session_was_expired(
     assert rival.client.exists(ORDER) is None
 
 
+@pytest.mark.slow
 def test_a_long_outage_is_waited_for_and_seen_to_be_over(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     proxied_store.check()
     proxy.refuse()
@@ -81,6 +84,7 @@ def test_reads_give_up_in_time(proxied_store: ZooKeeperStore, proxy: TcpProxy, c
             call()
 
 
+@pytest.mark.slow
 def test_a_store_that_was_never_connected_connects_when_the_server_comes(own_server: ZooKeeperServer) -> None:
     own_server.stop()
     with ZooKeeperStore.from_url(own_server.url, connect_timeout=0.5) as store:
@@ -120,8 +124,10 @@ with ZooKeeperStore.from_url(url, session_timeout=1.5) as store:
 """
 
 
-@pytest.mark.parametrize("pause", [0, SHORT_SESSION + 1])
-@pytest.mark.parametrize("stop_at", ["claimed", "begun", "recorded"])
+@pytest.mark.parametrize(
+    ("stop_at", "pause"),
+    thinned(product(["claimed", "begun", "recorded"], [0, SHORT_SESSION + 1]), quick=[("recorded", 0)]),
+)
 def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, stop_at: str, pause: float) -> None:
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from zookeeper_scene import SHORT_SESSION, STATE
@@ -90,6 +91,7 @@ def storm(proxy: TcpProxy) -> Iterator[None]:
         proxy.clear()
 
 
+@pytest.mark.slow
 def test_connections_that_break_at_random(
     zookeeper_server: ZooKeeperServer, proxy: TcpProxy, chroot: str, plain: KazooClient
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Self
 
 from dualwrite.devcluster import interrupts, logs, ports, process, readiness, registry
 from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.locations import make_directory
 from dualwrite.devcluster.node import ClusterFiles, JavaCommand
 from dualwrite.devcluster.plan import plan
@@ -145,7 +146,8 @@ class DevCluster:
         with self._alone():
             before = self._claim()
             record = plan(self.name, before, self._asked, self._port)
-            java = self._files.java_command(record.settings.kafka_version, self._java, self._progress)
+            version = record.settings.kafka_version
+            java = self._files.java_command(version, self._java, self._progress, makes_archive=self._is_started_often(version))
             missing = [node for node in record.nodes if not node.alive]
             for node in missing:
                 self._demand_ports(node)
@@ -155,8 +157,9 @@ class DevCluster:
             record.save(self._files.data_dir)
             try:
                 self._start_all(record, missing, java, timeout)
-                for node in missing:
-                    java.archive.make(self._files.class_list(node.node_id), self._progress)
+                if java.archive is not None:
+                    for node in missing:
+                        java.archive.make(self._files.class_list(node.node_id), self._progress)
             except BaseException:
                 process.stop([node.process for node in missing if node.process], grace=0)
                 self._take_back(record, before)
@@ -295,6 +298,10 @@ class DevCluster:
             finally:
                 if not ClusterRecord.exists(registry.data_dir(self.name)):
                     registry.forget(self.name)
+
+    def _is_started_often(self, kafka_version: str) -> bool:
+        """Whether a class-data archive is worth the seconds that it takes to make: not for one test of another version."""
+        return self._registered or (kafka_version == DEFAULT_KAFKA_VERSION and self._java is None)
 
     def _claim(self) -> ClusterRecord | None:
         """Make sure that name and data directory belong together; the record that is there already."""

@@ -38,8 +38,8 @@ class JavaCommand:
 
     words: tuple[str | Path, ...]
     """Java with its options and class path: a main class comes next."""
-    archive: ClassArchive
-    """What it starts from, or lists its classes for."""
+    archive: ClassArchive | None
+    """What a broker lists its classes for; None where none is to be made."""
 
 
 class ClusterFiles:
@@ -94,13 +94,15 @@ class ClusterFiles:
         for node in others:
             storage.clone_storage(source, self.storage(node.node_id), node.node_id)
 
-    def java_command(self, kafka_version: str, java: str | Path | None, progress: Progress) -> JavaCommand:
+    def java_command(
+        self, kafka_version: str, java: str | Path | None, progress: Progress, *, makes_archive: bool = False
+    ) -> JavaCommand:
         """Java with its options and class path. Downloads what is missing."""
         found = find_java(java)
         options = [*_JVM, "-cp", ":".join(str(jar) for jar in classpath(kafka_version, progress))]
         archive = ClassArchive(kafka_version, found, options)
         logging = f"-Dlog4j2.configurationFile={self.data_dir / _LOGGING}"
-        return JavaCommand((found.executable, *options, *archive.read_options, logging), archive)
+        return JavaCommand((found.executable, *options, *archive.read_options, logging), archive if makes_archive else None)
 
     def class_list(self, node_id: int) -> Path:
         """Where a broker that starts without a class-data archive lists the classes for one."""
@@ -110,7 +112,7 @@ class ClusterFiles:
         """Start the node's broker."""
         with self.log_file(node.node_id).open("a", encoding="utf-8") as log:
             log.write(f"{_START_MARK} {datetime.now(UTC).isoformat(timespec='seconds')}\n")
-        listing = java.archive.list_options(self.class_list(node.node_id))
+        listing = java.archive.list_options(self.class_list(node.node_id)) if java.archive else []
         command = [*java.words, *listing, "kafka.Kafka", self.properties(node.node_id)]
         return launcher.start(command, log_file=self.log_file(node.node_id), directory=self.node(node.node_id))
 

@@ -130,10 +130,12 @@ class UnansweredConformance:
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction, number = scene.recorded(store, claim, transaction_number=5)
-        scene.cut_next_commit(arrives=arrives)
-        with demanded(StoreCommitUnknownError, "commit() whose connection broke") as caught:
-            transaction.commit()
-        transaction.rollback()
+        try:
+            scene.cut_next_commit(arrives=arrives)
+            with demanded(StoreCommitUnknownError, "commit() whose connection broke") as caught:
+                transaction.commit()
+        finally:
+            transaction.rollback()
         assert not caught.value.retriable, "an unknown outcome must not be tried again blindly"
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
         row = store.read_claimed(again)
