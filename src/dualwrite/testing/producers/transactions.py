@@ -292,9 +292,9 @@ def _interrupt_after(seconds: float) -> Iterator[list[None]]:
             while len(rounds) < seen + 3 and not over.is_set():
                 over.wait(0.001)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = threading.Thread(target=interrupt, daemon=True)
     try:
+        thread.start()  # it may come before this has returned
         yield rounds
     finally:
         over.set()
