@@ -70,6 +70,7 @@ def test_everything_agrees_and_nothing_is_left(kafka: dict[str, Any], state_dir:
     assert not (state_dir / "demo").exists()
 
 
+@pytest.mark.slow
 def test_naive_ends_without_the_recipe_and_says_what_it_found(kafka: dict[str, Any]) -> None:
     verdict = run_demo(Options(departures=200, kills=3, naive=True, kafka=kafka))
     assert verdict.tally.kills == 3
@@ -80,18 +81,21 @@ def test_naive_ends_without_the_recipe_and_says_what_it_found(kafka: dict[str, A
     assert replace(findings, lost=[], duplicated=[]) == Findings()
 
 
+@pytest.mark.slow
 def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str, Any]) -> None:
     verdict = run_demo(Options(departures=1, kills=2, workers=2, kafka=kafka))
     assert verdict.all_agree, verdict.to_json()
     assert verdict.tally.kills == 2
 
 
+@pytest.mark.slow
 def test_no_kill(kafka: dict[str, Any]) -> None:
     verdict = run_demo(Options(departures=20, kills=0, workers=2, kafka=kafka))
     assert verdict.all_agree, verdict.to_json()
     assert len(verdict.tally.openings) == 2
 
 
+@pytest.mark.slow
 def test_keep_leaves_what_is_needed_to_look(kafka: dict[str, Any], tmp_path: Path) -> None:
     verdict = run_demo(Options(departures=10, kills=1, kafka=kafka, data_dir=tmp_path / "data", keep=True))
     assert verdict.all_agree
@@ -100,6 +104,7 @@ def test_keep_leaves_what_is_needed_to_look(kafka: dict[str, Any], tmp_path: Pat
     assert Path(verdict.places["logs"]).is_relative_to(tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--departures", "30", "--kills", "1", "--kafka", kafka["bootstrap.servers"]]
     assert main(["demo", *arguments]) == 0
@@ -108,6 +113,7 @@ def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out)["all_agree"] is True
 
 
+@pytest.mark.slow
 def test_disagreement_is_exit_code_1_and_tells_where_to_look(
     kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +146,7 @@ def test_unreachable_kafka(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (state_dir / "demo").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_fails_ends_the_demo_with_its_reason(
     kafka: dict[str, Any], monkeypatch: pytest.MonkeyPatch, state_dir: Path
 ) -> None:
@@ -150,6 +157,7 @@ def test_a_worker_that_always_fails_ends_the_demo_with_its_reason(
     assert "FailpointError" in caught.value.log_file.read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_once_is_told_in_the_verdict(kafka: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_FAILPOINTS", "after_db_commit#5=exit:7")
     verdict = run_demo(Options(departures=8, kills=0, workers=1, kafka=kafka))

@@ -28,6 +28,7 @@ def test_a_frame(scene: SparkScene) -> None:
     scene.assert_holds(range(1500))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
 def test_other_databases(
     kind: str,
@@ -41,6 +42,7 @@ def test_other_databases(
     scene.assert_holds(range(300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"producer": "librdkafka"}, {"twoPhase": "false"}, {"producer": "native", "twoPhase": "true"}]
 )
@@ -50,6 +52,7 @@ def test_every_producer(scene: SparkScene, options: dict[str, str]) -> None:
     scene.assert_holds(range(200))
 
 
+@pytest.mark.slow
 def test_an_old_broker(
     make_scene: Callable[[str, DevCluster, str], SparkScene],
     postgres_url: str,
@@ -62,6 +65,7 @@ def test_an_old_broker(
     scene.assert_holds(range(200))
 
 
+@pytest.mark.slow
 def test_the_columns_of_a_message(scene: SparkScene) -> None:
     began = int(time.time() * 1000)  # retention goes by the timestamps: a broker deletes records of another year
     frame = scene.spark.sql(f"""
@@ -82,12 +86,14 @@ def test_the_columns_of_a_message(scene: SparkScene) -> None:
     assert [row[0] for row in scene.rows()] == list(range(10))
 
 
+@pytest.mark.slow
 def test_chosen_columns_make_the_value(scene: SparkScene) -> None:
     scene.write(scene.orders([1]), **{"value.columns": "item, id"})
     (message,) = scene.messages()
     assert json.loads(message.value() or b"") == {"item": "item 1", "id": 1}
 
 
+@pytest.mark.slow
 def test_upsert(scene: SparkScene) -> None:
     scene.write(scene.orders(range(10)))
     newer = scene.orders(range(5, 15)).selectExpr("id", "upper(item) AS item", "price", "key")
@@ -98,6 +104,7 @@ def test_upsert(scene: SparkScene) -> None:
     assert len(scene.messages()) == 20
 
 
+@pytest.mark.slow
 def test_an_upsert_that_is_ambiguous(scene: SparkScene) -> None:
     told = refused(scene, scene.orders([1, 2, 2, 3]), upsertKeys="id")
     assert "The batch is ambiguous" in told
@@ -114,6 +121,7 @@ def test_a_row_that_the_table_refuses(scene: SparkScene) -> None:
     scene.assert_holds([1, 2, 3])
 
 
+@pytest.mark.slow
 def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
     frame = scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key")
     told = refused(scene, frame)
@@ -123,6 +131,7 @@ def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
     assert scene.store.list(scene.name) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -141,11 +150,13 @@ def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expe
     assert scene.rows() == []
 
 
+@pytest.mark.slow
 def test_overwriting(scene: SparkScene) -> None:
     with pytest.raises(PySparkException, match="messages can't be taken back"):
         scene.orders([1]).write.format("dualwrite").mode("overwrite").options(**scene.options).save()
 
 
+@pytest.mark.slow
 def test_a_named_job_is_done_once(scene: SparkScene) -> None:
     for partitions in (3, 1, 5):
         scene.write(scene.orders(range(50), partitions), jobId="nightly 2026-11-21")
@@ -154,12 +165,14 @@ def test_a_named_job_is_done_once(scene: SparkScene) -> None:
     scene.assert_holds(range(60))
 
 
+@pytest.mark.slow
 def test_an_empty_frame(scene: SparkScene) -> None:
     scene.write(scene.orders([]))
     assert scene.rows() == []
     assert scene.store.list(scene.name) == []
 
 
+@pytest.mark.slow
 def test_a_jdbc_address(scene: SparkScene) -> None:
     address = scene.store.engine.url
     jdbc = f"jdbc:postgresql://{address.host}:{address.port}/{address.database}" if address.host else scene.url

@@ -40,6 +40,7 @@ def said(job: SparkJob, place: str) -> int:
     return int(job.wait_for(f"{place} ").split()[1])
 
 
+@pytest.mark.slow
 def test_every_process_is_known_by_its_role_and_a_task_worker_that_is_killed_is_replaced(start: Start, tmp_path: Path) -> None:
     writing, committing = tmp_path / "writing", tmp_path / "committing"
     with start(write=writing, commit=committing) as job:

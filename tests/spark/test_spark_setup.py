@@ -61,6 +61,7 @@ def test_there_is_no_java(run: Run) -> None:
     assert told.startswith("<string>:1:")  # it is the user's import that is named
 
 
+@pytest.mark.slow
 def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
     for name in ("bash", "dirname", "ps"):  # what Spark's launch script needs beside Java
         found = shutil.which(name)
@@ -71,11 +72,13 @@ def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
     assert "JAVA_GATEWAY_EXITED" in told
 
 
+@pytest.mark.slow
 def test_a_java_home_that_is_none(run: Run, tmp_path: Path) -> None:
     told = run(JAVA_HOME=str(tmp_path / "nowhere"), PATH=os.environ["PATH"])  # Spark looks at PATH no more
     assert f"Spark will not start: JAVA_HOME is '{tmp_path / 'nowhere'}', where there is no bin/java." in told
 
 
+@pytest.mark.slow
 def test_a_java_that_is_too_old(run: Run, old_java: Path) -> None:
     for environment in ({"JAVA_HOME": str(old_java)}, {"PATH": str(old_java / "bin")}):
         assert f"Spark will not start: {old_java / 'bin' / 'java'} is Java 11." in run(**environment)
@@ -85,11 +88,13 @@ def test_the_java_of_these_tests(run: Run, spark_environment: dict[str, str]) ->
     assert run(JAVA_HOME=spark_environment["JAVA_HOME"]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SPARK_REMOTE", "SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT"])
 def test_where_no_java_is_needed_or_one_runs_already(run: Run, name: str) -> None:
     assert run(**{name: "1"}) == ""
 
 
+@pytest.mark.slow
 def test_where_sparks_own_settings_may_name_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "spark-env.sh").write_text("export JAVA_HOME=/somewhere\n")
     assert run(SPARK_CONF_DIR=str(tmp_path)) == ""
@@ -117,6 +122,7 @@ def test_workers_are_not_told(spark: SparkSession) -> None:
 # --- the workers' Python ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_workers_in_a_python_without_dualwrite(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = str(tmp_path / "bare" / "bin" / "python")
@@ -134,6 +140,7 @@ def test_workers_in_a_python_without_dualwrite(spark: SparkSession, tmp_path: Pa
     dualwrite.spark.register(spark)
 
 
+@pytest.mark.slow
 def test_workers_in_this_python_by_another_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Path(sys.executable).with_name(f"python{sys.version_info.major}")
     assert other.exists()

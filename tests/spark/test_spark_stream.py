@@ -34,6 +34,7 @@ def test_a_stream(scene: SparkScene) -> None:
     scene.assert_holds(range(35))
 
 
+@pytest.mark.slow
 def test_other_numbers_of_partitions(scene: SparkScene) -> None:
     for number, partitions in enumerate((2, 5, 1)):
         scene.add_input(range(10 * number, 10 * (number + 1)))
@@ -41,6 +42,7 @@ def test_other_numbers_of_partitions(scene: SparkScene) -> None:
     scene.assert_holds(range(30))
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_with_more_partitions(scene: SparkScene) -> None:
     scene.add_input(range(20))
     scene.fail_at("job_after_record", "raise")
@@ -61,6 +63,7 @@ def each_way(points: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(point, "kill") for point in points] + [(point, "raise") for point in points if point in RAISING]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "action"),
     thinned(each_way(TASK_POINTS), kept=[("job_after_batch", "raise"), ("job_after_prepare", "kill")]),
@@ -74,6 +77,7 @@ def test_a_worker_that_dies_in_a_task(scene: SparkScene, point: str, action: str
     scene.assert_holds(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "action"),
     thinned(each_way(COMMIT_POINTS), kept=[("job_after_move", "raise"), ("job_after_commit", "kill")]),
@@ -89,6 +93,7 @@ def test_a_worker_that_dies_in_commit(scene: SparkScene, point: str, action: str
     scene.assert_holds(ids)
 
 
+@pytest.mark.slow
 def test_foreach_batch(scene: SparkScene) -> None:
     ids = add_three_files(scene)
     each: Callable[[DataFrame, int], None] = partial(write_batch, scene.options)
@@ -106,6 +111,7 @@ def write_batch(options: dict[str, str], frame: DataFrame, batch_id: int) -> Non
     dualwrite.spark.write_batch(frame, batch_id, **options)
 
 
+@pytest.mark.slow
 def test_a_second_query_on_the_same_prefix(scene: SparkScene) -> None:
     scene.add_input(range(10))
     scene.run()

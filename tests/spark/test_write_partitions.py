@@ -29,6 +29,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.chunk_markers import forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
+from fixtures.tiers import thinned
 from spark.job import LIMIT
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def frame_with_rows_in_one(spark: SparkSession) -> DataFrame:
 ALL = (list(range(COUNT)), list(range(COUNT)))
 
 
-@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize("arrow", thinned([False, True], quick=[True]))
 def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
     report = job.run(frame(spark), arrow=arrow)
     assert (report.rows, report.rows_before, len(report.partitions)) == (COUNT, 0, 4)
@@ -170,6 +171,7 @@ def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrow", [False, True])
 def test_one_transaction_a_partition(spark: SparkSession, job: Job, arrow: bool) -> None:
     report = job.run(numbered(spark), rows_per_transaction=None, arrow=arrow)
@@ -177,6 +179,7 @@ def test_one_transaction_a_partition(spark: SparkSession, job: Job, arrow: bool)
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["raise", "kill"])
 def test_a_task_that_dies_in_its_third_chunk(spark: SparkSession, job: Job, trouble: str) -> None:
     report = replace(job, trouble=trouble).run(frame(spark))
@@ -184,6 +187,7 @@ def test_a_task_that_dies_in_its_third_chunk(spark: SparkSession, job: Job, trou
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit"])
 def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, point: str) -> None:
     """The retried task opens the writer, which settles the third chunk, and finds its marker, or none."""
@@ -193,6 +197,7 @@ def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, poin
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> None:
     """The earlier, which was paused in its third chunk, is fenced; Spark tries its task again, which finds all of it written.
 
@@ -213,6 +218,7 @@ def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> N
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 def test_a_job_that_failed_goes_on(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
 
@@ -226,6 +232,7 @@ def test_a_job_that_failed_goes_on(spark: SparkSession, job: Job) -> None:
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["rocksdb", "zookeeper", "mariadb", "sqlite"])
 def test_other_stores(spark: SparkSession, make_job: Callable[[str], Job], database: str) -> None:
     """RocksDB lets one process in at a time: one partition there, whose retried task is in another process."""
@@ -239,6 +246,7 @@ def test_other_stores(spark: SparkSession, make_job: Callable[[str], Job], datab
         assert forget_job(writer.store, job.name) == report.chunks + report.chunks_before
 
 
+@pytest.mark.slow
 def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 
@@ -254,6 +262,7 @@ def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) 
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 def test_a_frame_that_is_not_deterministic_is_refused(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 
@@ -266,6 +275,7 @@ def test_a_frame_that_is_not_deterministic_is_refused(spark: SparkSession, job: 
     assert job.found() == before
 
 
+@pytest.mark.slow
 def test_rows_in_another_order_are_the_same_where_a_partition_is_one_transaction(spark: SparkSession, job: Job) -> None:
     rows = numbered(spark).repartition(2, "id")
     job.run(rows.sortWithinPartitions("id"), rows_per_transaction=None)
@@ -273,6 +283,7 @@ def test_rows_in_another_order_are_the_same_where_a_partition_is_one_transaction
     assert job.found() == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_the_frame_is_evaluated_once(spark: SparkSession, job: Job, adaptive: str) -> None:
     seen = job.folder / "seen"
@@ -293,11 +304,13 @@ def test_the_frame_is_evaluated_once(spark: SparkSession, job: Job, adaptive: st
     assert Counter(seen.read_text().split()) == Counter(map(str, range(COUNT)))
 
 
+@pytest.mark.slow
 def test_empty_frames(spark: SparkSession, job: Job) -> None:
     assert job.run(numbered(spark, 0)).rows == 0
     assert job.run(spark.createDataFrame([], "id bigint, name string"), job_id=f"{job.name}.none").rows == 0
 
 
+@pytest.mark.slow
 def test_every_type_of_a_row_comes_as_collect_gives_it(spark: SparkSession, job: Job) -> None:
     rows = spark.sql(
         "SELECT 1 AS id, 1.5D AS x, 1.25BD AS d, true AS b, 'é' AS s, X'00ff' AS bin, DATE'2026-01-01' AS day, "
@@ -317,6 +330,7 @@ def test_every_type_of_a_row_comes_as_collect_gives_it(spark: SparkSession, job:
     assert (message.value or b"").decode() == repr(rows.collect())
 
 
+@pytest.mark.slow
 def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 
@@ -335,6 +349,7 @@ def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
 
+@pytest.mark.slow
 def test_the_example(
     sqlite_url: str, broker: DevCluster, spark_environment: dict[str, str], new_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from dualwrite import SqlStateStore, Transaction
 from dualwrite.errors import StoreError, TransactionControlError, UsageError
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.tiers import thinned
 from writer.scene import Event, Scene
 
 COMMIT = b"COMMIT\0"
@@ -28,7 +29,7 @@ def both(scene: Scene, tx: Transaction, number: int) -> None:
     scene.send(tx, number)
 
 
-@pytest.fixture(params=["connection", "pool", "function"])
+@pytest.fixture(params=thinned(["connection", "pool", "function"], quick=["pool"]))
 def make_store(request: pytest.FixtureRequest, postgres_scene: Scene) -> Iterator[Stores]:
     """A store on each kind of source."""
     with ExitStack() as stack:
@@ -47,7 +48,7 @@ def make_store(request: pytest.FixtureRequest, postgres_scene: Scene) -> Iterato
         yield make
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", thinned([1, 3], quick=[3]))
 def test_blocks_become_visible_on_both_sides_or_not_at_all(postgres_scene: Scene, make_store: Stores, lanes: int) -> None:
     """All lanes take turns on one connection."""
     scene = postgres_scene
@@ -92,7 +93,7 @@ def test_a_conflict_is_repeated(postgres_scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-@pytest.mark.parametrize("when", ["before", "answered"])
+@pytest.mark.parametrize("when", thinned(["before", "answered"], quick=["answered"]))
 def test_an_unknown_commit_is_resolved(
     postgres_scene: Scene, make_store: Stores, postgres_proxy: TcpProxy, request: pytest.FixtureRequest, when: Any
 ) -> None:

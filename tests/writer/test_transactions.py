@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.testing import failpoints
+from fixtures.tiers import thinned
 from writer.cases import both_databases, both_producers, producers_and_databases
 from writer.scene import Event, Scene
 
@@ -168,7 +169,7 @@ def test_a_function_becomes_a_transaction(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
-@pytest.mark.parametrize("fails_at", ["statement", "record", "commit"])
+@pytest.mark.parametrize("fails_at", thinned(["statement", "record", "commit"], quick=["commit"]))
 def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fails_at: str) -> None:
     """SERIALIZABLE: the block reads what another transaction changes meanwhile, and the other way round."""
     scene = new_scene("postgresql", engine_options={"isolation_level": "SERIALIZABLE"})

@@ -30,6 +30,7 @@ from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 from writer.cases import both_producers, producers_and_databases
 from writer.scene import Scene
 
@@ -227,7 +228,7 @@ def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None
 
 
 @forks
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", thinned([False, True], quick=[True]))
 @producers_and_databases
 def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails: bool) -> None:
     """It shares the parent's connections: a rollback of the child's would be one of the parent's."""
@@ -260,7 +261,7 @@ def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails:
 # --- whose id it is -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", ["recover", "connect"])
+@pytest.mark.parametrize("by", thinned(["recover", "connect"], quick=["connect"]))
 @producers_and_databases
 def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by: str) -> None:
     with scene.connect() as writer:
