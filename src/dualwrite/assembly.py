@@ -41,8 +41,9 @@ def connect(
 
     Args:
         database: A URL (see `store_from_url`), a SQLAlchemy Engine, or a store. What is made from a URL is closed with the
-            writer; an engine or client of yours stays open.
-        kafka: Settings in librdkafka's names, or just `host:port`.
+            writer; an engine or a store of yours stays open, and may serve several writers.
+        kafka: Settings in librdkafka's names, all of them; or just `host:port`, which takes the place of `bootstrap.servers` in
+            the other settings.
         transactional_id: The same over restarts, and used by one writer at a time.
         producer: "auto" takes the best for the cluster: "native" where that has transaction.version 2, else "librdkafka".
         two_phase: True to require two-phase commit of the broker, False to do without, None to have it where it is offered.
@@ -86,11 +87,13 @@ def connect(
             lanes=chosen.lanes or producers.lanes,
             timeouts=chosen.timeouts,
             on_lost=chosen.on_lost,
-            owns_backends=True,
+            owns_store=store is not database,
+            owns_coordinator=True,
         )
     except BaseException:
         coordinator.close()
-        store.close()
+        if store is not database:
+            store.close()
         raise
     try:
         return writer.open()
@@ -110,10 +113,21 @@ def open_recoverer(
     chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts)
     config = _kafka_config(kafka, chosen)
     store = _store(database, chosen)
-    return Recoverer(store, WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka), timeouts=chosen.timeouts)
+    return Recoverer(
+        store,
+        WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka),
+        timeouts=chosen.timeouts,
+        owns_store=store is not database,
+        owns_coordinator=True,
+    )
 
 
 def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:
+    """The settings; servers alone are put into those that there are: a login and TLS don't go with an address."""
+    if isinstance(kafka, str):
+        # the other name of bootstrap.servers, which would name other servers
+        others = {name: value for name, value in settings.kafka.items() if name != "metadata.broker.list"}
+        return KafkaConfig.of({**others, "bootstrap.servers": kafka})
     return KafkaConfig.of(settings.kafka if kafka is None else kafka)
 
 

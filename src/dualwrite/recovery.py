@@ -140,12 +140,24 @@ class Recoverer:
         store: The database.
         coordinator: Kafka's side.
         timeouts: Time limits.
+        owns_store: Whether `close` closes the store.
+        owns_coordinator: Whether `close` closes the coordinator.
     """
 
-    def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, timeouts: Timeouts | None = None) -> None:
+    def __init__(
+        self,
+        store: TxnStateStore,
+        coordinator: TransactionCoordinator,
+        *,
+        timeouts: Timeouts | None = None,
+        owns_store: bool = False,
+        owns_coordinator: bool = False,
+    ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._timeouts = timeouts or Timeouts()
+        self._owns_store = owns_store
+        self._owns_coordinator = owns_coordinator
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
         """The logical ids among the asked ones on which something is unsettled: recovery would take them. Reads only."""
@@ -217,9 +229,11 @@ class Recoverer:
         return self._store
 
     def close(self) -> None:
-        """Close store and coordinator."""
-        self._coordinator.close()
-        self._store.close()
+        """Close what it owns of store and coordinator."""
+        if self._owns_coordinator:
+            self._coordinator.close()
+        if self._owns_store:
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self

@@ -39,15 +39,16 @@ class DualWriter:
     claims and settles every lane of the id, also those that an earlier writer had beyond ours.
 
     Args:
-        store: The database that keeps the row; closed with the writer if `owns_backends`.
+        store: The database that keeps the row; closed with the writer if `owns_store`.
         transactional_id: The logical id: the same over restarts, and used by one writer at a time.
         producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
-        coordinator: Kafka's side, for recovery; closed with the writer if `owns_backends`.
+        coordinator: Kafka's side, for recovery; closed with the writer if `owns_coordinator`.
         lanes: How many lanes transactions take turns on, 1 to 100. It may change from one opening to the next.
         timeouts: Time limits.
         on_lost: What opening does while lost or unverified transactions stand in the row unacknowledged: "raise"
             LostTransactionError or UnverifiedTransactionError, or "report" them in `recovery_report` and go on.
-        owns_backends: Whether `close` closes store and coordinator.
+        owns_store: Whether `close` closes the store.
+        owns_coordinator: Whether `close` closes the coordinator.
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long (with the numbers of its lanes), or holds '#' or '~'.
@@ -64,13 +65,15 @@ class DualWriter:
         lanes: int = 1,
         timeouts: Timeouts | None = None,
         on_lost: OnLost = "raise",
-        owns_backends: bool = False,
+        owns_store: bool = False,
+        owns_coordinator: bool = False,
     ) -> None:
         self._id = validate_transactional_id(transactional_id, lanes=validate_lanes(lanes))
         self._store = store
         self._coordinator = coordinator
         self._on_lost = on_lost
-        self._owns_backends = owns_backends
+        self._owns_store = owns_store
+        self._owns_coordinator = owns_coordinator
         self._lanes = Lanes(
             store, coordinator, producers, transactional_id=self._id, count=lanes, timeouts=timeouts or Timeouts()
         )
@@ -146,8 +149,9 @@ class DualWriter:
             try:
                 self._lanes.close()
             finally:
-                if self._owns_backends:
+                if self._owns_coordinator:
                     self._coordinator.close()
+                if self._owns_store:
                     self._store.close()
 
     def __enter__(self) -> Self:

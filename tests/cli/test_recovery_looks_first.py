@@ -158,14 +158,12 @@ def test_where_no_broker_answers_that_is_waited_for_once_and_not_for_each_id(
 
 
 def test_an_id_whose_coordinator_does_not_answer_is_left_and_the_others_are_recovered(
-    live_writer: dualwrite.DualWriter, store: TxnStateStore, broker: DevCluster
+    live_writer: dualwrite.DualWriter, store: TxnStateStore, coordinator: WireTransactionCoordinator
 ) -> None:
     away, reachable = ids_with_lanes(store, [live_writer.transactional_id])[::-1]
-    real = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers))
-    with Recoverer(store, AtOneBroker(real, away)) as recoverer:
-        before = store.read(away)
-        report = recoverer.recover()
-        assert store.read(away) == before
+    before = store.read(away)
+    report = Recoverer(store, AtOneBroker(coordinator, away)).recover()
+    assert store.read(away) == before
     assert [one.transactional_id for one in report.failed] == [away]
     assert [one.transactional_id for one in report] == [reachable]
 

@@ -38,12 +38,13 @@ def make_store(request: pytest.FixtureRequest, postgres_scene: Scene) -> Iterato
             url = postgres_scene.engine.url.set(drivername="postgresql", **({} if port is None else {"port": port}))
             dsn = url.render_as_string(hide_password=False)
             if request.param == "function":
-                return SqlStateStore.from_psycopg(lambda: psycopg.connect(dsn, row_factory=dict_row))
+                return stack.enter_context(SqlStateStore.from_psycopg(lambda: psycopg.connect(dsn, row_factory=dict_row)))
             if request.param == "pool":
                 options: dict[str, Any] = {"row_factory": dict_row}
                 pool = psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=2, kwargs=options, open=False)
-                return SqlStateStore.from_psycopg(stack.enter_context(pool))
-            return SqlStateStore.from_psycopg(stack.enter_context(psycopg.connect(dsn, row_factory=dict_row)))
+                return stack.enter_context(SqlStateStore.from_psycopg(stack.enter_context(pool)))
+            connection = stack.enter_context(psycopg.connect(dsn, row_factory=dict_row))
+            return stack.enter_context(SqlStateStore.from_psycopg(connection))
 
         yield make
 
@@ -76,7 +77,7 @@ def test_a_conflict_is_repeated(postgres_scene: Scene) -> None:
     dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(dsn) as connection, psycopg.connect(dsn, autocommit=True) as other:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with scene.connect(SqlStateStore.from_psycopg(connection)) as writer:
+        with SqlStateStore.from_psycopg(connection) as store, scene.connect(store) as writer:
             with writer.transaction() as tx:
                 both(scene, tx, 1)
 
@@ -122,7 +123,11 @@ def test_an_unknown_commit_is_resolved(
 def test_a_connection_in_a_transaction_of_the_users(postgres_scene: Scene) -> None:
     scene = postgres_scene
     dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(dsn) as connection, scene.connect(SqlStateStore.from_psycopg(connection)) as writer:
+    with (
+        psycopg.connect(dsn) as connection,
+        SqlStateStore.from_psycopg(connection) as store,
+        scene.connect(store) as writer,
+    ):
         connection.execute("SELECT 1")
         with pytest.raises(UsageError, match="in a transaction already"), writer.transaction() as tx:
             both(scene, tx, 1)

@@ -89,7 +89,8 @@ def test_a_writer_that_was_never_opened_says_so(sqlite_scene: Scene) -> None:
         transactional_id=scene.transactional_id,
         producers=no_producer,  # type: ignore[arg-type]  # it makes none
         coordinator=coordinator,
-        owns_backends=True,
+        owns_store=True,
+        owns_coordinator=True,
     )
     assert writer.phase is Phase.OPENING
     with pytest.raises(WriterClosedError, match="not open yet"), writer.transaction():

@@ -77,7 +77,7 @@ def recover(
     if dry_run:
         _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json)
         return
-    with open_recoverer(store, settings=settings) as recoverer:
+    with store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
             if jobs is not None:
@@ -110,7 +110,7 @@ def _show_plan(
 ) -> None:
     if changes:
         raise typer.BadParameter("it changes nothing: leave out --acknowledge and --release.", param_hint="--dry-run")
-    with open_recoverer(store, settings=settings) as recoverer:
+    with store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=False) as jobs:
             if jobs is None:

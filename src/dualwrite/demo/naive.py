@@ -25,7 +25,7 @@ class NaiveTransaction:
         self.db = db
         self.messages: list[tuple[str, bytes, str]] = []
 
-    def send(self, topic: str, value: bytes, key: str) -> None:
+    def send(self, topic: str, value: bytes, *, key: str) -> None:
         """Send a message when the block has ended."""
         self.messages.append((topic, value, key))
 

@@ -1,0 +1,82 @@
+"""What `connect` takes, and what it leaves to its user: settings of the environment, engines, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from kazoo.client import KazooClient
+
+import dualwrite
+from dualwrite.assembly import open_recoverer
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.rocksdb import RocksDBStore
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.zookeeper import ZooKeeperStore
+from dualwrite.testing.zookeeper import ZooKeeperServer
+from writer.scene import Scene
+
+
+def test_an_address_alone_keeps_the_other_kafka_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the login and TLS of the environment it would talk PLAINTEXT to a server that wants neither."""
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", "elsewhere:1")
+    monkeypatch.setenv("DUALWRITE_KAFKA_SECURITY_PROTOCOL", "SASL_PLAINTEXT")
+    monkeypatch.setenv("DUALWRITE_KAFKA_SASL_MECHANISM", "NONE-SUCH")
+    with pytest.raises(dualwrite.ConfigurationError, match="NONE-SUCH"):
+        dualwrite.connect("sqlite:///none.db", kafka="127.0.0.1:1", transactional_id="id")
+    monkeypatch.setenv("DUALWRITE_KAFKA_SASL_MECHANISM", "PLAIN")
+    monkeypatch.setenv("DUALWRITE_KAFKA_SASL_USERNAME", "me")
+    monkeypatch.setenv("DUALWRITE_KAFKA_SASL_PASSWORD", "s3cret")
+    for open_one in (open_recoverer, dualwrite.open_recoverer):
+        with open_one("sqlite:///none.db", kafka="127.0.0.1:1") as recoverer:
+            config = recoverer._coordinator._network.config
+            assert (config.servers, config.protocol, config.sasl.username) == ("127.0.0.1:1", "SASL_PLAINTEXT", "me")
+    with dualwrite.open_recoverer("sqlite:///none.db", kafka={"bootstrap.servers": "127.0.0.1:1"}) as recoverer:
+        assert recoverer._coordinator._network.config.protocol == "PLAINTEXT"  # a dict is all of the settings
+
+
+@pytest.fixture
+def zookeeper_client() -> Iterator[KazooClient]:
+    with ZooKeeperServer() as server:
+        client = KazooClient(server.hosts)
+        client.start()
+        yield client
+        client.stop()
+        client.close()
+
+
+@pytest.fixture(params=["sql", "rocksdb", "zookeeper"])
+def users_store(request: pytest.FixtureRequest, sqlite_scene: Scene, tmp_path: Any) -> TxnStateStore:
+    make: dict[str, Callable[[], TxnStateStore]] = {
+        "sql": lambda: SqlStateStore(sqlite_scene.engine),
+        "rocksdb": lambda: RocksDBStore(str(tmp_path / "rocks")),
+        "zookeeper": lambda: ZooKeeperStore(request.getfixturevalue("zookeeper_client")),
+    }
+    store = make[request.param]()
+    request.addfinalizer(store.close)  # noqa: PT021  (the store is made by a parameter)
+    return store
+
+
+def test_two_writers_on_one_store_of_the_user_s(sqlite_scene: Scene, users_store: TxnStateStore) -> None:
+    first, second = sqlite_scene.with_new_id(), sqlite_scene.with_new_id()
+    with first.connect(users_store) as staying:
+        with second.connect(users_store) as leaving, leaving.transaction() as tx:
+            tx.send(second.topic, "1")
+        with staying.transaction() as tx:
+            tx.send(first.topic, "1")
+        dualwrite.recover(users_store, kafka=first.servers, ids=[second.transactional_id], timeouts=first.timeouts)
+        with staying.transaction() as tx:
+            tx.send(first.topic, "2")
+    assert (first.messages(), second.messages()) == ([1, 2], [1])
+    assert users_store.list() != []
+
+
+def test_an_engine_of_the_user_s_stays_open(sqlite_scene: Scene) -> None:
+    disposed: list[sa.Engine] = []
+    sa.event.listen(sqlite_scene.engine, "engine_disposed", disposed.append)
+    with sqlite_scene.connect() as writer:
+        sqlite_scene.write(writer, 1)
+    sqlite_scene.recover()
+    assert disposed == []
