@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Engine
 
@@ -16,10 +16,13 @@ from dualwrite.recovery import Recoverer
 from dualwrite.settings import OnLost, ProducerName, Settings
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.registry import keeps_a_table, store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.timeouts import Timeouts
 from dualwrite.writer import DualWriter
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.orm import SessionSource
 
 Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
@@ -35,6 +38,7 @@ def connect(
     lanes: int | None = None,
     on_lost: OnLost | None = None,
     timeouts: Timeouts | None = None,
+    session: SessionSource | None = None,
     settings: Settings | None = None,
 ) -> DualWriter:
     """Build a writer and open it. What is not given comes from `settings`, or else from the environment (`DUALWRITE_*`).
@@ -50,6 +54,7 @@ def connect(
         lanes: How many transactional ids the writer takes turns on (see DualWriter); by default as many as suit the producer.
         on_lost: See DualWriter.
         timeouts: Time limits.
+        session: What `tx.session` is made by: a sessionmaker, or a Session class; see SqlStateStore. For a URL or an Engine.
         settings: Where the rest comes from.
 
     Returns:
@@ -75,7 +80,7 @@ def connect(
     validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
     config = _kafka_config(kafka, chosen)
     check_settings(config)  # before the claim: what can't work must not take the id from a writer that does
-    store = _store(database, chosen)
+    store = _store(database, chosen, session)
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
     try:
         producers = choose_producer(config, coordinator, chosen)
@@ -131,11 +136,13 @@ def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:
     return KafkaConfig.of(settings.kafka if kafka is None else kafka)
 
 
-def _store(database: Database | None, settings: Settings) -> TxnStateStore:
+def _store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:
     if isinstance(database, TxnStateStore):
+        if session is not None:
+            raise ConfigurationError("session is given beside a store.", next_step="SqlStateStore(…, session=…)")
         return database
     if isinstance(database, Engine):
-        return SqlStateStore(database)
+        return SqlStateStore(database, session=session)
     url = database or settings.database_url
     if url is None:
         raise ConfigurationError(
@@ -150,4 +157,8 @@ def _store(database: Database | None, settings: Settings) -> TxnStateStore:
             next_step="a URL, a SQLAlchemy Engine, or a store around it: SqlStateStore.from_psycopg(connection or pool), "
             "RocksDBStore(rdict), ZooKeeperStore(client)",
         )
-    return store_from_url(url)
+    if session is None:
+        return store_from_url(url)
+    if not keeps_a_table(url):
+        raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="leave it out")
+    return SqlStateStore.from_url(url, session=session)

@@ -90,6 +90,11 @@ class Lane:
         self._transaction = Transaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
         return self._transaction
 
+    def before_commit(self) -> None:
+        """Let the store do what the user's code may have a part in, while messages can still be sent."""
+        assert self._store_transaction is not None
+        self._store_transaction.before_commit()
+
     def commit(self, transaction: Transaction) -> None:
         """Prepare, record, and commit both sides."""
         producer = self.session.producer

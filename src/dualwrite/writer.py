@@ -199,6 +199,7 @@ class DualWriter:
                 transaction = lane.begin()
                 yield transaction
                 self._check_process("the end of transaction()")
+                lane.before_commit()
                 transaction.end()
                 lane.commit(transaction)
             except BaseException as error:  # KeyboardInterrupt too must leave neither side open

@@ -153,6 +153,15 @@ class StoreTransaction(ABC):
 
         raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
 
+    def before_commit(self) -> None:  # noqa: B027  (only SQL has an ORM)
+        """The block has ended well, and Kafka's side is still open: what runs now may yet write, and send messages.
+
+        With an ORM session: its event `before_commit`, and the flush of pending changes.
+
+        Raises:
+            Exception: What the user's listeners and the flush raise, as it is; both sides are rolled back.
+        """
+
     @abstractmethod
     def record(
         self,

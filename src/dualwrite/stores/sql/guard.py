@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
-from sqlalchemy.orm import Session, SessionTransaction
 
 from dualwrite.errors import TransactionControlError, WriterClosedError
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
@@ -32,7 +31,8 @@ class Guard:
         self.lifted = True
         """The writer itself is acting."""
         self.ended = False
-        self.session: Session | None = None
+        self.session: Any = None
+        """The ORM session, where one was made: only then is the ORM loaded."""
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
@@ -224,57 +224,3 @@ def _refuse_control_text(
             implicit = implicit_commit(statement)
             if implicit is not None:
                 connection.guard.refuse_implicit_commit(implicit)
-
-
-class GuardedSession(Session):
-    """A SQLAlchemy ORM Session on the guarded connection."""
-
-    def __init__(self, connection: GuardedConnection) -> None:
-        # rollback_only: the session joins the transaction as it is; create_savepoint would cost two more round trips
-        super().__init__(bind=connection, join_transaction_mode="rollback_only")
-        self._guard = connection.guard
-        connection.guard.session = self
-
-    def begin(self, nested: bool = False) -> SessionTransaction:
-        """A savepoint with `nested`; refused without."""
-        if not nested:
-            self._guard.refuse("session.begin()")
-        return super().begin(nested=True)
-
-    def commit(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.commit()")
-
-    def rollback(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.rollback()")
-
-    def prepare(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.prepare()")
-
-    def close(self) -> None:
-        """Refused to everybody but the writer."""
-        if not self._guard.lifted:
-            self._guard.refuse("session.close()")
-        super().close()
-
-    def reset(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.reset()")
-
-    def invalidate(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.invalidate()")
-
-    def get_transaction(self) -> NoReturn:
-        """Refused: what it would give is good for commit and rollback only. `get_nested_transaction` is there."""
-        self._guard.refuse("session.get_transaction()")
-
-    def __enter__(self) -> NoReturn:
-        self._guard.refuse("`with` on the session (it would close it)")
-
-    def _autobegin_t(self, begin: bool = False) -> SessionTransaction:
-        # every use of a session, `add` included, passes here
-        self._guard.check_open()
-        return super()._autobegin_t(begin)

@@ -33,6 +33,7 @@ from dualwrite.stores.sql.table import state_table as t
 from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
 
 if TYPE_CHECKING:
+    from dualwrite.stores.sql.orm import SessionSource
     from dualwrite.stores.sql.psycopg_connection import Source
 
 DEFAULT_CONNECT_TIMEOUT: Final = 10.0
@@ -56,13 +57,24 @@ class SqlStateStore(TxnStateStore):
         engine: Where connections come from.
         owns_engine: Whether `close` disposes of the engine.
         lock_timeout: Seconds that settling and the like wait for a locked row; `claim` has its own.
+        session: What `tx.session` is made by: a sessionmaker, a scoped_session or a Session class of yours. Its options (but
+            for its bind), methods and events hold: `before_commit` comes at the end of the block, while messages can be sent,
+            `after_commit` once the database has committed, `after_rollback` once it has rolled back; none of the two where the
+            outcome is not known. By default it is SQLAlchemy's Session, with `expire_on_commit=False`.
 
     Raises:
         ConfigurationError: The database or the driver is none that this store knows, or the engine's pool gives the same
             connection to everybody (in-memory SQLite), so that no claim can stand beside a transaction.
     """
 
-    def __init__(self, engine: Engine, *, owns_engine: bool = False, lock_timeout: float = DEFAULT_LOCK_TIMEOUT) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        owns_engine: bool = False,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        session: SessionSource | None = None,
+    ) -> None:
         if isinstance(engine.pool, SingletonThreadPool | StaticPool):
             raise ConfigurationError(
                 f"The engine's {type(engine.pool).__name__} gives one connection to everybody; claims need one of their own.",
@@ -73,7 +85,9 @@ class SqlStateStore(TxnStateStore):
         self._dialect = dialect_of(engine)
         self._dialect.watch_engine(engine)
         errors = ErrorMap(engine, self._dialect)
-        self._room = TransactionRoom(engine, self._dialect, errors, Access(engine))
+        self._room = TransactionRoom(engine, self._dialect, errors, Access(engine), session)
+        if session is not None:
+            _ = self._room.sessions  # what can't be used is refused now
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)
 
     @classmethod
@@ -83,6 +97,7 @@ class SqlStateStore(TxnStateStore):
         *,
         connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
         lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        session: SessionSource | None = None,
         **engine_options: Any,
     ) -> Self:
         """A store with an engine of its own, made for the purpose; nothing connects yet.
@@ -92,6 +107,7 @@ class SqlStateStore(TxnStateStore):
                 `mariadb+pymysql://…` or `sqlite:////path/to/file.db`.
             connect_timeout: Seconds for one attempt to connect (PostgreSQL).
             lock_timeout: Seconds that settling and the like wait for a locked row; for SQLite also the busy timeout.
+            session: As for the class.
             engine_options: More arguments for SQLAlchemy's `create_engine`; they win over ours.
 
         Raises:
@@ -104,7 +120,7 @@ class SqlStateStore(TxnStateStore):
         ours["connect_args"] = {**ours.get("connect_args", {}), **theirs.pop("connect_args", {})}
         engine = make_engine(parsed, dialect, **{**ours, **theirs})
         dialect.prepare_engine(engine)
-        return cls(engine, owns_engine=True, lock_timeout=lock_timeout)
+        return cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session)
 
     @classmethod
     def from_psycopg(
@@ -113,6 +129,7 @@ class SqlStateStore(TxnStateStore):
         *,
         connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
         lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        session: SessionSource | None = None,
     ) -> Self:
         """A store on psycopg connections of yours. Transactions run on them, and `tx.db` is your connection, guarded.
 
@@ -134,6 +151,7 @@ class SqlStateStore(TxnStateStore):
                   made for the next transactions and claims, makes new ones as needed, and closes them all.
             connect_timeout: Seconds for one attempt to connect, for connections of the store's own.
             lock_timeout: Seconds that settling and the like wait for a locked row.
+            session: As for the class.
 
         Raises:
             ConfigurationError: It is none of these, or a connection that is closed.
@@ -145,7 +163,7 @@ class SqlStateStore(TxnStateStore):
 
         options = dialect.engine_options(make_url("postgresql+psycopg://"), connect_timeout=connect_timeout, lock_timeout=0)
         engine, access = psycopg_access(source, options["connect_args"])
-        store = cls(engine, owns_engine=True, lock_timeout=lock_timeout)
+        store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session)
         store._room = replace(store._room, access=access)
         return store
 

@@ -6,15 +6,15 @@ PostgreSQL: BEGIN, the fence's SELECT, record's UPDATE, COMMIT.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Engine, Select, Update, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from dualwrite.delivery import Delivery, delivery_text
 from dualwrite.errors import (
@@ -32,9 +32,14 @@ from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
-from dualwrite.stores.sql.guard import GuardedConnection, GuardedSession
+from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.table import state_table as t
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from dualwrite.stores.sql.orm import GuardedSession, SessionFactory, SessionSource
 
 CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bindparam("id"))
 _tokens: Final = itertools.count(1)
@@ -49,12 +54,14 @@ class TransactionRoom:
         dialect: The database's ways.
         errors: Translates its errors.
         access: Gives transactions their connections.
+        session: What the user makes ORM sessions by, or None.
     """
 
     engine: Engine
     dialect: StoreDialect
     errors: ErrorMap
     access: Access
+    session: SessionSource | None = None
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
     driver_errors: tuple[type[BaseException], ...] = field(init=False)
@@ -79,6 +86,13 @@ class TransactionRoom:
         dbapi = self.engine.dialect.dbapi
         object.__setattr__(self, "driver_errors", (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else [])))
 
+    @functools.cached_property
+    def sessions(self) -> SessionFactory:
+        """Makes the ORM sessions; the ORM is loaded where it is used."""
+        from dualwrite.stores.sql.orm import SessionFactory  # noqa: PLC0415  (as it says)
+
+        return SessionFactory(self.session)
+
 
 class SqlStoreTransaction(StoreTransaction):
     """See StoreTransaction; `begin` opens one.
@@ -96,6 +110,8 @@ class SqlStoreTransaction(StoreTransaction):
         self._connection: GuardedConnection | None = None
         self._handle: Any = None
         self._session: GuardedSession | None = None
+        self._is_committed = False
+        self._outcome_is_known = True
 
     def begin(self) -> None:
         """Begin and check the fence, with one more attempt where the pool's connection turns out dead: nothing is in it yet.
@@ -151,7 +167,7 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         connection = self._open_connection()
         if self._session is None:
-            self._session = GuardedSession(connection)
+            self._session = self._room.sessions(connection)
         return self._session
 
     def _open_connection(self) -> GuardedConnection:
@@ -160,6 +176,12 @@ class SqlStoreTransaction(StoreTransaction):
         return self._connection
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
+
+    def before_commit(self) -> None:
+        """See StoreTransaction."""
+        if self._session is not None and self._session.is_active:
+            self._session.tell_before_commit()
+        self._flush()
 
     def record(
         self,
@@ -201,6 +223,7 @@ class SqlStoreTransaction(StoreTransaction):
         if session is None:
             return
         if session.is_active:
+            session.flush()  # a second time where a listener to the first has changed something
             session.flush()
         else:
             raise StoreError(
@@ -250,8 +273,10 @@ class SqlStoreTransaction(StoreTransaction):
             self._release(discard=False)
             raise
         except BaseException:  # unknown: the connection must not live on, since its transaction might
+            self._outcome_is_known = False
             self._release(discard=True)
             raise
+        self._is_committed = True
         self._release(discard=False)
 
     def _send_commit(self, connection: GuardedConnection) -> None:
@@ -299,10 +324,10 @@ class SqlStoreTransaction(StoreTransaction):
         guard = self._guard
         connection.take_back()
         try:
-            if session is not None:
-                _quietly(session.close)
-            if discard or not _quietly(lambda: self._roll_back(connection)):
+            if not self._is_committed and (discard or not _quietly(lambda: self._roll_back(connection))):
                 _quietly(connection.invalidate)
+            if session is not None:
+                self._end_session(session)
         except BaseException:  # KeyboardInterrupt while rolling back: the closed connection rolls back
             _quietly(connection.invalidate)
             raise
@@ -311,6 +336,17 @@ class SqlStoreTransaction(StoreTransaction):
             guard.session = None
             guard.ended = True
             guard.lifted = False
+
+    def _end_session(self, session: GuardedSession) -> None:
+        """Tell its listeners how the transaction ended, as far as that is known, and close it."""
+        self._guard.ended = True
+        try:
+            if self._is_committed:
+                session.tell_after_commit()
+            elif self._outcome_is_known:
+                _quietly(session.tell_after_rollback)
+        finally:
+            _quietly(session.close)
 
     def _roll_back(self, connection: GuardedConnection) -> None:
         if connection.in_transaction() or connection.get_transaction() is not None:

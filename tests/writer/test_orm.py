@@ -1,0 +1,153 @@
+"""`tx.session` is made as the user's sessions are, and its events come when what they say has happened."""
+
+# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm.exc import DetachedInstanceError
+
+from dualwrite import ConfigurationError, StoreCommitFailedError, Transaction
+from dualwrite.stores.rocksdb import RocksDBStore
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing import failpoints
+from writer.cases import both_databases
+from writer.scene import Event, Scene
+
+EVENTS = ("before_commit", "after_commit", "after_rollback")
+
+
+class Users(Session):
+    """A Session class of the user's, with a method, and a choice among engines that must not lead out of the transaction."""
+
+    def event(self, writer: str, number: int) -> Event:
+        found = Event(writer=writer, number=number)
+        self.add(found)
+        return found
+
+    def get_bind(self, *_: Any, **__: Any) -> sa.Engine:  # type: ignore[override]  # what is tested
+        pytest.fail("asked for an engine")
+
+
+FACTORIES: dict[str, Callable[[sa.Engine], Any]] = {
+    "sessionmaker": lambda engine: sessionmaker(engine, class_=Users, expire_on_commit=False),
+    "scoped_session": lambda engine: scoped_session(sessionmaker(engine, class_=Users, expire_on_commit=False)),
+    "class": lambda _: Users,
+}
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_the_session_is_of_the_user_s_kind(scene: Scene, factory: str) -> None:
+    with scene.connect(session=FACTORIES[factory](scene.engine)) as writer, writer.transaction() as tx:
+        tx.session.event(scene.transactional_id, 1)
+        assert tx.session.scalars(sa.select(Event.number).where(Event.writer == scene.transactional_id)).all() == [1]
+        scene.send(tx, 1)
+    assert scene.agree() == [1]
+
+
+def test_expire_on_commit_is_the_user_s(scene: Scene) -> None:
+    for expires, number in ((False, 1), (True, 2), (None, 3)):
+        maker = None if expires is None else sessionmaker(scene.engine, expire_on_commit=expires)
+        with scene.connect(session=maker) as writer, writer.transaction() as tx:
+            event = Event(writer=scene.transactional_id, number=number)
+            tx.session.add(event)
+            scene.send(tx, number)
+        if expires:
+            with pytest.raises(DetachedInstanceError):
+                _ = event.number
+        else:
+            assert event.number == number
+    assert scene.agree() == [1, 2, 3]
+
+
+@both_databases
+def test_events_come_when_what_they_say_has_happened(scene: Scene) -> None:
+    maker = sessionmaker(scene.engine)
+    heard: list[tuple[str, list[int]]] = []  # with the rows that others see then
+    blocks: list[Transaction] = []
+
+    def hear(name: str) -> None:
+        sa.event.listen(maker, name, lambda _session: heard.append((name, scene.rows())))
+
+    for name in EVENTS:
+        hear(name)
+
+    @sa.event.listens_for(maker, "before_commit")
+    def publish(session: Session) -> None:
+        scene.send(blocks[-1], 1)  # the writer still takes messages, and the session rows
+        session.add(Event(writer=scene.transactional_id, number=1))
+
+    with scene.connect(session=maker) as writer:
+        with writer.transaction() as tx:
+            blocks.append(tx)
+            _ = tx.session
+        assert heard == [("before_commit", []), ("after_commit", [1])]
+        heard.clear()
+        sa.event.remove(maker, "before_commit", publish)
+        with pytest.raises(KeyError), writer.transaction() as tx:
+            tx.session.add(Event(writer=scene.transactional_id, number=2))
+            raise KeyError
+        assert heard == [("after_rollback", [1])]
+        heard.clear()
+        late = failpoints.armed("before_db_commit", failpoints.raises(KeyError()))
+        with late, pytest.raises(KeyError), writer.transaction() as tx:
+            tx.session.add(Event(writer=scene.transactional_id, number=3))
+        assert heard == [("before_commit", [1]), ("after_rollback", [1])]
+        heard.clear()
+        with writer.transaction() as tx:  # without the session there is nothing to hear
+            scene.both(tx, 4)
+        assert heard == []
+    assert scene.agree() == [1, 4]
+
+
+def test_after_commit_does_not_come_where_the_database_refuses_the_commit(postgres_scene: Scene) -> None:
+    scene, heard = postgres_scene, []
+    maker = sessionmaker(scene.engine)
+    for name in EVENTS:
+        sa.event.listen(maker, name, lambda _session, name=name: heard.append(name))
+    with scene.connect(session=maker) as writer:
+        with pytest.raises(StoreCommitFailedError), writer.transaction() as tx:
+            tx.session.execute(sa.text("CREATE TEMPORARY TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+            tx.session.execute(sa.text("INSERT INTO late VALUES (1), (1)"))
+        assert heard == ["before_commit", "after_rollback"]
+    scene.assert_settled()
+
+
+def test_a_listener_s_error_before_the_commit_rolls_both_sides_back(scene: Scene) -> None:
+    maker = sessionmaker(scene.engine)
+    sa.event.listen(maker, "before_commit", lambda _session: 1 / 0)
+    with scene.connect(session=maker) as writer:
+        with pytest.raises(ZeroDivisionError), writer.transaction() as tx:
+            scene.both(tx, 1)
+            tx.session.add(Event(writer=scene.transactional_id, number=2))
+        scene.write(writer, 3)
+    assert scene.agree() == [3]
+
+
+def test_a_listener_s_error_after_the_commit_takes_nothing_back(scene: Scene) -> None:
+    maker = sessionmaker(scene.engine)
+    sa.event.listen(maker, "after_commit", lambda _session: 1 / 0)
+    with scene.connect(session=maker) as writer:
+        with pytest.raises(ZeroDivisionError) as caught, writer.transaction() as tx:
+            scene.send(tx, 1)
+            tx.session.add(Event(writer=scene.transactional_id, number=1))
+        assert "committed on both sides" in " ".join(caught.value.__notes__)
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+def test_what_would_lead_out_of_the_transaction_is_refused(scene: Scene, tmp_path: Any) -> None:
+    for wrong in (sessionmaker(twophase=True), sessionmaker(binds={Event: scene.engine}), "a text", sessionmaker()()):
+        with pytest.raises(ConfigurationError):
+            scene.connect(session=wrong)
+    with pytest.raises(ConfigurationError, match="not a SQL database"):
+        scene.connect(f"rocksdb:///{tmp_path}/rocks", session=sessionmaker())
+    with RocksDBStore(str(tmp_path / "rocks")) as store, pytest.raises(ConfigurationError, match="beside a store"):
+        scene.connect(store, session=sessionmaker())
+    with pytest.raises(ConfigurationError):
+        SqlStateStore(scene.engine, session=3)  # type: ignore[arg-type]  # what is tested
