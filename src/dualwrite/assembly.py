@@ -83,7 +83,7 @@ def connect(
     store = _store(database, chosen, session)
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
     try:
-        producers = choose_producer(config, coordinator, chosen)
+        producers = choose_producer(config, coordinator, chosen, share_connections=True)
         writer = DualWriter(
             store,
             transactional_id=chosen.transactional_id,

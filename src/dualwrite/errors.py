@@ -228,10 +228,23 @@ class MessageTooLargeError(BrokerError):
     """A message is larger than the producer or the broker takes. Attributes: `size` (bytes), `limit` where known."""
 
 
+class UnknownTransactionStateError(BrokerError):
+    """The coordinator names a transaction state that this release does not know; nothing was done. Attributes: `state`."""
+
+
 class DeliveryError(BrokerError):
     """A message of the transaction could not be written to its partition; both sides were rolled back."""
 
     retriable = True
+
+
+class MessageRefusedError(DeliveryError):
+    """The broker refuses a message for what it is, and would each time; both sides were rolled back.
+
+    Such as a message without a key in a compacted topic, or with a timestamp that the topic does not take.
+    """
+
+    retriable = False
 
 
 class ProducerFencedError(BrokerError):

@@ -10,6 +10,7 @@ from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.kafka.capabilities import BrokerCapabilities, probe
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.network import Network
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.settings import Settings
 
@@ -22,7 +23,9 @@ LIBRDKAFKA_LANES: Final = 1
 """Each is a client of its own, with threads and connections."""
 
 
-def choose_producer(config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings) -> ProducerFactory:
+def choose_producer(
+    config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings, *, share_connections: bool = False
+) -> ProducerFactory:
     """The factory for `settings.producer` and `settings.two_phase`; what is left open there, the cluster decides.
 
     Asks the cluster, and leaves nothing behind in it; nothing is claimed yet.
@@ -31,6 +34,8 @@ def choose_producer(config: KafkaConfig, coordinator: WireTransactionCoordinator
         config: The cluster's settings.
         coordinator: For the producers.
         settings: A transactional id stands in them.
+        share_connections: Whether the producers use the coordinator's connections, one to each broker: only where one thread
+            at a time uses all of them.
 
     Raises:
         ConfigurationError: The settings contradict each other, or the cluster can't do what they ask for.
@@ -59,11 +64,16 @@ def choose_producer(config: KafkaConfig, coordinator: WireTransactionCoordinator
             "without two-phase commit",
         )
     log.info("%s: native producer, %s two-phase commit", settings.transactional_id, "with" if two_phase else "without")
-    return _native(config, coordinator, settings, two_phase=two_phase)
+    return _native(config, coordinator, settings, coordinator.network if share_connections else None, two_phase=two_phase)
 
 
 def _native(
-    config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings, *, two_phase: bool
+    config: KafkaConfig,
+    coordinator: WireTransactionCoordinator,
+    settings: Settings,
+    network: Network | None,
+    *,
+    two_phase: bool,
 ) -> ProducerFactory:
     from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (only who uses it loads it)
 
@@ -74,6 +84,7 @@ def _native(
             coordinator,
             two_phase=two_phase,
             delivery_timeout=settings.timeouts.delivery,
+            network=network,
         )
 
     make(f"{settings.transactional_id}#check").close()  # its settings are refused now, before anything is claimed

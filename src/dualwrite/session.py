@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, cast
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
@@ -125,31 +126,31 @@ class Session:
             DualWriteError: As `TxnStateStore.take_generation`, `settle_id`, `TransactionalProducer.init_transactions`.
         """
         self.drop_producer()
+        deadline = Deadline.after(self._timeouts.kafka)
         hit("before_take_over")
         if self._producers.kind.takes_over:
-            generation, producer = self._taken_over()
+            generation, producer = self._taken_over(deadline)
         else:
             generation = self._store.take_generation(self.claim, self._producers.kind)
             producer = self._producers(kafka_transactional_id(self._id, generation))
             with _closed_on_error(producer):
-                producer.init_transactions(timeout=self._timeouts.kafka)
+                producer.init_transactions(timeout=deadline.left)
         with _closed_on_error(producer):
             hit("after_take_over")
             self._store.read_claimed(self.claim)
         self._producer, self.generation = producer, generation
         self._used_at = time.monotonic()
 
-    def _taken_over(self) -> tuple[int, TransactionalProducer]:
+    def _taken_over(self, deadline: Deadline) -> tuple[int, TransactionalProducer]:
         """Go on with the newest generation by compare-and-set, or begin a new one where its timeout is another (rule F5)."""
-        deadline = time.monotonic() + self._timeouts.kafka
         while True:
-            generation = self._store.take_generation(self.claim, self._producers.kind, reuse=self._newest_is_fit())
+            generation = self._store.take_generation(self.claim, self._producers.kind, reuse=self._newest_is_fit(deadline))
             producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, generation)))
             with _closed_on_error(producer):
-                if self._took(producer, generation):
+                if self._took(producer, generation, deadline):
                     return generation, producer
             producer.close()
-            if time.monotonic() > deadline:
+            if deadline.expired:
                 raise BrokerUnavailableError(
                     f"The id could not be taken over at Kafka within {self._timeouts.kafka:g} s.",
                     transactional_id=self._id,
@@ -157,30 +158,30 @@ class Session:
                     next_step="see `dualwrite status`, and open again",
                 )
 
-    def _newest_is_fit(self) -> bool:
+    def _newest_is_fit(self, deadline: Deadline) -> bool:
         """Whether the newest generation is of our kind, with our timeout and with epochs left, or unknown to Kafka."""
         row = self._store.read_claimed(self.claim)
         if row.generation_kind is not self._producers.kind:
             return False
         producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, row.generation)))
         try:
-            described = self._coordinator.describe(producer.kafka_transactional_id)
+            described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
             return described is None or (described.timeout_ms == producer.wanted_timeout_ms and described.epoch <= LAST_EPOCH)
         finally:
             producer.close()
 
-    def _took(self, producer: TakeOverProducer, generation: int) -> bool:
+    def _took(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> bool:
         """Create the id, or raise the epoch of its earlier holders and go on with the one in the answer; False: look again.
 
         What is found on the generation is settled like everything else: a holder that was paused may have left something
         between our recovery and now.
         """
-        described = self._coordinator.describe(producer.kafka_transactional_id)
+        described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
         if described is None:
-            return producer.create(timeout=self._timeouts.kafka)
+            return producer.create(timeout=deadline.left)
         if described.timeout_ms != producer.wanted_timeout_ms:
             return False
-        settler = GenerationSettler(self._store, self._coordinator, self.claim, generation, timeout=self._timeouts.kafka)
+        settler = GenerationSettler(self._store, self._coordinator, self.claim, generation, deadline)
         found = settler.settle()
         if found.outcome is not Outcome.NOTHING:
             log.info("%s: taking over generation %d: %s", self._id, generation, found.outcome.value)
@@ -213,7 +214,7 @@ class Session:
         if time.monotonic() - self._used_at < LOOK_AFTER:
             return
         try:
-            described = self._coordinator.describe(self.kafka_transactional_id)
+            described = self._coordinator.describe(self.kafka_transactional_id, timeout=self._timeouts.kafka)
         except BrokerUnavailableError as error:
             log.debug("%s: not looked at after a pause: %s", self._id, error)
             return

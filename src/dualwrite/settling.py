@@ -12,11 +12,11 @@ FB  end a transaction only while each of its partitions has a leader (the coordi
 from __future__ import annotations
 
 import logging
+import random
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NoReturn
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential, wait_random
-
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.decision import Decision, decide, decide_by_log
 from dualwrite.delivery import Delivery
 from dualwrite.errors import BrokerError, BrokerUnavailableError
@@ -29,7 +29,8 @@ from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateSt
 
 log = logging.getLogger(__name__)
 
-_WAIT: Final = wait_exponential(multiplier=0.01, max=0.5) + wait_random(0, 0.01)
+_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
 _OUTCOMES: Final = {
     Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
     Decision.LOST: Outcome.LOST,
@@ -45,7 +46,7 @@ def settle_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: 
         store: The database.
         coordinator: Kafka's side.
         claim: Ours, and the newest.
-        timeout: Seconds to wait at most for one generation to leave a state in between.
+        timeout: Seconds that Kafka may take for all generations.
 
     Returns:
         What was found, with what stands in the row as lost or unverified, from now and from earlier.
@@ -55,17 +56,19 @@ def settle_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: 
         BrokerUnavailableError: Kafka did not answer in time; what is prepared stays prepared.
         StoreError: The database could not be read or written.
     """
+    deadline = Deadline.after(timeout)
     row = store.read_claimed(claim)
     outcomes = tuple(
-        GenerationSettler(store, coordinator, claim, generation, timeout=timeout).settle()
-        for generation in row.unsettled_generations
+        GenerationSettler(store, coordinator, claim, generation, deadline).settle() for generation in row.unsettled_generations
     )
     if outcomes:
         store.settle(claim, Settlement(settled_generation=row.generation))
     return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
 
 
-def decision_by_log(coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None) -> Decision:
+def decision_by_log(
+    coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
+) -> Decision:
     """Decide over a state that its coordinator has forgotten, by a look at the log; UNVERIFIED where that has nothing of it.
 
     Raises: as `TransactionCoordinator.fate`.
@@ -73,13 +76,13 @@ def decision_by_log(coordinator: TransactionCoordinator, stored: PreparedTxnStat
     place = None if delivery is None else delivery.proof
     if place is None:
         return Decision.UNVERIFIED
-    fate = coordinator.fate(stored, place)
+    fate = coordinator.fate(stored, place, timeout=limit)
     log.info("%s: the coordinator has no evidence of it; by the log of %s it is %s", stored, place, fate.value)
     return decide_by_log(fate)
 
 
 class GenerationSettler:
-    """Settles one generation of one id; arguments as in `settle_id`.
+    """Settles one generation of one id; arguments as in `settle_id`, by the deadline.
 
     Attributes:
         raised: EndTxn v5's answer that raised the epoch at the end, with the producer id and epoch to go on with (rule F5);
@@ -92,32 +95,31 @@ class GenerationSettler:
         coordinator: TransactionCoordinator,
         claim: Claim,
         generation: int,
-        *,
-        timeout: float,
+        deadline: Deadline,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._claim = claim
         self._generation = generation
         self._kafka_id = kafka_transactional_id(claim.transactional_id, generation)
-        self._timeout = timeout
+        self._deadline = deadline
         self._delivery: Delivery | None = None
         self._found: GenerationOutcome | None = None
         self.raised: EndTxnAnswer | None = None
 
     def settle(self) -> GenerationOutcome:
         """Go round until the generation is settled and its epoch raised; see `settle_id` for errors."""
-        Retrying(
-            retry=retry_if_result(lambda done: not done),
-            stop=stop_after_delay(self._timeout),
-            wait=_WAIT,
-            retry_error_callback=lambda _: self._give_up(),
-        )(self._round)
+        pause = _PAUSE
+        while not self._round():
+            self._deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
+            if self._deadline.expired:
+                self._give_up()
+            pause = min(2 * pause, _LONGEST_PAUSE)
         return self._found or self._outcome(Outcome.NOTHING, None)
 
     def _round(self) -> bool:
         """One round; whether the generation is done."""
-        described = self._coordinator.describe(self._kafka_id)
+        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
         hit("recover_after_describe")
         row = self._store.read_claimed(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None
@@ -150,11 +152,17 @@ class GenerationSettler:
             self._clear_state(stored, lost=None)
             stored = None
         if not commit and not self._coordinator.ends_by_epoch:
-            self._coordinator.init_producer_id(self._kafka_id)  # FA; what it began is looked at in the next round
+            self._coordinator.init_producer_id(
+                self._kafka_id, timeout=self._deadline
+            )  # FA; what it began is looked at in the next round
             self._remember(Outcome.ABORTED, None)
             return False
         answer = self._coordinator.end_transaction(
-            self._kafka_id, producer_id=described.producer_id, epoch=described.epoch, commit=commit
+            self._kafka_id,
+            producer_id=described.producer_id,
+            epoch=described.epoch,
+            commit=commit,
+            timeout=self._deadline,
         )
         hit("recover_after_end_txn")
         if not answer.proven:
@@ -186,11 +194,13 @@ class GenerationSettler:
 
     def _read_in_log(self, stored: PreparedTxnState) -> Outcome:
         """How the transaction ended by the log, where the coordinator has forgotten it (`transactional.id.expiration.ms`)."""
-        return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery)]
+        return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery, self._deadline)]
 
     def _asked_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
         """EndTxn(commit) of a producer id that is no longer the id's own: it changes nothing, and only tells."""
-        answer = self._coordinator.end_transaction(self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True)
+        answer = self._coordinator.end_transaction(
+            self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True, timeout=self._deadline
+        )
         hit("recover_after_end_txn")
         return answer
 
@@ -202,11 +212,15 @@ class GenerationSettler:
             return True
         if self._coordinator.ends_by_epoch:
             answer = self._coordinator.end_transaction(
-                self._kafka_id, producer_id=described.producer_id, epoch=described.epoch, commit=False
+                self._kafka_id,
+                producer_id=described.producer_id,
+                epoch=described.epoch,
+                commit=False,
+                timeout=self._deadline,
             )
             self.raised = answer if answer.proven else None
             return answer.proven
-        answer = self._coordinator.init_producer_id(self._kafka_id)
+        answer = self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
         if not answer.proven and answer.code != CONCURRENT_TRANSACTIONS:
             raise BrokerError(
                 f"Kafka did not raise the epoch of {self._kafka_id!r}: InitProducerId answered {answer.name}.",
@@ -239,9 +253,9 @@ class GenerationSettler:
     def _outcome(self, outcome: Outcome, stored: PreparedTxnState | None) -> GenerationOutcome:
         return GenerationOutcome(self._claim.transactional_id, self._generation, outcome, stored)
 
-    def _give_up(self) -> bool:
+    def _give_up(self) -> NoReturn:
         raise BrokerUnavailableError(
-            f"Kafka did not bring {self._kafka_id!r} to an end within {self._timeout:g} s.",
+            f"Kafka did not bring {self._kafka_id!r} to an end within {self._deadline.seconds:g} s.",
             transactional_id=self._claim.transactional_id,
             cause="markers can't be written (a partition without a leader?), or somebody else keeps using the id",
             next_step="recover again; what is prepared stays prepared",

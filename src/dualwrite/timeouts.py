@@ -13,7 +13,8 @@ class Timeouts:
 
     Args:
         claim: For claiming an id: how long to wait for the row's lock and for a broken database connection.
-        kafka: For one call to a coordinator or one EndTxn, with all its repetitions; also for opening.
+        kafka: For one call to a coordinator or one EndTxn, with all that it takes: name look-up, connecting, TLS, login,
+            repetitions. Opening and recovery have it for each lane: once for what was left open, once for taking it over.
         delivery: For the flush at prepare, and for handing over one message when the queue is full.
 
     Raises:

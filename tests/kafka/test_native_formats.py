@@ -16,12 +16,12 @@ from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, Produc
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.error_codes import error_name
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.records import BatchBuilder, split
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
-from dualwrite.kafka.wire import kafka_error_name
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until
 
@@ -42,7 +42,7 @@ def answered(call: Callable[[], Any], code_of: Callable[[Any], int]) -> Any:
             answer, code = None, error.code or PASSING[0]
         if code == 0:
             return answer
-        assert code in PASSING, kafka_error_name(code)
+        assert code in PASSING, error_name(code)
         return None
 
     return until(ask, "an answer without an error")

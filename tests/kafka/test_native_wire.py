@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest, ListTransactionsResponse
+from kafka.protocol.admin import DescribeTransactionsResponse as Described
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, ProduceRequest
 
-from dualwrite.errors import BrokerError, BrokerUnavailableError, ProducerFencedError
+import dualwrite
+from dualwrite.errors import BrokerError, BrokerUnavailableError, ProducerFencedError, UnknownTransactionStateError
 from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.lifecycle import ProducerState
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState
@@ -119,3 +123,67 @@ def test_a_batch_without_an_answer_is_sent_again_as_it_was() -> None:
         first, second = (request.topic_data[0].partition_data[0].records for request in server.received(ProduceRequest))
         assert bytes(first) == bytes(second)
         producer.close()
+
+
+# --- what a newer broker says, and how often ours is asked -----------------------------------------------------------------
+
+
+def described_as(state: str, request: Any) -> Any:
+    """A description of an id in this state."""
+    found = Described.TransactionState
+    return Described(
+        transaction_states=[
+            found(
+                error_code=0,
+                transactional_id=name,
+                transaction_state=state,
+                transaction_timeout_ms=1,
+                transaction_start_time_ms=1,
+                producer_id=PRODUCER_ID,
+                producer_epoch=0,
+                topics=[],
+            )
+            for name in request.transactional_ids
+        ]
+    )
+
+
+def test_a_transaction_state_of_a_newer_broker_is_an_error_of_ours_that_says_what_to_do() -> None:
+    listed = ListTransactionsResponse.TransactionState
+    handlers = {
+        DescribeTransactionsRequest: lambda request: described_as("Hibernating", request),
+        ListTransactionsRequest: lambda _: ListTransactionsResponse(
+            error_code=0, transaction_states=[listed(transactional_id="orders", producer_id=1, transaction_state="Hibernating")]
+        ),
+    }
+    with WireServer(handlers) as server:
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=5)
+        for ask in (lambda: coordinator.describe("orders"), coordinator.list_transactions):
+            with pytest.raises(UnknownTransactionStateError, match=r"Hibernating.*'orders'.*upgrade dualwrite") as caught:
+                ask()
+            assert (caught.value.state, caught.value.retriable) == ("Hibernating", False)
+        coordinator.close()
+
+
+def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() -> None:
+    """Many writers may share it."""
+    unfinished = lambda request: described_as("PrepareCommit", request)  # noqa: E731
+    with WireServer({DescribeTransactionsRequest: unfinished}) as server:
+        producer = on_server(server)
+        producer.init_transactions(timeout=5)
+        prepare_one(producer)
+        producer.commit_transaction(timeout=5)
+        producer.begin_transaction()
+        producer.send("topic", b"v")
+        assert len(server.received(DescribeTransactionsRequest)) <= 12
+        producer.close()
+
+
+def test_brokers_are_given_our_version() -> None:
+    """KIP-511: it stands in their metrics and logs."""
+    with WireServer() as server:
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=5)
+        coordinator.describe("orders")
+        coordinator.close()
+        (asked,) = server.received(ApiVersionsRequest)
+        assert (asked.client_software_name, asked.client_software_version) == ("dualwrite", dualwrite.__version__)

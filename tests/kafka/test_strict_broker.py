@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+import trustme
+from kafka.protocol.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 
+import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BrokerAuthorizationError, BrokerError, UnknownTopicError
+from dualwrite.errors import BrokerAuthorizationError, BrokerError, ConfigurationError, UnknownTopicError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.migration import upgrade
+from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import USERS, make_topic, read_topic
 from fixtures.pace import LIMIT
+from fixtures.revocation import revocation_list
+from fixtures.wire_server import WireServer
 
 NewName = Callable[[str], str]
 NewCoordinator = Callable[..., WireTransactionCoordinator]
@@ -81,6 +90,84 @@ def test_a_certificate_of_an_unknown_authority_is_told_at_once(
     config = KafkaConfig.of({"bootstrap.servers": strict_broker.listeners["SSL"], "security.protocol": "SSL"})
     with pytest.raises(BrokerAuthorizationError, match=r"not trusted.*ssl\.ca\.location"):
         new_coordinator(config).describe("x")
+
+
+def test_ssl_ca_location_pins_the_authority_also_where_the_system_trusts_the_broker(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As librdkafka has it: what the system trusts counts only where neither ssl.ca.location nor ssl.ca.pem is given."""
+    settings = settings_for(strict_broker, "SSL")
+    monkeypatch.setenv("SSL_CERT_FILE", settings.pop("ssl.ca.location"))  # the system's authorities, to OpenSSL
+    assert new_coordinator(KafkaConfig.of(settings)).describe("no-such-id") is None
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(other)
+    for pin in ({"ssl.ca.location": str(other)}, {"ssl.ca.pem": other.read_text()}):
+        with pytest.raises(BrokerAuthorizationError, match="not trusted"):
+            new_coordinator(KafkaConfig.of({**settings, **pin})).describe("no-such-id")
+
+
+def test_a_certificate_that_was_revoked_is_not_trusted(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, tmp_path: Path
+) -> None:
+    authority, files = strict_broker.authority, strict_broker.tls_files  # type: ignore[attr-defined]  # see the fixture
+    revocations = tmp_path / "crl.pem"
+    config = KafkaConfig.of(settings_for(strict_broker, "SSL", **{"ssl.crl.location": str(revocations)}))
+    revocations.write_bytes(revocation_list(authority))
+    assert new_coordinator(config).describe("no-such-id") is None
+    revocations.write_bytes(revocation_list(authority, files.certificate.read_bytes()))
+    again = KafkaConfig.of(settings_for(strict_broker, "SSL", **{"ssl.crl.location": str(revocations)}))
+    with pytest.raises(BrokerAuthorizationError, match="not trusted: certificate revoked"):
+        new_coordinator(again).describe("no-such-id")
+
+
+def test_the_cipher_suites_of_the_setting_are_the_ones_that_are_used(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator
+) -> None:
+    config = KafkaConfig.of(settings_for(strict_broker, "SSL", **{"ssl.cipher.suites": "ECDHE-ECDSA-AES256-GCM-SHA384"}))
+    assert new_coordinator(config).describe("no-such-id") is None
+
+
+@pytest.mark.parametrize("name", ["ssl.sigalgs.list", "ssl.curves.list", "ssl.keystore.location"])
+@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+def test_a_tls_setting_that_can_not_be_honoured_is_refused_before_the_id_is_claimed(
+    strict_broker: DevCluster, tmp_path: Path, new_name: NewName, name: str, producer: Any
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'rows.db'}")
+    upgrade(engine)
+    settings = settings_for(strict_broker, "SSL", **{name: "x"})
+    transactional_id = new_name("id")
+    with pytest.raises(ConfigurationError, match=name.replace(".", r"\.")):
+        dualwrite.connect(engine, kafka=settings, transactional_id=transactional_id, producer=producer)
+    assert SqlStateStore(engine).read(transactional_id) is None
+    engine.dispose()
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_login_at_a_listener_without_sasl_is_an_error_that_names_security_protocol(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, mechanism: str
+) -> None:
+    config = KafkaConfig.of(
+        {
+            "bootstrap.servers": strict_broker.bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            **LOGIN,
+        }
+    )
+    with pytest.raises(BrokerAuthorizationError, match=r"listener without SASL.*security\.protocol=PLAINTEXT"):
+        new_coordinator(config).describe("x")
+
+
+def test_a_mechanism_that_the_broker_does_not_offer_is_an_error_that_names_those_it_does(
+    new_coordinator: NewCoordinator,
+) -> None:
+    """Our brokers offer all that we speak."""
+    refused = lambda _: SaslHandshakeResponse(error_code=33, mechanisms=["GSSAPI", "OAUTHBEARER"])  # noqa: E731
+    with WireServer({SaslHandshakeRequest: refused}) as server:
+        login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **LOGIN}
+        config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **login})
+        with pytest.raises(BrokerAuthorizationError, match=r"offers GSSAPI, OAUTHBEARER.*sasl\.mechanism"):
+            new_coordinator(config).describe("x")
 
 
 def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(

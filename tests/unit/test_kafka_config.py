@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.config import Address, KafkaConfig, parse_addresses
+from fixtures.revocation import revocation_list
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "s3cret"}
@@ -232,12 +233,17 @@ def test_by_default_certificate_and_host_are_verified() -> None:
     assert made.check_hostname
 
 
-def test_an_authority_from_a_file_is_trusted(authority: Authority) -> None:
-    assert len(subjects(context(ssl_ca_location=str(authority.ca)))) == len(subjects(context())) + 1
+def test_only_the_authority_from_the_file_is_trusted_and_not_the_systems(authority: Authority) -> None:
+    assert len(subjects(context(ssl_ca_location=str(authority.ca)))) == 1
 
 
-def test_an_authority_given_as_pem_is_trusted(authority: Authority) -> None:
-    assert len(subjects(context(ssl_ca_pem=authority.ca.read_text()))) == len(subjects(context())) + 1
+def test_only_the_authority_given_as_pem_is_trusted_and_not_the_systems(authority: Authority) -> None:
+    assert len(subjects(context(ssl_ca_pem=authority.ca.read_text()))) == 1
+
+
+def test_a_configuration_has_one_tls_context() -> None:
+    config = KafkaConfig.of({**SERVERS, "security.protocol": "SSL"})
+    assert config.tls() is config.tls()
 
 
 def test_a_folder_of_authorities_is_taken(authority: Authority) -> None:
@@ -251,6 +257,8 @@ def test_librdkafkas_probe_means_the_systems_authorities() -> None:
 def test_our_own_certificate_is_read_from_files_and_from_pem(authority: Authority) -> None:
     context(ssl_certificate_location=str(authority.certificate), ssl_key_location=str(authority.key))
     context(ssl_certificate_pem=authority.certificate.read_text(), ssl_key_pem=authority.key.read_text())
+    context(ssl_certificate_location=str(authority.certificate), ssl_key_pem=authority.key.read_text())
+    context(ssl_certificate_pem=authority.certificate.read_text(), ssl_key_location=str(authority.key))
 
 
 def test_verification_can_be_turned_off_in_librdkafkas_two_ways() -> None:
@@ -283,6 +291,36 @@ def test_a_pem_that_is_no_certificate_is_an_error() -> None:
 def test_what_pythons_ssl_has_no_counterpart_for_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name.replace('_', '.')} can't be used.*PEM"):
         context(**{name: "x"})
+
+
+@pytest.mark.parametrize(
+    "name", ["ssl_sigalgs_list", "ssl_curves_list", "ssl_ca_certificate_stores", "ssl_certificate_verify_cb", "ssl_of_tomorrow"]
+)
+def test_a_tls_setting_that_the_native_client_lacks_is_refused_and_not_ignored(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name.replace('_', '.')} can't be used.*OPENSSL_CONF"):
+        context(**{name: "x"})
+
+
+def test_the_cipher_suites_are_those_of_the_setting() -> None:
+    """TLS 1.3 has suites of its own, which neither OpenSSL's cipher list nor librdkafka's setting is about."""
+    older = {
+        c["name"] for c in context(ssl_cipher_suites="ECDHE-RSA-AES256-GCM-SHA384").get_ciphers() if c["protocol"] != "TLSv1.3"
+    }
+    assert older == {"ECDHE-RSA-AES256-GCM-SHA384"}
+
+
+def test_a_list_of_ciphers_without_one_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"ssl\.cipher\.suites"):
+        context(ssl_cipher_suites="NONE-SUCH")
+
+
+def test_a_list_of_revoked_certificates_is_looked_at(authority: Authority, tmp_path: Path) -> None:
+    assert not context().verify_flags & ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    revocations = tmp_path / "crl.pem"
+    revocations.write_bytes(revocation_list(authority.authority))
+    made = context(ssl_ca_location=str(authority.ca), ssl_crl_location=str(revocations))
+    assert made.verify_flags & ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    assert made.cert_store_stats()["crl"] == 1
 
 
 def test_a_config_without_tls_survives_nothing_lost_in_of() -> None:

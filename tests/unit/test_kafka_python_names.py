@@ -17,25 +17,12 @@ from kafka.protocol.parser import KafkaProtocol
 from kafka.record.default_records import DefaultRecordBatch
 
 from dualwrite.kafka.config import MECHANISMS
+from dualwrite.kafka.error_codes import ErrorCode, error_name
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.group import TXN_OFFSET_COMMIT_VERSION
 from dualwrite.kafka.native.records import BatchBuilder
 from dualwrite.kafka.native.sender import PRODUCE_VERSION
 from dualwrite.kafka.network import GROUP, TRANSACTION
-from dualwrite.kafka.wire import kafka_error_name
-
-ERRORS = {
-    "NONE": 0,
-    "UNKNOWN_TOPIC_OR_PARTITION": 3,
-    "COORDINATOR_NOT_AVAILABLE": 15,
-    "NOT_COORDINATOR": 16,
-    "OUT_OF_ORDER_SEQUENCE_NUMBER": 45,
-    "INVALID_PRODUCER_EPOCH": 47,
-    "INVALID_TXN_STATE": 48,
-    "CONCURRENT_TRANSACTIONS": 51,
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": 53,
-    "PRODUCER_FENCED": 90,
-}
 
 
 @dataclass(frozen=True)
@@ -358,14 +345,19 @@ def test_answers_out_of_place_and_broken_ones_are_kafka_errors() -> None:
         protocol.receive_bytes(struct.pack(">iib", 5, number, 0))
 
 
-@pytest.mark.parametrize(("name", "code"), ERRORS.items())
-def test_an_error_code_has_kafkas_name(name: str, code: int) -> None:
-    assert kafka_error_name(code) == name
-    assert for_code(code).errno == code
+RENAMED = {"NOT_LEADER_OR_FOLLOWER", "MESSAGE_TOO_LARGE", "INVALID_TOPIC_EXCEPTION", "UNKNOWN_SERVER_ERROR", "NONE"}
+
+
+def test_our_table_of_error_codes_is_kafkas() -> None:
+    """Kafka has given some a new name since; kafka-python and librdkafka keep the old one."""
+    for code in ErrorCode:
+        assert error_name(code) == code.name
+        assert for_code(code).errno == code
+        assert code.name in RENAMED or for_code(code).message == code.name
 
 
 def test_an_error_code_of_a_newer_kafka_has_a_name_too() -> None:
-    assert kafka_error_name(999)
+    assert error_name(999)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

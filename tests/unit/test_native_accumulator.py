@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import InvalidMessageError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.native.accumulator import RecordAccumulator
@@ -57,11 +58,11 @@ class SenderDouble:
         self.buffered += batch.size
         self.most_buffered = max(self.most_buffered, self.buffered)
 
-    def push(self, timeout: float) -> None:
-        assert timeout == TIMEOUT
+    def push(self, deadline: Deadline) -> None:
+        assert deadline.seconds == TIMEOUT
 
-    def make_room(self, limit: int, timeout: float) -> None:
-        assert timeout == TIMEOUT
+    def make_room(self, limit: int, deadline: Deadline) -> None:
+        assert deadline.seconds == TIMEOUT
         assert limit > 0, "would be waited for in vain"
         while self.buffered >= limit:
             self.buffered -= self._unacknowledged.pop(0).size
@@ -69,8 +70,8 @@ class SenderDouble:
     def failure_kept(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def flush(self, timeout: float) -> None:
-        self.make_room(1, timeout)
+    def flush(self, deadline: Deadline) -> None:
+        self.make_room(1, deadline)
 
 
 def begun(partitions: int = PARTITIONS, **settings: Any) -> tuple[SenderDouble, RecordAccumulator]:
@@ -101,7 +102,7 @@ def test_every_message_is_in_a_batch_of_its_partition_in_order(sent: list[tuple[
         largest = max(largest, after - before)
         assert after <= BUFFER + largest, "the buffer is not bounded"
     assert accumulator.is_empty is (not sent)
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     assert (sender.buffered, accumulator._filling) == (0, 0)
     arrived = {}
     for (topic, index), batches in sender.batches.items():
@@ -124,7 +125,7 @@ def test_a_buffer_of_any_size_takes_messages_of_any_size(buffer_bytes: int, leng
     for length in lengths:
         accumulator.append("t", b"key", bytes(length), None, None, 0, TIMEOUT)
         assert accumulator._filling + sender.buffered <= buffer_bytes + length + 100
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     (batches,) = sender.batches.values()
     assert [len(value) for batch in batches for _, value, _, _ in records(batch)] == lengths
 
@@ -142,7 +143,7 @@ def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_nex
     for partition in range(PARTITIONS):
         accumulator.append("t", None, bytes(800), None, partition, 0, TIMEOUT)
     accumulator.append("t", None, bytes(500), None, None, 0, TIMEOUT)
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     assert sorted(batch.count for batches in sender.batches.values() for batch in batches) == [1, 1, 1, 1]
 
 
@@ -152,7 +153,7 @@ def test_many_at_once_are_as_one_after_another(lengths: list[int], partition: in
     for _ in range(before):
         accumulator.append("t", b"key", bytes(99), None, None, 0, TIMEOUT)
     accumulator.extend("t", (bytes([n]) * length for n, length in enumerate(lengths)), partition, 7, TIMEOUT)
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     assert sender.most_buffered <= BUFFER + max([BATCH, *lengths]) + 100
     assert (sender.buffered, accumulator._filling) == (0, 0)
     found = [records(batch) for batches in sender.batches.values() for batch in batches]
@@ -168,7 +169,7 @@ def test_messages_without_a_key_stay_with_a_partition_until_its_batch_is_full() 
     sender, accumulator = begun(batch_bytes=1_000, buffer_bytes=10**6)
     for _ in range(200):
         accumulator.append("t", None, bytes(60), None, None, 0, TIMEOUT)
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     sizes = [batch.count for batches in sender.batches.values() for batch in batches]
     assert sum(sizes) == 200
     assert len(sender.batches) > 1
@@ -188,7 +189,7 @@ def test_what_is_refused_is_not_added() -> None:
         with pytest.raises(error):
             accumulator.append(topic, None, value, None, partition, 0, TIMEOUT)
     accumulator.append("t", None, b"good", None, 0, 0, TIMEOUT)
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     assert [records(batch) for batches in sender.batches.values() for batch in batches] == [[(None, b"good", [], 0)]]
 
 
@@ -198,5 +199,5 @@ def test_a_new_transaction_drops_what_the_last_one_left() -> None:
     accumulator.begin(7, 3)
     assert accumulator.is_empty
     accumulator.append("t", None, b"new", None, 0, 0, TIMEOUT)
-    accumulator.flush(TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
     assert [records(batch) for batch in sender.batches["t", 0]] == [[(None, b"new", [], 0)]]

@@ -7,18 +7,21 @@ import pickle
 
 import kafka.errors
 import pytest
+from confluent_kafka import KafkaError
 
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
     BrokerUnavailableError,
     DeliveryError,
+    MessageRefusedError,
     MessageTooLargeError,
     ProducerFencedError,
     UnknownTopicError,
 )
+from dualwrite.kafka.error_codes import PERMANENT, error_name
+from dualwrite.kafka.librdkafka_errors import broker_error
 from dualwrite.kafka.native.answers import Verdict, failure, verdict_on
-from dualwrite.kafka.wire import kafka_error_name
 
 CODES = sorted(
     {
@@ -69,6 +72,7 @@ def test_what_is_neither(code: int, verdict: Verdict) -> None:
         ((29, 30, 31, 53), BrokerAuthorizationError),
         ((3, 17), UnknownTopicError),
         ((19, 20, 45, 59), DeliveryError),
+        ((21, 32, 35, 42, 43, 44, 54, 76, 87), MessageRefusedError),
         ((5, 6, 7, 13, 14, 15, 16), BrokerUnavailableError),
     ],
 )
@@ -78,16 +82,33 @@ def test_the_error_is_the_one_that_users_catch(codes: tuple[int, ...], error: ty
 
 
 def test_a_code_without_an_error_of_its_own_is_a_failed_delivery_or_what_the_caller_says() -> None:
-    assert type(failure(87, "x", "id")) is DeliveryError
-    assert type(failure(87, "x", "id", otherwise=BrokerError)) is BrokerError
+    assert type(failure(999, "x", "id")) is DeliveryError
+    assert type(failure(999, "x", "id", otherwise=BrokerError)) is BrokerError
+
+
+def test_a_delivery_is_retriable_by_the_brokers_code() -> None:
+    """With both producers: what the broker would refuse again is not to be tried again."""
+    for code in (*CODES, 999):
+        native = failure(code, "delivering to topic 't', partition 3", "orders")
+        librdkafka = broker_error(KafkaError(code), "orders", "delivering to topic 't'")
+        for error in (native, librdkafka):
+            assert isinstance(error, MessageRefusedError) is (code in PERMANENT), code
+            if isinstance(error, DeliveryError):
+                assert error.retriable is (code not in PERMANENT), code
+
+
+def test_what_is_no_delivery_is_not_a_refused_message() -> None:
+    for code in PERMANENT:
+        assert type(failure(code, "EndTxn", "orders", otherwise=BrokerError)) is BrokerError, code
+        assert type(broker_error(KafkaError(code), "orders", "commit_transaction")) is BrokerError, code
 
 
 def test_an_error_says_what_for_which_id_and_by_which_code_and_survives_pickling() -> None:
     for code in (*CODES, 999):
         error = failure(code, "delivering to topic 't', partition 3", "orders", message="the broker's words", size=12)
         for read in (error, pickle.loads(pickle.dumps(error))):
-            assert (read.code, read.name, read.transactional_id, read.size) == (code, kafka_error_name(code), "orders", 12)
-            for part in ("topic 't', partition 3", kafka_error_name(code), "the broker's words", "'orders'"):
+            assert (read.code, read.name, read.transactional_id, read.size) == (code, error_name(code), "orders", 12)
+            for part in ("topic 't', partition 3", error_name(code), "the broker's words", "'orders'"):
                 assert part in str(read)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from dualwrite.deadline import Limit
 from dualwrite.delivery import Delivery, Fate, Place
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.producer_kind import ProducerKind
@@ -256,6 +257,9 @@ class TransactionCoordinator(Protocol):
     Moves of the coordinator, lost connections and CONCURRENT_TRANSACTIONS are waited out within the time limit, by the very
     same request; every other answer is given to the caller, who describes and decides again (rule F3).
 
+    `timeout` is a deadline or seconds, for all of a call: name look-up, connecting, TLS, login, finding the coordinator,
+    repetitions, and waiting for other threads' calls. None stands for the coordinator's own limit.
+
     Raises (all methods): BrokerUnavailableError, BrokerAuthorizationError.
     """
 
@@ -264,19 +268,21 @@ class TransactionCoordinator(Protocol):
         """Whether EndTxn v5 is there (transaction.version 2): idempotent by (producerId, epoch), and it fences old clients."""
         ...
 
-    def check_reachable(self) -> None:
+    def check_reachable(self, *, timeout: Limit | None = None) -> None:
         """See that a broker of the cluster answers. Changes nothing."""
         ...
 
-    def describe(self, kafka_transactional_id: str) -> TransactionDescription | None:
+    def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
         """DescribeTransactions; None where the coordinator does not know the id."""
         ...
 
-    def end_transaction(self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool) -> EndTxnAnswer:
+    def end_transaction(
+        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: Limit | None = None
+    ) -> EndTxnAnswer:
         """EndTxn, v5 where the broker has it, else v4; waits until each partition of the transaction has a leader (rule FB)."""
         ...
 
-    def init_producer_id(self, kafka_transactional_id: str) -> EndTxnAnswer:
+    def init_producer_id(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> EndTxnAnswer:
         """The unconditional InitProducerId: aborts what is ongoing and raises the epoch.
 
         Only for a generation that no live writer can hold: on brokers without EndTxn v5 (rules FA and O2).
@@ -284,14 +290,14 @@ class TransactionCoordinator(Protocol):
         """
         ...
 
-    def fate(self, state: PreparedTxnState, place: Place) -> Fate:
+    def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
         """How the transaction ended that wrote the first message at a place, by the log of its partition.
 
         For a transaction that the coordinator no longer knows. Needs the right to read the topic.
         """
         ...
 
-    def list_transactions(self, prefix: str = "") -> Iterable[ListedTransaction]:
+    def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> Iterable[ListedTransaction]:
         """ListTransactions at every broker: the ids that begin with `prefix`."""
         ...
 

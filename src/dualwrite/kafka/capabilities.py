@@ -9,16 +9,13 @@ from typing import Any, Final
 
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
+from dualwrite.deadline import Deadline
 from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import (
-    CONCURRENT_TRANSACTIONS,
-    FOREIGN_PRODUCER_ID,
-    PRODUCER_FENCED,
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-)
+from dualwrite.kafka.coordinator import FOREIGN_PRODUCER_ID
+from dualwrite.kafka.error_codes import ErrorCode
 from dualwrite.kafka.inquiry import BROKER_RESOURCE, Inquiry, check_passing, described_settings, forbidden
 from dualwrite.kafka.network import Network
-from dualwrite.kafka.wire import UNSUPPORTED_VERSION, Connection
+from dualwrite.kafka.wire import Connection
 
 PROBE_ID: Final = "dualwrite-probe"
 DEFAULT_TIMEOUT: Final = 30.0
@@ -28,8 +25,7 @@ _END_TXN: Final = 5
 _INIT_PRODUCER_ID: Final = 6
 _PRODUCE: Final = 12
 _MARKERS_SKIPPED_FROM: Final = 30
-_NONE: Final = 0
-_ACCEPTED: Final = (_NONE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED)
+_ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
 _TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
 _UNSTABLE_SETTING: Final = "unstable.api.versions.enable"
 _MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
@@ -120,11 +116,11 @@ def probe(
         ConfigurationError: A setting is missing or wrong.
     """
     with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
-        found = inquiry.of_coordinator(transactional_id, lambda coordinator: _asked(coordinator, transactional_id))
-        brokers, settings = inquiry.of_cluster(lambda network: _brokers_and_settings(network, found.coordinator))
+        found = inquiry.of_coordinator(transactional_id, lambda c, deadline: _asked(c, transactional_id, deadline))
+        brokers, settings = inquiry.of_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
     setting = settings.get(_TWO_PHASE_SETTING)
     limit = settings.get(_MAX_TIMEOUT_SETTING)
-    accepted = found.two_phase_code in (*_ACCEPTED, UNSUPPORTED_VERSION)
+    accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
     return BrokerCapabilities(
         brokers=brokers,
         transaction_version=found.coordinator.features.get("transaction.version", 0),
@@ -155,26 +151,27 @@ class _Answers:
     keep_code: int | None = None
 
 
-def _asked(coordinator: Connection, transactional_id: str) -> _Answers:
-    _check_writable(coordinator, transactional_id)
+def _asked(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _Answers:
+    _check_writable(coordinator, transactional_id, deadline)
     if not coordinator.supports(InitProducerIdRequest, _INIT_PRODUCER_ID):
         return _Answers(coordinator)
-    two_phase = keep = _init_producer_id(coordinator, transactional_id, two_phase=True)
-    if two_phase == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        keep = _init_producer_id(coordinator, transactional_id, two_phase=False)
+    two_phase = keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=True)
+    if two_phase == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=False)
     return _Answers(coordinator, two_phase, keep)
 
 
-def _check_writable(coordinator: Connection, transactional_id: str) -> None:
+def _check_writable(coordinator: Connection, transactional_id: str, deadline: Deadline) -> None:
     answer = coordinator.call(
-        EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
+        EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False),
+        deadline,
     )
     check_passing(answer.error_code, "EndTxn")
-    if answer.error_code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise forbidden(transactional_id, "EndTxn", answer.error_code)
 
 
-def _init_producer_id(coordinator: Connection, transactional_id: str, *, two_phase: bool) -> int:
+def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: Deadline, *, two_phase: bool) -> int:
     answer = coordinator.call(
         InitProducerIdRequest(
             version=_INIT_PRODUCER_ID,
@@ -184,21 +181,23 @@ def _init_producer_id(coordinator: Connection, transactional_id: str, *, two_pha
             producer_epoch=0,
             enable2_pc=two_phase,
             keep_prepared_txn=True,
-        )
+        ),
+        deadline,
     )
     code: int = answer.error_code
     check_passing(code, "InitProducerId")
     return code
 
 
-def _brokers_and_settings(network: Network, coordinator: Connection) -> tuple[int, Mapping[str, str]]:
+def _brokers_and_settings(network: Network, coordinator: Connection, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
     """How many brokers there are, and the settings of the one that coordinates; none where they can't be seen."""
-    addresses = network.brokers()
+    addresses = network.brokers(deadline)
     node = next((node for node, address in addresses.items() if address == coordinator.address), None)
     if node is None:
         return len(addresses), {}
     keys = (_TWO_PHASE_SETTING, _UNSTABLE_SETTING, _MAX_TIMEOUT_SETTING)
-    found = described_settings(network.connection(coordinator.address), BROKER_RESOURCE, [str(node)], keys)
+    connection = network.connection(coordinator.address, deadline)
+    found = described_settings(connection, BROKER_RESOURCE, [str(node)], keys, deadline)
     return len(addresses), found.get(str(node), {})
 
 
@@ -208,7 +207,7 @@ def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle
         if not settings:
             return TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6
         return TwoPhaseObstacle.BROKER_TOO_OLD if setting is None else TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF
-    if code != TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+    if code != ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         return TwoPhaseObstacle.UNKNOWN
     if setting is None:
         return TwoPhaseObstacle.OFF_OR_FORBIDDEN

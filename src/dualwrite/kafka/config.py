@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import re
 import ssl
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.tls import tls_context
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 DEFAULT_PORT: Final = 9092
 
-_KEYSTORE: Final = ("ssl.keystore.location", "ssl.keystore.password", "ssl.engine.location", "ssl.providers")
 _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]+)?)?", re.ASCII)
 _TRUE: Final = ("true", "1", "yes", "t")
 
@@ -58,6 +56,7 @@ class KafkaConfig:
         client_id: How we present ourselves.
         socket_timeout: Seconds that one request may take (`socket.timeout.ms`).
         connect_timeout: Seconds that connecting and logging in may take (`socket.connection.setup.timeout.ms`).
+        keepalive: Whether the system looks after idle connections (`socket.keepalive.enable`; on, unless switched off).
         transaction_timeout_ms: `transaction.timeout.ms` as the user set it, or None.
         properties: Everything the user gave, for librdkafka.
     """
@@ -68,8 +67,10 @@ class KafkaConfig:
     client_id: str
     socket_timeout: float
     connect_timeout: float
+    keepalive: bool
     transaction_timeout_ms: int | None
     properties: Mapping[str, Any] = field(repr=False)
+    _tls: list[ssl.SSLContext] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, settings: KafkaConfig | Mapping[str, Any] | str) -> KafkaConfig:
@@ -99,6 +100,7 @@ class KafkaConfig:
             client_id=str(given.get("client.id", "dualwrite")),
             socket_timeout=_milliseconds(given, "socket.timeout.ms", 30_000) / 1000,
             connect_timeout=_milliseconds(given, "socket.connection.setup.timeout.ms", 10_000) / 1000,
+            keepalive=str(given.get("socket.keepalive.enable", "true")).lower() in _TRUE,
             transaction_timeout_ms=None if timeout is None else _milliseconds(given, "transaction.timeout.ms", 0),
             properties=MappingProxyType(given),
         )
@@ -109,27 +111,16 @@ class KafkaConfig:
         return ",".join(map(str, self.bootstrap))
 
     def tls(self) -> ssl.SSLContext | None:
-        """A TLS context by the `ssl.*` settings, or None where the protocol has no TLS.
+        """The TLS context by the `ssl.*` settings, made once; None where the protocol has no TLS.
 
         Raises:
-            ConfigurationError: A file can't be read, or a setting has no counterpart in Python's `ssl`.
+            ConfigurationError: See `tls_context`.
         """
         if not self.protocol.endswith("SSL"):
             return None
-        given = self.properties
-        unsupported = [name for name in _KEYSTORE if given.get(name)]
-        if unsupported:
-            raise ConfigurationError(
-                f"{', '.join(unsupported)} can't be used: recovery talks to the coordinator by Python's ssl module.",
-                next_step="give the same as PEM: ssl.ca.location, ssl.certificate.location, ssl.key.location",
-            )
-        try:
-            return _tls_context(given)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(
-                f"The ssl.* settings give no working TLS context: {error}.",
-                next_step="check ssl.ca.location, ssl.certificate.location, ssl.key.location and ssl.key.password",
-            ) from error
+        if not self._tls:
+            self._tls.append(tls_context(self.properties))
+        return self._tls[0]
 
 
 def parse_addresses(text: Any) -> tuple[Address, ...]:
@@ -194,36 +185,3 @@ def _sasl(given: Mapping[str, Any]) -> Sasl:
     if not username or not password:
         raise ConfigurationError(f"SASL {mechanism} needs sasl.username and sasl.password.")
     return Sasl(mechanism, str(username), str(password))
-
-
-def _tls_context(given: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    location = given.get("ssl.ca.location")
-    if location and location != "probe":
-        path = Path(str(location))
-        if path.is_dir():
-            context.load_verify_locations(capath=str(path))
-        else:
-            context.load_verify_locations(cafile=str(path))
-    if given.get("ssl.ca.pem"):
-        context.load_verify_locations(cadata=str(given["ssl.ca.pem"]))
-    _load_own_certificate(context, given)
-    if str(given.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
-        context.check_hostname = False
-    if str(given.get("enable.ssl.certificate.verification", "true")).lower() not in _TRUE:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _load_own_certificate(context: ssl.SSLContext, given: Mapping[str, Any]) -> None:
-    password = given.get("ssl.key.password")
-    if given.get("ssl.certificate.location"):
-        key = given.get("ssl.key.location")
-        context.load_cert_chain(str(given["ssl.certificate.location"]), str(key) if key else None, password)
-    elif given.get("ssl.certificate.pem"):
-        # Python reads a certificate from files only; the file is the owner's alone and gone right after.
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as together:
-            together.write(f"{given['ssl.certificate.pem']}\n{given.get('ssl.key.pem', '')}\n")
-            together.flush()
-            context.load_cert_chain(together.name, None, password)

@@ -4,59 +4,51 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
     BrokerUnavailableError,
     TwoPhaseCommitRefusedError,
+    UnknownTransactionStateError,
 )
 from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.error_codes import ErrorCode, error_name
 from dualwrite.kafka.error_kinds import TIMEOUT_REFUSED
 from dualwrite.kafka.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
-from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
+from dualwrite.kafka.retrying import repeated
+from dualwrite.kafka.sockets import ConnectionLostError
+from dualwrite.kafka.wire import Connection
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 
 log = logging.getLogger(__name__)
 
-LEADER_NOT_AVAILABLE: Final = 5
-REQUEST_TIMED_OUT: Final = 7
-COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-COORDINATOR_NOT_AVAILABLE: Final = 15
-NOT_COORDINATOR: Final = 16
-CLUSTER_AUTHORIZATION_FAILED: Final = 31
-CONCURRENT_TRANSACTIONS: Final = 51
-INVALID_TXN_STATE: Final = 48
-PRODUCER_FENCED: Final = 90
-UNSUPPORTED_VERSION: Final = 35
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
-TRANSACTIONAL_ID_NOT_FOUND: Final = 105
-INVALID_TRANSACTION_TIMEOUT: Final = 50
+CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
+INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
 
-_MOVED: Final = (COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR)
-_PASSING: Final = (REQUEST_TIMED_OUT, COORDINATOR_LOAD_IN_PROGRESS, *_MOVED)
-_FORBIDDEN: Final = (CLUSTER_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+_MOVED: Final = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
+_PASSING: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *_MOVED)
+_FORBIDDEN: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 _END_BY_EPOCH: Final = 5
 _END_PLAIN: Final = 4
 _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
-_LEAST_TIME: Final = 0.05
 _NAMED: Final = 5  # partitions, in an error
 FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
-_WAIT: Final = wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.01)
+_PAUSE: Final = 0.01
 
 
 _T = TypeVar("_T")
@@ -79,40 +71,43 @@ class WireTransactionCoordinator:
 
     Args:
         config: The cluster's settings.
-        timeout: Seconds that one call may take, with all its repetitions.
+        timeout: Seconds that one call may take, with all its repetitions, where the call does not say.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: float = 60.0) -> None:
-        self._network = Network(config)
+        self.network = Network(config)
         self._timeout = timeout
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # only its holder can release it, which matters after KeyboardInterrupt
         self._ends_by_epoch: bool | None = None
-        self._deadline = 0.0
 
     @property
     def ends_by_epoch(self) -> bool:
         """Whether transaction.version 2 is finalised (KIP-890): then EndTxn v5 is idempotent by (producerId, epoch)."""
+        return self.knows_end_by_epoch()
+
+    def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
+        """As `ends_by_epoch`, within a time limit."""
         if self._ends_by_epoch is None:
 
-            def ask() -> bool:
-                broker = self._network.any_broker()
+            def ask(deadline: Deadline) -> bool:
+                broker = self.network.any_broker(deadline)
                 return broker.features.get("transaction.version", 0) >= 2 and broker.supports(  # noqa: PLR2004
                     EndTxnRequest, _END_BY_EPOCH
                 )
 
-            with self._lock:
-                self._ends_by_epoch = self._repeated(ask, "ApiVersions")
+            self._ends_by_epoch = self._repeated(ask, "ApiVersions", timeout)
         return self._ends_by_epoch
 
-    def check_reachable(self) -> None:
+    def check_reachable(self, *, timeout: Limit | None = None) -> None:
         """See TransactionCoordinator; a Metadata request to whichever broker answers."""
-        with self._lock:
-            self._repeated(self._network.brokers, "any broker")
+        self._repeated(self.network.brokers, "any broker", timeout)
 
-    def describe(self, kafka_transactional_id: str, *, timeout: float | None = None) -> TransactionDescription | None:
+    def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
         """DescribeTransactions (KIP-664)."""
         return self._ask_coordinator(
-            kafka_transactional_id, lambda coordinator: self._described(coordinator, kafka_transactional_id), timeout
+            kafka_transactional_id,
+            lambda coordinator, deadline: self._described(coordinator, kafka_transactional_id, deadline),
+            timeout,
         )
 
     def end_transaction(
@@ -122,7 +117,7 @@ class WireTransactionCoordinator:
         producer_id: int,
         epoch: int,
         commit: bool,
-        timeout: float | None = None,
+        timeout: Limit | None = None,
         just_written: bool = False,
     ) -> EndTxnAnswer:
         """EndTxn; the same request again while markers are written (CONCURRENT_TRANSACTIONS) or the connection breaks.
@@ -138,19 +133,19 @@ class WireTransactionCoordinator:
             just_written: Every partition of the transaction has acknowledged something within the last moments: the first
                 request leaves without a look at the leaders.
         """
-        version = _END_BY_EPOCH if self.ends_by_epoch else _END_PLAIN
+        limit = Deadline.of(self._timeout if timeout is None else timeout)
+        version = _END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
         trusted = just_written
 
-        def ask(coordinator: Connection) -> EndTxnAnswer:
+        def ask(coordinator: Connection, deadline: Deadline) -> EndTxnAnswer:
             nonlocal trusted
             if not trusted:
-                self._demand_leaders(coordinator, kafka_transactional_id)
+                self._demand_leaders(coordinator, kafka_transactional_id, deadline)
             trusted = False
             if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
                 raise _TryAgainError(f"{coordinator.address} does not know EndTxn v{version}")
-            answer = self._call(
-                coordinator,
+            answer = coordinator.call(
                 EndTxnRequest(
                     version=min(version, coordinator.version_of(EndTxnRequest)),
                     transactional_id=kafka_transactional_id,
@@ -158,18 +153,21 @@ class WireTransactionCoordinator:
                     producer_epoch=epoch,
                     committed=commit,
                 ),
+                deadline,
             )
-            if answer.error_code == CONCURRENT_TRANSACTIONS:
+            if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise _TryAgainError("EndTxn answered CONCURRENT_TRANSACTIONS: markers are being written")
             self._check_passing(answer.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _answer(answer)
 
-        return self._ask_coordinator(kafka_transactional_id, ask, timeout)
+        return self._ask_coordinator(kafka_transactional_id, ask, limit)
 
-    def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: float | None = None) -> None:
+    def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> None:
         """Wait until each partition of the id's ongoing transaction has a leader (rule FB)."""
         self._ask_coordinator(
-            kafka_transactional_id, lambda coordinator: self._demand_leaders(coordinator, kafka_transactional_id), timeout
+            kafka_transactional_id,
+            lambda coordinator, deadline: self._demand_leaders(coordinator, kafka_transactional_id, deadline),
+            timeout,
         )
 
     def init_producer_id(
@@ -179,7 +177,7 @@ class WireTransactionCoordinator:
         timeout_ms: int = _ANY_TIMEOUT_MS,
         two_phase: bool = False,
         keep_prepared: bool = False,
-        timeout: float | None = None,
+        timeout: Limit | None = None,
     ) -> InitProducerIdAnswer:
         """The unconditional InitProducerId; v6 where two-phase commit is asked for. See `_init_producer_id` for errors.
 
@@ -190,7 +188,7 @@ class WireTransactionCoordinator:
         )
 
     def create_producer_id(
-        self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: float | None = None
+        self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
     ) -> InitProducerIdAnswer:
         """InitProducerId that creates an unknown id and leaves a known one as it is: PRODUCER_FENCED (DESIGN.md §2).
 
@@ -208,7 +206,7 @@ class WireTransactionCoordinator:
     def _init_producer_id(
         self,
         kafka_transactional_id: str,
-        timeout: float | None,
+        timeout: Limit | None,
         *,
         timeout_ms: int,
         two_phase: bool,
@@ -225,15 +223,14 @@ class WireTransactionCoordinator:
         """
         new = two_phase or keep_prepared
 
-        def ask(coordinator: Connection) -> InitProducerIdAnswer:
+        def ask(coordinator: Connection, deadline: Deadline) -> InitProducerIdAnswer:
             if new and not coordinator.supports(InitProducerIdRequest, _INIT_TWO_PHASE):
                 if two_phase:
                     raise two_phase_refused(kafka_transactional_id, "the broker does not know InitProducerId v6")
-                return InitProducerIdAnswer(UNSUPPORTED_VERSION, kafka_error_name(UNSUPPORTED_VERSION))
+                return InitProducerIdAnswer(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
             if producer_id < 0 and not keep_prepared:  # it aborts what is ongoing
-                self._demand_leaders(coordinator, kafka_transactional_id)
-            answer = self._call(
-                coordinator,
+                self._demand_leaders(coordinator, kafka_transactional_id, deadline)
+            answer = coordinator.call(
                 InitProducerIdRequest(
                     version=_INIT_TWO_PHASE if new else min(_INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
                     transactional_id=kafka_transactional_id,
@@ -243,23 +240,24 @@ class WireTransactionCoordinator:
                     enable2_pc=two_phase,
                     keep_prepared_txn=keep_prepared,
                 ),
+                deadline,
             )
             code = answer.error_code
-            if two_phase and code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                raise two_phase_refused(kafka_transactional_id, kafka_error_name(code), code)
-            if code == INVALID_TRANSACTION_TIMEOUT:
+            if two_phase and code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise two_phase_refused(kafka_transactional_id, error_name(code), code)
+            if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise TIMEOUT_REFUSED.error(
                     f"The broker refuses a transaction timeout of {timeout_ms} ms.",
                     transactional_id=kafka_transactional_id,
                     cause=TIMEOUT_REFUSED.cause,
                     next_step=TIMEOUT_REFUSED.next_step,
                     code=code,
-                    name=kafka_error_name(code),
+                    name=error_name(code),
                 )
             self._check_passing(code, kafka_transactional_id, "InitProducerId", "Write")
             return InitProducerIdAnswer(
                 code=code,
-                name=kafka_error_name(code),
+                name=error_name(code),
                 producer_id=answer.producer_id,
                 epoch=answer.producer_epoch,
                 ongoing_producer_id=getattr(answer, "ongoing_txn_producer_id", -1) if new else -1,
@@ -268,68 +266,68 @@ class WireTransactionCoordinator:
 
         return self._ask_coordinator(kafka_transactional_id, ask, timeout)
 
-    def fate(self, state: PreparedTxnState, place: Place, *, timeout: float | None = None) -> Fate:
+    def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
         """How the transaction that wrote to a place ended, by the partition's log; see `log_proof.fate_in_log`."""
 
-        def ask() -> Fate:
+        def ask(deadline: Deadline) -> Fate:
             try:
-                return fate_in_log(self._network, state, place)
+                return fate_in_log(self.network, state, place, deadline)
             except LogNotReadableError as error:
                 raise _TryAgainError(str(error)) from error
 
-        with self._lock:
-            return self._repeated(ask, f"the leader of {place.topic}-{place.partition}", timeout)
+        return self._repeated(ask, f"the leader of {place.topic}-{place.partition}", timeout)
 
-    def list_transactions(self, prefix: str = "") -> list[ListedTransaction]:
+    def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> list[ListedTransaction]:
         """ListTransactions at every broker (KIP-664), sorted by id."""
 
-        def ask() -> list[ListedTransaction]:
+        def ask(deadline: Deadline) -> list[ListedTransaction]:
             found = []
-            for address in self._network.brokers().values():
-                answer = self._network.connection(address).call(ListTransactionsRequest())
+            for address in self.network.brokers(deadline).values():
+                answer = self.network.connection(address, deadline).call(ListTransactionsRequest(), deadline)
                 self._check(answer.error_code, None, "ListTransactions", "Describe")
                 found += [
-                    ListedTransaction(t.transactional_id, t.producer_id, TransactionStatus(t.transaction_state))
+                    ListedTransaction(t.transactional_id, t.producer_id, status_of(t.transaction_state, t.transactional_id))
                     for t in answer.transaction_states
                     if t.transactional_id.startswith(prefix)
                 ]
             return sorted(found, key=lambda t: t.kafka_transactional_id)
 
-        with self._lock:
-            return self._repeated(ask, "ListTransactions")
+        return self._repeated(ask, "ListTransactions", timeout)
 
-    def transaction_max_timeout_ms(self) -> int | None:
+    def transaction_max_timeout_ms(self, *, timeout: Limit | None = None) -> int | None:
         """The broker's `transaction.max.timeout.ms`, or None where the principal may not see it."""
         name = "transaction.max.timeout.ms"
 
-        def ask() -> int | None:
+        def ask(deadline: Deadline) -> int | None:
             resource = DescribeConfigsRequest.DescribeConfigsResource
-            node, address = next(iter(self._network.brokers().items()))
-            answer = self._network.connection(address).call(
+            node, address = next(iter(self.network.brokers(deadline).items()))
+            answer = self.network.connection(address, deadline).call(
                 DescribeConfigsRequest(
                     resources=[resource(resource_type=_BROKER_RESOURCE, resource_name=str(node), configuration_keys=[name])],
                     include_synonyms=False,
                     include_documentation=False,
-                )
+                ),
+                deadline,
             )
             values = [int(c.value) for r in answer.results if not r.error_code for c in r.configs if c.name == name]
             return values[0] if values else None
 
-        with self._lock:
-            return self._repeated(ask, "DescribeConfigs")
+        return self._repeated(ask, "DescribeConfigs", timeout)
 
     def close(self) -> None:
         """Close the connections."""
-        self._network.close()
+        self.network.close()
 
-    def _described(self, coordinator: Connection, kafka_transactional_id: str) -> TransactionDescription | None:
+    def _described(
+        self, coordinator: Connection, kafka_transactional_id: str, deadline: Deadline
+    ) -> TransactionDescription | None:
         request = DescribeTransactionsRequest(transactional_ids=[kafka_transactional_id])
-        answer = self._call(coordinator, request).transaction_states[0]
-        if answer.error_code == TRANSACTIONAL_ID_NOT_FOUND:
+        answer = coordinator.call(request, deadline).transaction_states[0]
+        if answer.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
             return None
         self._check(answer.error_code, kafka_transactional_id, "DescribeTransactions", "Describe")
         return TransactionDescription(
-            status=TransactionStatus(answer.transaction_state),
+            status=status_of(answer.transaction_state, kafka_transactional_id),
             producer_id=answer.producer_id,
             epoch=answer.producer_epoch,
             timeout_ms=answer.transaction_timeout_ms,
@@ -337,90 +335,85 @@ class WireTransactionCoordinator:
             partitions=frozenset((t.topic, p) for t in answer.topics for p in t.partitions),
         )
 
-    def _demand_leaders(self, coordinator: Connection, kafka_transactional_id: str) -> None:
+    def _demand_leaders(self, coordinator: Connection, kafka_transactional_id: str, deadline: Deadline) -> None:
         """See that every partition of an ongoing transaction has a leader (rule FB), by the coordinator's own metadata.
 
         Kafka 4.3.0 to 4.4.0 takes a partition without one for deleted, and calls a transaction ended whose marker was never
         written (KAFKA-20734): its messages stay invisible, until the next transaction's marker decides on them as well.
         """
-        described = self._described(coordinator, kafka_transactional_id)
+        described = self._described(coordinator, kafka_transactional_id, deadline)
         if described is None or described.status is not TransactionStatus.ONGOING or not described.partitions:
             return
         topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({t for t, _ in described.partitions})]
-        answer = self._call(coordinator, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        answer = coordinator.call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
         # Of a topic that was deleted, or that the principal may not see, there is nothing to wait for.
         leaderless = {
             (topic.name, partition.partition_index)
             for topic in answer.topics
             for partition in topic.partitions
-            if partition.leader_id < 0 and partition.error_code in (0, LEADER_NOT_AVAILABLE)
+            if partition.leader_id < 0 and partition.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
         }
         if missing := sorted(leaderless & described.partitions):
             named = ", ".join(f"{topic}-{index}" for topic, index in missing[:_NAMED])
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             raise _NoLeaderError(f"{named}{more} has no leader, who would write the transaction's marker")
 
-    def _call(self, coordinator: Connection, request: Any) -> Any:
-        """One request, which may take what is left of the time."""
-        left = max(self._deadline - time.monotonic(), _LEAST_TIME)
-        return coordinator.call(request, timeout=min(left, self._network.config.socket_timeout))
-
     # --- asking again -------------------------------------------------------------------------------------------------
 
     def _ask_coordinator(
-        self, kafka_transactional_id: str, ask: Callable[[Connection], _T], timeout: float | None = None
+        self,
+        kafka_transactional_id: str,
+        ask: Callable[[Connection, Deadline], _T],
+        timeout: Limit | None = None,
     ) -> _T:
-        def once() -> _T:
+        def once(deadline: Deadline) -> _T:
             try:
-                return ask(self._network.coordinator(kafka_transactional_id))
+                return ask(self.network.coordinator(kafka_transactional_id, deadline=deadline), deadline)
             except (ConnectionLostError, _MovedError):
-                self._network.forget_coordinator(kafka_transactional_id)
+                self.network.forget_coordinator(kafka_transactional_id)
                 raise
             except CoordinatorUnavailableError as error:
                 if error.code in _FORBIDDEN:
                     raise _forbidden(error.code, kafka_transactional_id, "FindCoordinator", "Describe") from error
                 raise
 
-        with self._lock:
-            return self._repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
+        return self._repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
 
-    def _repeated(self, once: Callable[[], _T], what: str, timeout: float | None = None) -> _T:
-        """Call until an answer that says something, or the time is over."""
+    def _repeated(self, once: Callable[[Deadline], _T], what: str, timeout: Limit | None = None) -> _T:
+        """Call until an answer that says something, or the time is over; other threads' calls count against it."""
         passing = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
-        timeout = self._timeout if timeout is None else timeout
-        self._deadline = deadline = time.monotonic() + timeout
+        deadline = Deadline.of(self._timeout if timeout is None else timeout)
         try:
             try:
-                return once()  # tenacity costs 60 µs, and describe stands on the path of every transaction
-            except passing as error:
-                log.debug("%s: %s; asking again", what, error)
-                if time.monotonic() >= deadline:
-                    raise
-            stop = stop_after_delay(max(deadline - time.monotonic(), 0))
-            return Retrying(retry=retry_if_exception_type(passing), stop=stop, wait=_WAIT, reraise=True)(once)
+                if not self._lock.acquire(timeout=deadline.left):
+                    raise _TryAgainError("another thread is still using the connections")
+                return repeated(lambda: once(deadline), passing, deadline, pause=_PAUSE)
+            finally:
+                with suppress(RuntimeError):  # not ours: not to be had in time, or KeyboardInterrupt came before it
+                    self._lock.release()
         except BrokerUnavailableError:
             raise
         except _NoLeaderError as error:
             raise BrokerUnavailableError(
-                f"A transaction could not be ended within {timeout:g} s by {what}: {error}.",
+                f"A transaction could not be ended within {deadline.seconds:.3g} s by {what}: {error}.",
                 cause="the brokers that hold the partition's replicas are down, or not yet back",
                 next_step="start them, and try again; what is prepared stays prepared, and what is open stays open",
-                servers=self._network.config.servers,
+                servers=self.network.config.servers,
             ) from error
         except passing as error:
             raise BrokerUnavailableError(
-                f"No answer from {what} at {self._network.config.servers} within {timeout:g} s: {error}.",
+                f"No answer from {what} at {self.network.config.servers} within {deadline.seconds:.3g} s: {error}.",
                 cause="the broker is starting, is overloaded, or can't be reached at the address that it advertises",
                 next_step="try again; what is prepared stays prepared",
-                servers=self._network.config.servers,
+                servers=self.network.config.servers,
             ) from error
 
     def _check_passing(self, code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
         """Raise what passes or is forbidden; other errors are the caller's to decide on."""
         if code in _MOVED:
-            raise _MovedError(f"{request} answered {kafka_error_name(code)}")
+            raise _MovedError(f"{request} answered {error_name(code)}")
         if code in _PASSING:
-            raise _TryAgainError(f"{request} answered {kafka_error_name(code)}")
+            raise _TryAgainError(f"{request} answered {error_name(code)}")
         if code in _FORBIDDEN:
             raise _forbidden(code, kafka_transactional_id, request, operation)
 
@@ -429,23 +422,41 @@ class WireTransactionCoordinator:
         self._check_passing(code, kafka_transactional_id or "", request, operation)
         if code:
             raise BrokerError(
-                f"{request} answered {kafka_error_name(code)} ({code}).",
+                f"{request} answered {error_name(code)} ({code}).",
                 transactional_id=kafka_transactional_id,
                 code=code,
-                name=kafka_error_name(code),
+                name=error_name(code),
             )
 
 
 def _forbidden(code: int, kafka_transactional_id: str, request: str, operation: str) -> BrokerAuthorizationError:
     rights = "Describe" if operation == "Describe" else f"{operation} and Describe"
     return BrokerAuthorizationError(
-        f"Kafka refuses {request}: {kafka_error_name(code)}.",
+        f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
         next_step=f"grant the principal {rights} on the transactional ids that begin with this one "
         "(a prefixed ACL: dualwrite appends '~', '#' and numbers)",
         code=code,
-        name=kafka_error_name(code),
+        name=error_name(code),
     )
+
+
+def status_of(name: str, kafka_transactional_id: str) -> TransactionStatus:
+    """The transaction state of this name.
+
+    Raises:
+        UnknownTransactionStateError: A broker newer than this release has it.
+    """
+    try:
+        return TransactionStatus(name)
+    except ValueError:
+        raise UnknownTransactionStateError(
+            f"Kafka says that the last transaction is {name!r}, a state that this release of dualwrite does not know.",
+            transactional_id=kafka_transactional_id,
+            cause="the brokers are newer than this release",
+            next_step="upgrade dualwrite; nothing was ended, and what is prepared stays prepared",
+            state=name,
+        ) from None
 
 
 def two_phase_refused(kafka_transactional_id: str, answer: str, code: int | None = None) -> TwoPhaseCommitRefusedError:
@@ -465,7 +476,7 @@ def two_phase_refused(kafka_transactional_id: str, answer: str, code: int | None
 def _answer(answer: Any) -> EndTxnAnswer:
     return EndTxnAnswer(
         code=answer.error_code,
-        name=kafka_error_name(answer.error_code),
+        name=error_name(answer.error_code),
         producer_id=getattr(answer, "producer_id", -1),
         epoch=getattr(answer, "producer_epoch", -1),
     )

@@ -8,6 +8,7 @@ from typing import Final
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
+    MessageRefusedError,
     MessageTooLargeError,
     ProducerFencedError,
     TransactionTimeoutRefusedError,
@@ -39,6 +40,12 @@ TOO_LARGE: Final = ErrorKind(
     MessageTooLargeError,
     cause="the message is larger than the producer's message.max.bytes, the broker's, or the topic's max.message.bytes",
     next_step="make it smaller, or raise all three",
+)
+REFUSED: Final = ErrorKind(
+    MessageRefusedError,
+    cause="the topic or the broker does not take such messages: without a key in a compacted topic, with a timestamp outside "
+    "the topic's limits, against a policy, or compressed in a way that it does not know",
+    next_step="change the message, or the topic's settings; the same message would be refused again",
 )
 FENCED: Final = ErrorKind(
     ProducerFencedError,

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError
 from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import (
-    COORDINATOR_LOAD_IN_PROGRESS,
-    COORDINATOR_NOT_AVAILABLE,
-    NOT_COORDINATOR,
-    REQUEST_TIMED_OUT,
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-)
+from dualwrite.kafka.error_codes import ErrorCode, error_name
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
-from dualwrite.kafka.wire import Connection, ConnectionLostError, kafka_error_name
+from dualwrite.kafka.retrying import repeated
+from dualwrite.kafka.sockets import ConnectionLostError
+from dualwrite.kafka.wire import Connection
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 
-_PASSING: Final = (COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, REQUEST_TIMED_OUT)
-_WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
+_PASSING: Final = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.REQUEST_TIMED_OUT,
+)
+_PAUSE: Final = 0.02
 
 T = TypeVar("T")
 
@@ -45,17 +44,11 @@ class Inquiry:
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: float) -> None:
-        shorter = replace(
-            config,
-            socket_timeout=min(config.socket_timeout, timeout),
-            connect_timeout=min(config.connect_timeout, timeout),
-        )
-        self._network = Network(shorter)
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self._network = Network(config)
+        self._deadline = Deadline.after(timeout)
 
-    def of_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection], T]) -> T:
-        """Ask the coordinator of an id.
+    def of_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection, Deadline], T]) -> T:
+        """Ask the coordinator of an id; `ask` keeps to the deadline.
 
         Raises:
             BrokerUnavailableError: No answer in time.
@@ -64,9 +57,9 @@ class Inquiry:
 
         def once() -> T:
             try:
-                return ask(self._network.coordinator(kafka_transactional_id))
+                return ask(self._network.coordinator(kafka_transactional_id, deadline=self._deadline), self._deadline)
             except CoordinatorUnavailableError as error:
-                if error.code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                     raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
                 raise
             except (ConnectionLostError, _TryAgainError):
@@ -75,13 +68,13 @@ class Inquiry:
 
         return self._repeated(once, f"the transaction coordinator of {kafka_transactional_id!r}")
 
-    def of_cluster(self, ask: Callable[[Network], T]) -> T:
-        """Ask whichever brokers `ask` chooses.
+    def of_cluster(self, ask: Callable[[Network, Deadline], T]) -> T:
+        """Ask whichever brokers `ask` chooses; it keeps to the deadline.
 
         Raises:
             BrokerUnavailableError: No answer in time.
         """
-        return self._repeated(lambda: ask(self._network), "a broker")
+        return self._repeated(lambda: ask(self._network, self._deadline), "a broker")
 
     def close(self) -> None:
         """Close the connections."""
@@ -95,15 +88,14 @@ class Inquiry:
 
     def _repeated(self, once: Callable[[], T], what: str) -> T:
         passing = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
-        stop = stop_after_delay(max(self._deadline - time.monotonic(), 0))
         try:
-            return Retrying(retry=retry_if_exception_type(passing), stop=stop, wait=_WAIT, reraise=True)(once)
+            return repeated(once, passing, self._deadline, pause=_PAUSE)
         except BrokerUnavailableError:
             raise
         except passing as error:
             servers = self._network.config.servers
             raise BrokerUnavailableError(
-                f"No answer from {what} at {servers} within {self._timeout:g} s: {error}.",
+                f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
                 cause="the broker is starting, is overloaded, or can't be reached at the address that it advertises",
                 next_step="see that the brokers run and that their advertised.listeners can be reached from here; try again",
                 servers=servers,
@@ -113,23 +105,23 @@ class Inquiry:
 def check_passing(code: int, request: str) -> None:
     """Have the question asked again where the answer is one that passes by itself; only inside an Inquiry."""
     if code in _PASSING:
-        raise _TryAgainError(f"{request} answered {kafka_error_name(code)}")
+        raise _TryAgainError(f"{request} answered {error_name(code)}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
     """The error of a principal that may not use the id."""
     return BrokerAuthorizationError(
-        f"Kafka refuses {request}: {kafka_error_name(code)}.",
+        f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
         next_step="grant the principal Write and Describe on this transactional id, best by a prefixed ACL, or name one "
         "that it may use",
         code=code,
-        name=kafka_error_name(code),
+        name=error_name(code),
     )
 
 
 def described_settings(
-    connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str]
+    connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str], deadline: Deadline
 ) -> dict[str, Mapping[str, str]]:
     """Settings of topics or of the broker at the other end (DescribeConfigs), by resource and key.
 
@@ -143,7 +135,8 @@ def described_settings(
             resources=[resource(resource_type=resource_type, resource_name=n, configuration_keys=wanted) for n in names],
             include_synonyms=False,
             include_documentation=False,
-        )
+        ),
+        deadline,
     )
     return {
         found.resource_name: {entry.name: entry.value for entry in found.configs if entry.value is not None}

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from dualwrite.deadline import Deadline
 from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _TOPIC_WAIT: Final = 5.0
 _POLL: Final = 0.1
+_LEAST_TIME: Final = 0.001  # 0 would mean "no limit" to some of its calls
 _REASON_WAIT: Final = 1.0
 _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
 
@@ -106,7 +108,7 @@ class LibrdkafkaProducer:
 
     def init_transactions(self, *, timeout: float) -> None:
         """InitProducerId by librdkafka, on an id that nobody else uses."""
-        self._until_done(self._producer.init_transactions, "init_transactions", timeout)
+        self._until_done(self._producer.init_transactions, "init_transactions", Deadline.after(timeout))
 
     def begin_transaction(self) -> None:
         """Begin; local."""
@@ -140,26 +142,27 @@ class LibrdkafkaProducer:
             message["partition"] = check_number("partition", partition, 2**31 - 1)
         if timestamp is not None:
             message["timestamp"] = check_number("timestamp (ms since 1970)", timestamp, 2**63 - 1)
+        deadline: Deadline | None = None  # for who has to wait
         if not isinstance(topic, str) or topic not in self._reports:
-            self._look_up(check_topic(topic))
+            deadline = Deadline.after(self._delivery_timeout)
+            self._look_up(check_topic(topic), deadline)
         self._raise_failure()
         report = self._reports.callback(topic)
         self._budget.start()
-        deadline = None
         while True:
             try:
                 self._producer.produce(topic, on_delivery=report, **message)
                 break
             except BufferError as error:
-                deadline = deadline or time.monotonic() + self._delivery_timeout
-                if time.monotonic() > deadline:
+                deadline = deadline or Deadline.after(self._delivery_timeout)
+                if deadline.expired:
                     raise DeliveryError(
                         f"The producer's queue stayed full for {self._delivery_timeout:g} s.",
                         cause="the broker takes messages too slowly, or not at all",
                         next_step="see queue.buffering.max.kbytes and queue.buffering.max.messages",
                         transactional_id=self._id,
                     ) from error
-                self._poll(_POLL)
+                self._poll(min(_POLL, deadline.left))
                 self._raise_failure()
             except KafkaException as error:
                 self._wait_for_reason(error)
@@ -192,14 +195,15 @@ class LibrdkafkaProducer:
         self._until_done(
             lambda left: self._producer.send_offsets_to_transaction(positions, group.for_librdkafka(), left),
             "send_offsets_to_transaction",
-            timeout,
+            Deadline.after(timeout),
         )
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
         """Flush, count the acknowledgements, and see at the coordinator that the transaction is ongoing and ours."""
         if not self._has_content:
             return None
-        waiting = self._deliver(timeout)
+        deadline = Deadline.after(timeout)
+        waiting = self._deliver(deadline)
         self._raise_failure()
         sent, acknowledged = self._reports.sent, self._reports.acknowledged
         if waiting or acknowledged != sent:
@@ -210,7 +214,7 @@ class LibrdkafkaProducer:
                     transactional_id=self._id,
                 )
             )
-        state = self._described()
+        state = self._described(deadline)
         self.check_time_left()
         self._previous_start_ms = state.start_time_ms
         self._delivery = Delivery.of(self._reports.places)
@@ -235,7 +239,8 @@ class LibrdkafkaProducer:
 
     def commit_transaction(self, *, timeout: float) -> None:
         """EndTxn by librdkafka; repeated only for errors that it calls retriable, and then the session must be replaced."""
-        self._end(self._producer.commit_transaction, "commit_transaction", timeout, just_written=self._budget.just_started)
+        just_written = self._budget.just_started
+        self._end(self._producer.commit_transaction, "commit_transaction", Deadline.after(timeout), just_written=just_written)
 
     def abort_transaction(self, *, timeout: float) -> None:
         """EndTxn(abort) by librdkafka, once nothing is under way any more.
@@ -243,13 +248,14 @@ class LibrdkafkaProducer:
         With messages in flight, librdkafka would raise its epoch by an InitProducerId of its own after the abort: that leaves
         the id Empty, and takes the evidence of the last committed transaction with it (rule F7).
         """
-        waiting = self._deliver(timeout)
+        deadline = Deadline.after(timeout)
+        waiting = self._deliver(deadline)
         self._raise_failure()
         if waiting:
             raise self._failed(
                 DeliveryError(f"{waiting} messages are still under way after {timeout:g} s.", transactional_id=self._id)
             )
-        self._end(self._producer.abort_transaction, "abort_transaction", timeout, just_written=False)
+        self._end(self._producer.abort_transaction, "abort_transaction", deadline, just_written=False)
 
     def close(self) -> None:
         """Drop queued messages and let librdkafka stop its threads; no transaction is ended."""
@@ -267,8 +273,8 @@ class LibrdkafkaProducer:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _described(self) -> PreparedTxnState:
-        found = self._coordinator.describe(self._id)
+    def _described(self, deadline: Deadline) -> PreparedTxnState:
+        found = self._coordinator.describe(self._id, timeout=deadline)
         if found is None or found.status is not TransactionStatus.ONGOING:
             status = "unknown to it" if found is None else found.status.value
             raise self._failed(
@@ -289,12 +295,12 @@ class LibrdkafkaProducer:
             )
         return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
 
-    def _look_up(self, topic: str) -> None:
+    def _look_up(self, topic: str, deadline: Deadline) -> None:
         """See that a topic exists before the first message to it: librdkafka itself would tell after 30 s."""
-        deadline = time.monotonic() + _TOPIC_WAIT
+        deadline = deadline.within(_TOPIC_WAIT)
         while True:
             try:
-                known = undisturbed(lambda: self._producer.list_topics(topic, timeout=_TOPIC_WAIT))
+                known = undisturbed(lambda: self._producer.list_topics(topic, timeout=max(deadline.left, _LEAST_TIME)))
                 found = known.topics.get(topic)
             except KafkaException as error:
                 raise broker_error(error, self._id, f"looking up topic {topic!r}") from error
@@ -303,18 +309,17 @@ class LibrdkafkaProducer:
                 self._reports.add_topic(topic)
                 return
             # A broker that creates topics by itself says "unknown" while it does.
-            if (problem is not None and not is_retriable(problem)) or time.monotonic() > deadline:
+            if (problem is not None and not is_retriable(problem)) or deadline.expired:
                 raise broker_error(problem, self._id, f"looking up topic {topic!r}")
-            time.sleep(_POLL)
+            deadline.sleep(_POLL)
 
-    def _deliver(self, timeout: float) -> int:
+    def _deliver(self, deadline: Deadline) -> int:
         """Wait until every message has its report; the number of those that have none when the time is over.
 
         Not by confluent-kafka's flush(): when librdkafka tells a fatal error (fencing), flush() goes on to serve delivery
         reports with that exception set, and Python gets a SystemError, or what no `except` clause catches. poll() stops there.
         """
-        deadline = time.monotonic() + timeout
-        while (waiting := len(self._producer)) and (left := deadline - time.monotonic()) > 0:
+        while (waiting := len(self._producer)) and (left := deadline.left) > 0:
             self._poll(min(left, _POLL))
         return waiting
 
@@ -352,28 +357,26 @@ class LibrdkafkaProducer:
         if self._failure is not None:
             raise self._failure
 
-    def _end(self, call: Callable[[float], None], what: str, timeout: float, *, just_written: bool) -> None:
+    def _end(self, call: Callable[[float], None], what: str, deadline: Deadline, *, just_written: bool) -> None:
         """EndTxn by librdkafka; before it, unless all was written just now, a look at the leaders (rule FB)."""
-        deadline = time.monotonic() + timeout
         if self._has_content and not just_written:
             try:
-                self._coordinator.wait_for_leaders(self._id, timeout=timeout)
+                self._coordinator.wait_for_leaders(self._id, timeout=deadline)
             except BaseException:
                 self._must_be_replaced = True
                 raise
-        self._until_done(call, what, max(deadline - time.monotonic(), 0.001))
+        self._until_done(call, what, deadline)
 
-    def _until_done(self, call: Callable[[float], None], what: str, timeout: float) -> None:
+    def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
         """Call, and again with what is left of the time where librdkafka says that it may help."""
-        deadline = time.monotonic() + timeout
         while True:
             try:
-                call(max(deadline - time.monotonic(), 0.001))
+                call(max(deadline.left, _LEAST_TIME))
             except KafkaException as error:
                 self._must_be_replaced = True
-                if not is_retriable(error) or time.monotonic() >= deadline:
+                if not is_retriable(error) or deadline.expired:
                     raise broker_error(error, self._id, what) from error
-                time.sleep(_POLL)
+                deadline.sleep(_POLL)
             else:
                 return
 
@@ -392,6 +395,7 @@ def check_settings(config: KafkaConfig) -> None:
 def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
     settings: Mapping[str, Any] = {
         "client.id": config.client_id,
+        "socket.keepalive.enable": True,  # its own default leaves a peer that has gone without a word for minutes
         "linger.ms": 0,  # librdkafka's 5 ms only delay a prepare; under load messages are batched while others are under way
         **{name: value for name, value in config.properties.items() if name not in _OURS},
         "bootstrap.servers": config.servers,

@@ -8,11 +8,13 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
+from dualwrite.kafka.error_codes import PERMANENT
 from dualwrite.kafka.error_kinds import (
     FENCED,
     FORBIDDEN,
     GROUP_FORBIDDEN,
     GROUP_MOVED,
+    REFUSED,
     TIMEOUT_REFUSED,
     TOO_LARGE,
     UNKNOWN_TOPIC,
@@ -100,4 +102,7 @@ def broker_error(error: Any, kafka_transactional_id: str, doing: str) -> BrokerE
 def _kind(code: int | None, doing: str) -> ErrorKind:
     if code is None:
         return UNKNOWN_TOPIC
-    return _KINDS.get(code) or ErrorKind(DeliveryError if doing.startswith(("delivering", "sending")) else BrokerError)
+    is_delivery = doing.startswith(("delivering", "sending"))
+    if is_delivery and code in PERMANENT:
+        return REFUSED
+    return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)

@@ -15,21 +15,20 @@ from typing import Any, Final
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from dualwrite.deadline import Deadline
 from dualwrite.delivery import Fate, Place
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.config import Address
+from dualwrite.kafka.error_codes import ErrorCode, error_name
 from dualwrite.kafka.network import Network
-from dualwrite.kafka.wire import Connection, kafka_error_name
+from dualwrite.kafka.wire import Connection
 from dualwrite.state import PreparedTxnState
 
 _NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
 _READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
-_OFFSET_OUT_OF_RANGE: Final = 1
-_UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-_TOPIC_AUTHORIZATION_FAILED: Final = 29
-_GONE: Final = (_OFFSET_OUT_OF_RANGE, _UNKNOWN_TOPIC_OR_PARTITION, _TOPIC_AUTHORIZATION_FAILED)
-_TOPIC_GONE: Final = (_UNKNOWN_TOPIC_OR_PARTITION, _TOPIC_AUTHORIZATION_FAILED)
+_TOPIC_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, *_TOPIC_GONE)
 # base offset, length, partition leader epoch, magic, checksum, attributes, last offset delta, first and greatest timestamp,
 # producer id and epoch (record batch version 2)
 _BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqh")
@@ -47,13 +46,14 @@ class LogNotReadableError(Exception):
     """The partition can't be read at the moment: ask again."""
 
 
-def fate_in_log(network: Network, state: PreparedTxnState, place: Place) -> Fate:
+def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
     """How the transaction that wrote the first message at a place ended.
 
     Args:
         network: Connections to the cluster.
         state: The transaction's name: its producer id and epoch must be those of the batch.
         place: Where it wrote; with a first offset.
+        deadline: For all of it.
 
     Raises:
         LogNotReadableError: No leader, or it has just moved.
@@ -62,16 +62,16 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place) -> Fate
     """
     offset = place.first_offset
     assert offset is not None
-    leader = _leader(network, place)
+    leader = _leader(network, place, deadline)
     if leader is None:
         return Fate.GONE
-    connection = network.connection(leader)
+    connection = network.connection(leader, deadline)
     # A broker gives the first batch whole, however large it is (KIP-74).
-    found = _fetched(connection, place, offset, size=1, isolation=_READ_COMMITTED)
+    found = _fetched(connection, place, offset, deadline, size=1, isolation=_READ_COMMITTED)
     if found is None or found.high_watermark <= offset:
         return Fate.GONE
     if found.last_stable_offset <= offset:  # held back, by it or by a transaction before it
-        return _fate_by_marker(connection, state, place)
+        return _fate_by_marker(connection, state, place, deadline)
     if not _wrote(state, offset, found.records):
         return Fate.GONE
     aborted = found.aborted_transactions or ()
@@ -80,13 +80,13 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place) -> Fate
     return Fate.COMMITTED
 
 
-def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Place) -> Fate:
+def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
     """Read on from the message to the next marker of its producer, which is its transaction's own."""
     offset = first = place.first_offset
     assert offset is not None
     assert first is not None
     for _ in range(_MOST_READS):
-        found = _fetched(connection, place, offset, size=_READ_SIZE, isolation=_READ_UNCOMMITTED)
+        found = _fetched(connection, place, offset, deadline, size=_READ_SIZE, isolation=_READ_UNCOMMITTED)
         if found is None:
             return Fate.GONE
         if offset == first and not _wrote(state, offset, found.records):
@@ -102,7 +102,7 @@ def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Plac
     return Fate.OPEN
 
 
-def _fetched(connection: Connection, place: Place, offset: int, *, size: int, isolation: int) -> Any:
+def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadline, *, size: int, isolation: int) -> Any:
     """The leader's answer for the partition; None where it has nothing at the offset, or may not give it."""
     wanted = FetchRequest.FetchTopic.FetchPartition(partition=place.partition, fetch_offset=offset, partition_max_bytes=size)
     answer: Any = connection.call(
@@ -113,30 +113,31 @@ def _fetched(connection: Connection, place: Place, offset: int, *, size: int, is
             max_bytes=size,
             isolation_level=isolation,
             topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[wanted])],
-        )
+        ),
+        deadline,
     )
     if getattr(answer, "error_code", 0):
-        raise LogNotReadableError(f"Fetch answered {kafka_error_name(answer.error_code)}")
+        raise LogNotReadableError(f"Fetch answered {error_name(answer.error_code)}")
     (found,) = answer.responses[0].partitions
     if found.error_code in _GONE:
         return None
     if found.error_code:
-        raise LogNotReadableError(f"Fetch of {place.topic}-{place.partition} answered {kafka_error_name(found.error_code)}")
+        raise LogNotReadableError(f"Fetch of {place.topic}-{place.partition} answered {error_name(found.error_code)}")
     return found
 
 
-def _leader(network: Network, place: Place) -> Address | None:
+def _leader(network: Network, place: Place, deadline: Deadline) -> Address | None:
     """The leader of the place's partition, or None where there is no such partition."""
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=place.topic)], allow_auto_topic_creation=False)
-    answer = network.any_broker().call(request)
+    answer = network.any_broker(deadline).call(request, deadline)
     (topic,) = answer.topics
     if topic.error_code in _TOPIC_GONE:
         return None
     if topic.error_code and not topic.partitions:
         raise BrokerError(
-            f"Metadata of topic {place.topic!r} answered {kafka_error_name(topic.error_code)}.",
+            f"Metadata of topic {place.topic!r} answered {error_name(topic.error_code)}.",
             code=topic.error_code,
-            name=kafka_error_name(topic.error_code),
+            name=error_name(topic.error_code),
         )
     leaders = [p.leader_id for p in topic.partitions if p.partition_index == place.partition]
     if not leaders:

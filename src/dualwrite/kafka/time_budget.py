@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from dualwrite.deadline import Limit
 from dualwrite.errors import ConfigurationError, TransactionTimeoutError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
@@ -35,9 +36,12 @@ def chosen_timeout_ms(config: KafkaConfig) -> int | None:
     return chosen
 
 
-def transaction_timeout_ms(config: KafkaConfig, coordinator: WireTransactionCoordinator) -> int:
+def transaction_timeout_ms(
+    config: KafkaConfig, coordinator: WireTransactionCoordinator, *, timeout: Limit | None = None
+) -> int:
     """The user's `transaction.timeout.ms`, else the broker's maximum: a lost transaction can't be mended, a wait can."""
-    return chosen_timeout_ms(config) or coordinator.transaction_max_timeout_ms() or DEFAULT_TRANSACTION_TIMEOUT_MS
+    chosen = chosen_timeout_ms(config)
+    return chosen or coordinator.transaction_max_timeout_ms(timeout=timeout) or DEFAULT_TRANSACTION_TIMEOUT_MS
 
 
 def reserve_for(timeout: float) -> float:

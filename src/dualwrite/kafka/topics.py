@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from kafka.protocol.metadata import MetadataRequest
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.error_codes import error_name
 from dualwrite.kafka.inquiry import BROKER_RESOURCE, TOPIC_RESOURCE, Inquiry, described_settings
 from dualwrite.kafka.network import Network
-from dualwrite.kafka.wire import kafka_error_name
 
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 
@@ -73,28 +74,28 @@ def describe_topics(
     """
     wanted = list(dict.fromkeys(names))
     with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
-        return inquiry.of_cluster(lambda network: _described(network, wanted)) if wanted else []
+        return inquiry.of_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []
 
 
-def _described(network: Network, names: list[str]) -> list[TopicFacts]:
-    connection = network.any_broker()
+def _described(network: Network, names: list[str], deadline: Deadline) -> list[TopicFacts]:
+    connection = network.any_broker(deadline)
     request: dict[str, Any] = {"allow_auto_topic_creation": False}
     if connection.version_of(MetadataRequest) >= _AUTHORIZED_OPERATIONS:
         request["include_topic_authorized_operations"] = True
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    answer = connection.call(MetadataRequest(topics=topics, **request))
+    answer = connection.call(MetadataRequest(topics=topics, **request), deadline)
     if getattr(answer, "error_code", 0):
-        raise BrokerError(f"Metadata answered {kafka_error_name(answer.error_code)}.", code=answer.error_code)
+        raise BrokerError(f"Metadata answered {error_name(answer.error_code)}.", code=answer.error_code)
     there = [topic.name for topic in answer.topics if topic.error_code in _THERE]
-    settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS) if there else {}
-    auto_create = _makes_topics(network) if len(there) < len(names) else None
+    settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
+    auto_create = _makes_topics(network, deadline) if len(there) < len(names) else None
     found = {topic.name: topic for topic in answer.topics}
     return [_facts(name, found[name], settings.get(name, {}), auto_create=auto_create) for name in names]
 
 
-def _makes_topics(network: Network) -> bool | None:
-    node, address = next(iter(network.brokers().items()))
-    found = described_settings(network.connection(address), BROKER_RESOURCE, [str(node)], [_AUTO_CREATE])
+def _makes_topics(network: Network, deadline: Deadline) -> bool | None:
+    node, address = next(iter(network.brokers(deadline).items()))
+    found = described_settings(network.connection(address, deadline), BROKER_RESOURCE, [str(node)], [_AUTO_CREATE], deadline)
     value = found.get(str(node), {}).get(_AUTO_CREATE)
     return None if value is None else value == "true"
 
@@ -103,7 +104,7 @@ def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: b
     if topic.error_code == _UNKNOWN_TOPIC:
         return TopicFacts(name, exists=False, made_at_first_use=auto_create)
     if topic.error_code not in _THERE:
-        return TopicFacts(name, exists=False, trouble=kafka_error_name(topic.error_code))
+        return TopicFacts(name, exists=False, trouble=error_name(topic.error_code))
     min_insync, unclean, limit = map(settings.get, _SETTINGS)
     return TopicFacts(
         name,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
+from dualwrite.deadline import Deadline
 from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.messages import as_bytes, check_number, check_topic
@@ -83,9 +84,9 @@ class RecordAccumulator:
         headers: Sequence[tuple[str, bytes | None]] | None,
         partition: int | None,
         timestamp_ms: int,
-        timeout: float,
+        limit: float | Deadline,
     ) -> None:
-        """Add one message; waits, where the buffer is full or the topic is not known yet, `timeout` seconds at most.
+        """Add one message; waits, where the buffer is full or the topic is not known yet, until the limit (or for its seconds).
 
         Raises:
             InvalidMessageError: The topic's name or the partition's number is none; nothing was added.
@@ -95,7 +96,8 @@ class RecordAccumulator:
         """
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            opened = self._opened(topic, partition, timeout)
+            limit = Deadline.of(limit)  # only who has to wait needs one
+            opened = self._opened(topic, partition, limit)
         if key is None and partition is None and opened.sticky is not None and self._sticks:
             target = opened.sticky
         else:
@@ -108,12 +110,13 @@ class RecordAccumulator:
             size = size_bound(key, value, headers)
         if builder.size + size > self._batch_bytes:
             self._check_size(topic, size)
-            builder = self._with_room(topic, opened, target, key, partition, size, timeout).builder
+            limit = Deadline.of(limit)
+            builder = self._with_room(topic, opened, target, key, partition, size, limit).builder
         builder.records.append((key, value, headers, timestamp_ms))
         builder.size += size
         self._filling += size
         if self._filling > self._room:
-            self._make_room(timeout)
+            self._make_room(Deadline.of(limit))
 
     def extend(
         self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, timeout: float
@@ -121,6 +124,7 @@ class RecordAccumulator:
         """Add messages that have no key, as `append` would one after another, at half its cost.
 
         How many were added before a value that can't be taken, or before an error of the iterable's own, is left open.
+        `timeout` is for each message that has to wait.
 
         Raises: as `append`, and whatever iterating raises.
         """
@@ -134,7 +138,7 @@ class RecordAccumulator:
         """As `extend`, for what is at hand: no code of a user's runs meanwhile, which might send something itself."""
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            opened = self._opened(topic, partition, timeout)
+            opened = self._opened(topic, partition, Deadline.after(timeout))
         target: Partition | None = None
         records: list[Record] = []
         limit = size = self._batch_bytes
@@ -147,7 +151,8 @@ class RecordAccumulator:
                     target = None
                     self._check_size(topic, needed)
                     chosen = self._target(topic, opened, None, partition)
-                    target = self._with_room(topic, opened, chosen, None, partition, needed, timeout)
+                    limit_for_one = Deadline.after(timeout)
+                    target = self._with_room(topic, opened, chosen, None, partition, needed, limit_for_one)
                     records, size = target.builder.records, target.builder.size
                 records.append((None, value, None, timestamp_ms))
                 size += needed
@@ -160,7 +165,7 @@ class RecordAccumulator:
             if target is not None:
                 self._filled_by(target, size)
         if self._filling > self._room:
-            self._make_room(timeout)
+            self._make_room(Deadline.after(timeout))
 
     def extend_keyed(
         self,
@@ -191,7 +196,7 @@ class RecordAccumulator:
     ) -> None:
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            opened = self._opened(topic, partition, timeout)
+            opened = self._opened(topic, partition, Deadline.after(timeout))
         partitions, count, partitioner, limit = opened.partitions, len(opened.partitions), self._partitioner, self._batch_bytes
         fixed = None if partition is None else self._target(topic, opened, None, partition)
         added = 0
@@ -214,7 +219,7 @@ class RecordAccumulator:
                     self._filling += added
                     added = 0
                     self._check_size(topic, size)
-                    builder = self._with_room(topic, opened, target, key, partition, size, timeout).builder
+                    builder = self._with_room(topic, opened, target, key, partition, size, Deadline.after(timeout)).builder
                 builder.records.append(record)
                 builder.size += size
                 added += size
@@ -226,7 +231,7 @@ class RecordAccumulator:
         finally:
             self._filling += added
         if self._filling > self._room:
-            self._make_room(timeout)
+            self._make_room(Deadline.after(timeout))
 
     def extend_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, timeout: float
@@ -236,7 +241,7 @@ class RecordAccumulator:
         That is so where a message is too long for a batch or for the cluster (`append` says so), where a key leaves the
         partition open, and where the batches would become small: each call has batches of its own.
         """
-        opened = self._opened(topic, partition, timeout)
+        opened = self._opened(topic, partition, Deadline.after(timeout))
         if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
             return False
         keys = columns.keys if partition is None else None
@@ -253,7 +258,7 @@ class RecordAccumulator:
         try:
             for index, part in parts:
                 for begin, end in part.batches(self._batch_bytes):
-                    self._add_batch(topic, opened, index, part.encoded(begin, end, timestamp_ms), timeout)
+                    self._add_batch(topic, opened, index, part.encoded(begin, end, timestamp_ms), Deadline.after(timeout))
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
@@ -261,19 +266,19 @@ class RecordAccumulator:
             raise
         return True
 
-    def push(self, timeout: float) -> None:
+    def push(self, deadline: Deadline) -> None:
         """Close every batch and send what may be sent, without waiting for answers."""
         with self._sender.failure_kept():
             for partition in self._filled():
                 self._close(partition)
-            self._sender.push(timeout)
+            self._sender.push(deadline)
 
-    def flush(self, timeout: float) -> None:
+    def flush(self, deadline: Deadline) -> None:
         """Send everything, and wait until it is stored; see `Sender.flush` for errors."""
         with self._sender.failure_kept():
             for partition in self._filled():
                 self._close(partition)
-            self._sender.flush(timeout)
+            self._sender.flush(deadline)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -285,20 +290,22 @@ class RecordAccumulator:
         key: bytes | None,
         partition: int | None,
         size: int,
-        timeout: float,
+        deadline: Deadline,
     ) -> Partition:
         """The target, or another that will do, once its batch can take `size` more bytes; full batches are sent."""
         while target.builder.records and target.builder.size + size > self._batch_bytes:
             self._close(target)
-            self._sender.push(timeout)
+            self._sender.push(deadline)
             if self._filling > self._room:
-                self._make_room(timeout)
+                self._make_room(deadline)
             if opened.sticky is target and partition is None:
                 opened.sticky = None  # the next batch without keys goes elsewhere, where another may be full, too
                 target = self._target(topic, opened, key, partition)
         return target
 
-    def _add_batch(self, topic: str, opened: _Topic, partition: int | None, records: EncodedRecords, timeout: float) -> None:
+    def _add_batch(
+        self, topic: str, opened: _Topic, partition: int | None, records: EncodedRecords, deadline: Deadline
+    ) -> None:
         target = self._target(topic, opened, None, partition)
         if target.builder.records:
             self._close(target)
@@ -306,19 +313,19 @@ class RecordAccumulator:
         self._room = self._buffer_bytes - self._sender.buffered
         if opened.sticky is target and partition is None:
             opened.sticky = None  # the next batch without keys goes elsewhere
-        self._sender.push(timeout)
+        self._sender.push(deadline)
         if self._filling > self._room:
-            self._make_room(timeout)
+            self._make_room(deadline)
 
     def _filled_by(self, target: Partition, size: int) -> None:
         self._filling += size - target.builder.size
         target.builder.size = size
 
-    def _opened(self, topic: str, partition: int | None, timeout: float) -> _Topic:
+    def _opened(self, topic: str, partition: int | None, deadline: Deadline) -> _Topic:
         check_topic(topic)
         found = self._topics.get(topic)  # a subclass of str
         if found is None:
-            layout = self._sender.topics.layout(topic, timeout)
+            layout = self._sender.topics.layout(topic, deadline)
             if partition is not None:
                 self._check_partition(topic, partition, len(layout.leaders))
             self._topics[topic] = found = _Topic(len(layout.leaders))
@@ -351,12 +358,12 @@ class RecordAccumulator:
         self._sender.add(partition)
         self._room = self._buffer_bytes - self._sender.buffered
 
-    def _make_room(self, timeout: float) -> None:
+    def _make_room(self, deadline: Deadline) -> None:
         """Wait for acknowledgements; where the batches that are being filled are what fills the buffer, send them as well."""
         if self._sender.buffered < self._buffer_bytes // 2:
             for partition in self._filled():
                 self._close(partition)
-        self._sender.make_room(max(self._buffer_bytes - self._filling, 1), timeout)
+        self._sender.make_room(max(self._buffer_bytes - self._filling, 1), deadline)
         self._room = self._buffer_bytes - self._sender.buffered
 
     def _filled(self) -> Iterator[Partition]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
-from dualwrite.kafka.error_kinds import FENCED, FORBIDDEN, GROUP_FORBIDDEN, GROUP_MOVED, TOO_LARGE, UNKNOWN_TOPIC, ErrorKind
-from dualwrite.kafka.wire import kafka_error_name
+from dualwrite.kafka.error_codes import PERMANENT, error_name
+from dualwrite.kafka.error_codes import ErrorCode as E
+from dualwrite.kafka.error_kinds import (
+    FENCED,
+    FORBIDDEN,
+    GROUP_FORBIDDEN,
+    GROUP_MOVED,
+    REFUSED,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    ErrorKind,
+)
 
-OUT_OF_ORDER_SEQUENCE: Final = 45
-CONCURRENT_TRANSACTIONS: Final = 51
-NO_ANSWER: Final = 13  # NETWORK_EXCEPTION, Kafka's code for clients that got none
+NO_ANSWER: Final = E.NETWORK_EXCEPTION  # Kafka's code for clients that got none
 
 
 class Verdict(Enum):
@@ -31,32 +40,42 @@ class Verdict(Enum):
     """The transaction can only be aborted."""
 
 
-_VERDICTS: Final = MappingProxyType(
+_VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
     {
-        0: Verdict.STORED,
-        46: Verdict.STORED,  # DUPLICATE_SEQUENCE_NUMBER: an earlier attempt was stored
-        2: Verdict.AGAIN,  # CORRUPT_MESSAGE: damaged on the way
-        7: Verdict.AGAIN,  # REQUEST_TIMED_OUT
-        19: Verdict.AGAIN,  # NOT_ENOUGH_REPLICAS
-        20: Verdict.AGAIN,  # NOT_ENOUGH_REPLICAS_AFTER_APPEND
-        CONCURRENT_TRANSACTIONS: Verdict.AGAIN,  # the markers of the last transaction are being written
-        14: Verdict.AGAIN,  # COORDINATOR_LOAD_IN_PROGRESS
-        15: Verdict.LOOK_UP,  # COORDINATOR_NOT_AVAILABLE
-        16: Verdict.LOOK_UP,  # NOT_COORDINATOR
-        3: Verdict.LOOK_UP,  # UNKNOWN_TOPIC_OR_PARTITION: not known there yet, or no more
-        5: Verdict.LOOK_UP,  # LEADER_NOT_AVAILABLE
-        6: Verdict.LOOK_UP,  # NOT_LEADER_OR_FOLLOWER
-        8: Verdict.LOOK_UP,  # BROKER_NOT_AVAILABLE
-        9: Verdict.LOOK_UP,  # REPLICA_NOT_AVAILABLE
-        NO_ANSWER: Verdict.LOOK_UP,
-        56: Verdict.LOOK_UP,  # KAFKA_STORAGE_ERROR
-        72: Verdict.LOOK_UP,  # LISTENER_NOT_FOUND
-        74: Verdict.LOOK_UP,  # FENCED_LEADER_EPOCH
-        75: Verdict.LOOK_UP,  # UNKNOWN_LEADER_EPOCH
-        OUT_OF_ORDER_SEQUENCE: Verdict.IN_ORDER,
-        59: Verdict.IN_ORDER,  # UNKNOWN_PRODUCER_ID
-        10: Verdict.SPLIT,  # MESSAGE_TOO_LARGE
-        18: Verdict.SPLIT,  # RECORD_LIST_TOO_LARGE
+        E.NONE: Verdict.STORED,
+        E.DUPLICATE_SEQUENCE_NUMBER: Verdict.STORED,  # an earlier attempt was stored
+        **dict.fromkeys(
+            (
+                E.CORRUPT_MESSAGE,  # damaged on the way
+                E.REQUEST_TIMED_OUT,
+                E.NOT_ENOUGH_REPLICAS,
+                E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                E.CONCURRENT_TRANSACTIONS,  # the markers of the last transaction are being written
+                E.COORDINATOR_LOAD_IN_PROGRESS,
+            ),
+            Verdict.AGAIN,
+        ),
+        **dict.fromkeys(
+            (
+                E.COORDINATOR_NOT_AVAILABLE,
+                E.NOT_COORDINATOR,
+                E.UNKNOWN_TOPIC_OR_PARTITION,  # not known there yet, or no more
+                E.LEADER_NOT_AVAILABLE,
+                E.NOT_LEADER_OR_FOLLOWER,
+                E.BROKER_NOT_AVAILABLE,
+                E.REPLICA_NOT_AVAILABLE,
+                NO_ANSWER,
+                E.KAFKA_STORAGE_ERROR,
+                E.LISTENER_NOT_FOUND,
+                E.FENCED_LEADER_EPOCH,
+                E.UNKNOWN_LEADER_EPOCH,
+            ),
+            Verdict.LOOK_UP,
+        ),
+        E.OUT_OF_ORDER_SEQUENCE_NUMBER: Verdict.IN_ORDER,
+        E.UNKNOWN_PRODUCER_ID: Verdict.IN_ORDER,
+        E.MESSAGE_TOO_LARGE: Verdict.SPLIT,
+        E.RECORD_LIST_TOO_LARGE: Verdict.SPLIT,
     }
 )
 
@@ -75,17 +94,39 @@ _UNREACHABLE: Final = ErrorKind(
     cause="the partition's leader does not answer, or has moved and is not known yet",
     next_step="see that the brokers run and can be reached at the addresses that they advertise",
 )
-_KINDS: Final = MappingProxyType(
+_KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
     {
-        **dict.fromkeys((47, 48, 49, 90), FENCED),  # INVALID_PRODUCER_EPOCH, _TXN_STATE, _PRODUCER_ID_MAPPING, PRODUCER_FENCED
-        **dict.fromkeys((10, 18), TOO_LARGE),
-        **dict.fromkeys((29, 31, 53), FORBIDDEN),  # TOPIC, CLUSTER, TRANSACTIONAL_ID _AUTHORIZATION_FAILED
-        30: GROUP_FORBIDDEN,  # GROUP_AUTHORIZATION_FAILED
-        **dict.fromkeys((3, 17), UNKNOWN_TOPIC),
-        **dict.fromkeys((19, 20), _REPLICAS),
-        **dict.fromkeys((OUT_OF_ORDER_SEQUENCE, 59), _LOST_ORDER),
-        **dict.fromkeys((22, 25, 82), GROUP_MOVED),  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
-        **dict.fromkeys((5, 6, 7, 8, 9, NO_ANSWER, 14, 15, 16, 56, 72, 74, 75), _UNREACHABLE),
+        **dict.fromkeys(PERMANENT, REFUSED),
+        **dict.fromkeys(
+            (E.INVALID_PRODUCER_EPOCH, E.INVALID_TXN_STATE, E.INVALID_PRODUCER_ID_MAPPING, E.PRODUCER_FENCED), FENCED
+        ),
+        **dict.fromkeys((E.MESSAGE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE), TOO_LARGE),
+        **dict.fromkeys(
+            (E.TOPIC_AUTHORIZATION_FAILED, E.CLUSTER_AUTHORIZATION_FAILED, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), FORBIDDEN
+        ),
+        E.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
+        **dict.fromkeys((E.UNKNOWN_TOPIC_OR_PARTITION, E.INVALID_TOPIC_EXCEPTION), UNKNOWN_TOPIC),
+        **dict.fromkeys((E.NOT_ENOUGH_REPLICAS, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND), _REPLICAS),
+        **dict.fromkeys((E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID), _LOST_ORDER),
+        **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID), GROUP_MOVED),
+        **dict.fromkeys(
+            (
+                E.LEADER_NOT_AVAILABLE,
+                E.NOT_LEADER_OR_FOLLOWER,
+                E.REQUEST_TIMED_OUT,
+                E.BROKER_NOT_AVAILABLE,
+                E.REPLICA_NOT_AVAILABLE,
+                NO_ANSWER,
+                E.COORDINATOR_LOAD_IN_PROGRESS,
+                E.COORDINATOR_NOT_AVAILABLE,
+                E.NOT_COORDINATOR,
+                E.KAFKA_STORAGE_ERROR,
+                E.LISTENER_NOT_FOUND,
+                E.FENCED_LEADER_EPOCH,
+                E.UNKNOWN_LEADER_EPOCH,
+            ),
+            _UNREACHABLE,
+        ),
     }
 )
 
@@ -109,8 +150,9 @@ def failure(
 
     `doing` completes "Kafka failed at …", `message` is what the broker says of it.
     """
-    kind = _KINDS.get(code) or ErrorKind(otherwise)
-    name = kafka_error_name(code)
+    known = _KINDS.get(code)
+    kind = known if known is not None and (known is not REFUSED or otherwise is DeliveryError) else ErrorKind(otherwise)
+    name = error_name(code)
     return (unreachable if kind is _UNREACHABLE else kind.error)(
         f"Kafka failed at {doing}: {name}{f' ({message})' if message else ''}.",
         transactional_id=kafka_transactional_id,

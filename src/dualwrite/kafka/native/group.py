@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kafka.protocol.producer import TxnOffsetCommitRequest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.native.answers import NO_ANSWER, Verdict, failure, verdict_on
 from dualwrite.kafka.network import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from dualwrite.kafka.wire import ConnectionLostError
+from dualwrite.kafka.retrying import repeated
+from dualwrite.kafka.sockets import ConnectionLostError
 
 TXN_OFFSET_COMMIT_VERSION: Final = 5  # from it on it adds the group to the transaction by itself (KIP-890)
-_WAIT: Final = wait_exponential(multiplier=0.005, max=1.0) + wait_random(0, 0.005)
+_PAUSE: Final = 0.005
 _Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 
@@ -34,25 +35,21 @@ def commit_offsets(
     epoch: int,
     offsets: Sequence[ConsumedOffset],
     group: GroupMetadata,
-    *,
-    timeout: float,
+    deadline: Deadline,
 ) -> None:
     """Send the offsets until the group's coordinator has taken them; the same offsets twice are the same as once.
 
     Raises:
         ProducerFencedError: The consumer's generation is over, or the transaction is no longer ours.
         BrokerAuthorizationError: The principal may not read with the group.
-        BrokerUnavailableError: The group's coordinator did not answer within `timeout` seconds.
+        BrokerUnavailableError: The group's coordinator did not answer in time.
     """
     doing = f"committing offsets of group {group.group_id!r}"
 
     def once() -> None:
         try:
-            coordinator = network.coordinator(group.group_id, GROUP)
-            answer = coordinator.call(
-                _request(kafka_transactional_id, producer_id, epoch, offsets, group),
-                timeout=min(timeout, network.config.socket_timeout),
-            )
+            coordinator = network.coordinator(group.group_id, GROUP, deadline)
+            answer = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
         except (ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError) as error:
             code = getattr(error, "code", None)
             if code and verdict_on(code) is Verdict.FAILED:  # FindCoordinator checks the right to the group, too
@@ -69,9 +66,9 @@ def commit_offsets(
             raise _AgainError(codes[0])
 
     try:
-        Retrying(retry=retry_if_exception_type(_AgainError), stop=stop_after_delay(timeout), wait=_WAIT, reraise=True)(once)
+        repeated(once, (_AgainError,), deadline, pause=_PAUSE)
     except _AgainError as error:
-        raise failure(error.code, doing, kafka_transactional_id, message=f"within {timeout:g} s") from error
+        raise failure(error.code, doing, kafka_transactional_id, message=f"within {deadline.seconds:g} s") from error
 
 
 def _request(

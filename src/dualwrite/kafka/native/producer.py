@@ -7,10 +7,12 @@ request of this producer can touch another's transaction. The unconditional Init
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from dualwrite.deadline import Deadline
 from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
@@ -19,15 +21,12 @@ from dualwrite.errors import (
     DualWriteError,
     InvalidTransactionalIdError,
     ProducerFencedError,
+    UsageError,
 )
 from dualwrite.kafka.base import EndTxnAnswer, Headers
 from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import (
-    CONCURRENT_TRANSACTIONS,
-    PRODUCER_FENCED,
-    UNSUPPORTED_VERSION,
-    WireTransactionCoordinator,
-)
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.error_codes import ErrorCode
 from dualwrite.kafka.messages import as_bytes, check_number, header_list, keyed, not_as_many_keys
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.answers import failure
@@ -48,7 +47,7 @@ _MAX_TIMESTAMP: Final = 2**63 - 1
 _PAUSE: Final = 0.01
 _MARKERS_TIME: Final = 0.01
 _MARKERS_LIMIT: Final = 0.1
-_MARKERS_PAUSE: Final = 0.0002
+_MARKERS_PAUSE: Final = 0.0002  # the first; doubled each time, so that a coordinator that many share is asked a dozen times
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 _BETWEEN: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
 
@@ -62,6 +61,7 @@ class NativeProducer:
         coordinator: For InitProducerId, EndTxn and DescribeTransactions; None makes one that is closed with the producer.
         two_phase: Whether transactions are never timed out by the broker (KIP-939, `enable2Pc`).
         delivery_timeout: Seconds that handing over one message may block when the buffer is full, or its topic is looked up.
+        network: The connections to use, where the thread that uses this producer has some already; None makes some of its own.
 
     Raises:
         InvalidTransactionalIdError: The id is empty.
@@ -77,6 +77,7 @@ class NativeProducer:
         *,
         two_phase: bool = False,
         delivery_timeout: float = 60.0,
+        network: Network | None = None,
     ) -> None:
         if not isinstance(kafka_transactional_id, str) or not kafka_transactional_id:
             raise InvalidTransactionalIdError(
@@ -94,7 +95,9 @@ class NativeProducer:
         self._delivery_timeout = delivery_timeout
         self._owns_coordinator = coordinator is None
         self._coordinator = coordinator or WireTransactionCoordinator(config)
-        self._network = Network(config)
+        self._owns_network = network is None
+        self._network = network or Network(config)
+        self._pid = os.getpid()
         self._sender = Sender(self._network, settings, kafka_transactional_id)
         self._state = ProducerState.UNINITIALIZED
         self._producer_id = self._epoch = -1
@@ -170,25 +173,25 @@ class NativeProducer:
             BrokerAuthorizationError: The principal may not use the id.
             InvalidTransitionError: A transaction is open.
         """
-        check_allowed(self._state, "init_transactions", self._id)
-        self._check_broker()
-        deadline = time.monotonic() + timeout
+        self._check_allowed("init_transactions")
+        deadline = Deadline.after(timeout)
+        self._check_broker(deadline)
+        timeout_ms = self._timeout_ms(deadline)
         while True:
-            left = max(deadline - time.monotonic(), 0.001)
             answer = self._coordinator.init_producer_id(
                 self._id,
-                timeout_ms=self._timeout_ms(),
+                timeout_ms=timeout_ms,
                 two_phase=self._two_phase,
                 keep_prepared=keep_prepared_txn,
-                timeout=left,
+                timeout=deadline,
             )
-            if keep_prepared_txn and answer.code == UNSUPPORTED_VERSION:
-                return self._kept_by_describing(max(deadline - time.monotonic(), 0.001))
-            if answer.code != CONCURRENT_TRANSACTIONS:
+            if keep_prepared_txn and answer.code == ErrorCode.UNSUPPORTED_VERSION:
+                return self._kept_by_describing(deadline)
+            if answer.code != ErrorCode.CONCURRENT_TRANSACTIONS:
                 break
-            if time.monotonic() >= deadline:
+            deadline.sleep(_PAUSE)
+            if deadline.expired:
                 raise self._not_ended(timeout)
-            time.sleep(_PAUSE)
         if not answer.proven:
             raise self._refused(answer, "InitProducerId")
         self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms)
@@ -207,7 +210,7 @@ class NativeProducer:
             epoch: From the answer.
             timeout_ms: The transaction timeout that the id has at its coordinator.
         """
-        check_allowed(self._state, "adopt", self._id)
+        self._check_allowed("adopt")
         self._set_identity(producer_id, epoch, timeout_ms)
 
     def create(self, *, timeout: float) -> bool:
@@ -215,12 +218,13 @@ class NativeProducer:
 
         Raises: as `init_transactions`.
         """
-        check_allowed(self._state, "create", self._id)
-        self._check_broker()
+        self._check_allowed("create")
+        deadline = Deadline.after(timeout)
+        self._check_broker(deadline)
         answer = self._coordinator.create_producer_id(
-            self._id, timeout_ms=self._timeout_ms(), two_phase=self._two_phase, timeout=timeout
+            self._id, timeout_ms=self._timeout_ms(deadline), two_phase=self._two_phase, timeout=deadline
         )
-        if answer.code in (PRODUCER_FENCED, CONCURRENT_TRANSACTIONS):
+        if answer.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
             return False
         if not answer.proven:
             raise self._refused(answer, "InitProducerId")
@@ -236,7 +240,7 @@ class NativeProducer:
 
     def begin_transaction(self) -> None:
         """Begin; local."""
-        check_allowed(self._state, "begin_transaction", self._id)
+        self._check_allowed("begin_transaction")
         self._sender.begin()
         self._accumulator.begin(self._producer_id, self._epoch)
         self._offsets_sent = False
@@ -255,23 +259,25 @@ class NativeProducer:
         timestamp: int | None = None,
     ) -> None:
         """Encode one message. The first of a transaction leaves at once, the others as soon as a batch is full."""
-        if self._state is not ProducerState.IN_TRANSACTION:
-            check_allowed(self._state, "send", self._id)
+        if self._state is not ProducerState.IN_TRANSACTION or self._pid != os.getpid():
+            self._check_allowed("send")
         sender = self._sender
         if sender.failure is not None:
             raise sender.failure
+        limit: float | Deadline = self._delivery_timeout
         is_first = not sender.has_sent
         if is_first:
-            self._let_markers_be_written()
+            limit = Deadline.after(self._delivery_timeout)
+            self._let_markers_be_written(limit)
             self._budget.start()
         key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
         content = value if type(value) is bytes else as_bytes("value", value)
         listed = None if headers is None else header_list(headers)
         sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
         try:
-            self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, self._delivery_timeout)
-            if is_first:
-                self._accumulator.push(self._delivery_timeout)
+            self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, limit)
+            if isinstance(limit, Deadline):
+                self._accumulator.push(limit)
         except DualWriteError:
             raise
         except BaseException:  # else a batch that was closed by half could be sent twice
@@ -288,7 +294,7 @@ class NativeProducer:
         timestamp: int | None = None,
     ) -> None:
         """Encode many messages; without keys at half the cost of `send` for each."""
-        check_allowed(self._state, "send_many", self._id)
+        self._check_allowed("send_many")
         now = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
         if keys is not None:
             pairs = keyed(keys, values)
@@ -307,7 +313,7 @@ class NativeProducer:
         """See ColumnProducer. Its batches go out with the call: for thousands of messages; fewer go the way of `send_many`."""
         from dualwrite.kafka.native.columns import RecordColumns  # noqa: PLC0415  (needs pyarrow)
 
-        check_allowed(self._state, "send_columns", self._id)
+        self._check_allowed("send_columns")
         self._sender.raise_failure()
         if keys is not None and len(keys) != len(values):
             raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
@@ -328,25 +334,26 @@ class NativeProducer:
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
     ) -> None:
         """Make a consumer's positions part of the transaction (KIP-447)."""
-        check_allowed(self._state, "send_offsets_to_transaction", self._id)
+        self._check_allowed("send_offsets_to_transaction")
         self._sender.raise_failure()
         listed = list(offsets)
         if not listed:
             return
-        self._let_markers_be_written()
+        deadline = Deadline.after(timeout)
+        self._let_markers_be_written(deadline)
         self._budget.start()
         self._offsets_sent = True
         with self._sender.failure_kept():
-            commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, timeout=timeout)
+            commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, deadline)
 
     def prepare_transaction(self, *, timeout: float = 60.0) -> PreparedTxnState | None:
         """Flush; nothing else is asked: with each acknowledgement the broker says that the transaction is ours (KIP-890).
 
         A transaction that somebody else ends meanwhile is told here only if its markers were written; else commit tells it.
         """
-        check_allowed(self._state, "prepare_transaction", self._id)
+        self._check_allowed("prepare_transaction")
         try:
-            self._flush(timeout)
+            self._flush(Deadline.after(timeout))
         except ProducerFencedError:
             self.check_time_left()  # the likeliest reason, where its time is over: the broker has aborted it
             raise
@@ -367,15 +374,16 @@ class NativeProducer:
 
     def commit_transaction(self, *, timeout: float = 60.0) -> None:
         """EndTxn v5, of a transaction that is prepared or that is flushed now; the same request again is the same commit."""
-        check_allowed(self._state, "commit_transaction", self._id)
+        self._check_allowed("commit_transaction")
+        deadline = Deadline.after(timeout)
         if self._state is ProducerState.IN_TRANSACTION:
-            self._flush(timeout)
-        self._end(commit=True, timeout=timeout)
+            self._flush(deadline)
+        self._end(deadline, commit=True)
 
     def abort_transaction(self, *, timeout: float = 60.0) -> None:
         """EndTxn v5, which raises the epoch: what is still under way is refused when it arrives, and is not waited for."""
-        check_allowed(self._state, "abort_transaction", self._id)
-        self._end(commit=False, timeout=timeout)
+        self._check_allowed("abort_transaction")
+        self._end(Deadline.after(timeout), commit=False)
 
     def complete_prepared_transaction(self, state: PreparedTxnState | None, *, timeout: float = 60.0) -> None:
         """Commit the prepared transaction if `state` names it, else abort it (KIP-939, `completeTransaction`).
@@ -386,13 +394,15 @@ class NativeProducer:
 
         Raises: as `commit_transaction`.
         """
-        check_allowed(self._state, "complete_prepared_transaction", self._id)
-        self._end(commit=state is not None and state == self._prepared, timeout=timeout)
+        self._check_allowed("complete_prepared_transaction")
+        self._end(Deadline.after(timeout), commit=state is not None and state == self._prepared)
 
     def close(self) -> None:
-        """Drop what is queued and close the connections; no transaction is ended."""
+        """Drop what is queued and close the producer's own connections; no transaction is ended."""
         self._state = ProducerState.CLOSED
-        self._network.close()
+        self._sender.close()
+        if self._owns_network:
+            self._network.close()
         if self._owns_coordinator:
             self._coordinator.close()
 
@@ -402,38 +412,50 @@ class NativeProducer:
     def _has_content(self) -> bool:
         return self._offsets_sent or self._sender.has_sent
 
-    def _flush(self, timeout: float) -> None:
+    def _check_allowed(self, call: str) -> None:
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"{call}() in process {os.getpid()}, but the producer was made in {self._pid}: it does not survive a fork.",
+                transactional_id=self._id,
+                next_step="make a producer in each process, after the fork, with an id of its own",
+            )
+        check_allowed(self._state, call, self._id)
+
+    def _flush(self, deadline: Deadline) -> None:
         if self._accumulator.is_empty:
             self._sender.raise_failure()
             return
-        self._accumulator.flush(timeout)
+        self._accumulator.flush(deadline)
 
-    def _let_markers_be_written(self) -> None:
+    def _let_markers_be_written(self, deadline: Deadline) -> None:
         """See that the last transaction is complete: a broker that meets its unfinished markers waits 20 ms by itself."""
-        ended_at = self._ended_at
-        if time.monotonic() - ended_at > _MARKERS_TIME:
+        if time.monotonic() - self._ended_at > _MARKERS_TIME:
             return
-        while time.monotonic() - ended_at < _MARKERS_LIMIT:
+        limit, pause = deadline.within(_MARKERS_LIMIT), _MARKERS_PAUSE
+        while not limit.expired:
             try:
-                described = self._coordinator.describe(self._id, timeout=_MARKERS_LIMIT)
+                described = self._coordinator.describe(self._id, timeout=limit)
             except BrokerUnavailableError:
                 return  # it was a matter of milliseconds only; whether the broker takes the message is another question
             if described is None or described.status not in _BETWEEN:
                 return
-            time.sleep(_MARKERS_PAUSE)
+            limit.sleep(pause)
+            pause *= 2
 
-    def _end(self, *, commit: bool, timeout: float) -> None:
+    def _end(self, deadline: Deadline, *, commit: bool) -> None:
         """EndTxn of our epoch, and on with the one in the answer. Not knowing is noted before the request leaves."""
         if not self._has_content and self._prepared is None:
             self._state = ProducerState.READY
             return
         self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
+        if not commit:
+            self._sender.abandon(deadline)
         answer = self._coordinator.end_transaction(
             self._id,
             producer_id=self._producer_id,
             epoch=self._epoch,
             commit=commit,
-            timeout=timeout,
+            timeout=deadline,
             just_written=commit and self._budget.just_started,
         )
         if not answer.proven:
@@ -459,13 +481,12 @@ class NativeProducer:
         self._state = ProducerState.PREPARED
         return self._prepared
 
-    def _kept_by_describing(self, timeout: float) -> PreparedTxnState | None:
+    def _kept_by_describing(self, deadline: Deadline) -> PreparedTxnState | None:
         """What `keepPreparedTxn` does, on a broker that does not take it: look first, and touch only what has ended."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            described = self._coordinator.describe(self._id)
+        while not deadline.expired:
+            described = self._coordinator.describe(self._id, timeout=deadline)
             if described is None:
-                if self.create(timeout=timeout):
+                if self.create(timeout=deadline.left):
                     return None
                 continue
             if described.status is TransactionStatus.ONGOING:
@@ -473,16 +494,20 @@ class NativeProducer:
                 return self._hold_prepared(described.producer_id, described.epoch)
             if described.status not in _BETWEEN:
                 answer = self._coordinator.end_transaction(
-                    self._id, producer_id=described.producer_id, epoch=described.epoch, commit=False, timeout=timeout
+                    self._id,
+                    producer_id=described.producer_id,
+                    epoch=described.epoch,
+                    commit=False,
+                    timeout=deadline,
                 )
                 if answer.proven:  # for everybody who aborts this epoch: only InitProducerId gives an epoch that is ours alone
-                    return self.init_transactions(timeout=max(deadline - time.monotonic(), 0.001))
-            time.sleep(_PAUSE)
-        raise self._not_ended(timeout)
+                    return self.init_transactions(timeout=deadline.left)
+            deadline.sleep(_PAUSE)
+        raise self._not_ended(deadline.seconds)
 
-    def _check_broker(self) -> None:
+    def _check_broker(self, deadline: Deadline) -> None:
         """See that EndTxn gives each transaction its epoch: without it, two transactions could not be told apart."""
-        if not self._coordinator.ends_by_epoch:
+        if not self._coordinator.knows_end_by_epoch(timeout=deadline):
             raise ConfigurationError(
                 "The native producer needs transaction.version 2 (KIP-890), and this cluster has an older one.",
                 transactional_id=self._id,
@@ -490,11 +515,13 @@ class NativeProducer:
                 next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
             )
 
-    def _timeout_ms(self) -> int:
+    def _timeout_ms(self, deadline: Deadline | None = None) -> int:
         """What to send with InitProducerId; a broker does not look at it under two-phase commit."""
         if self._chosen_timeout_ms is None:
             self._chosen_timeout_ms = (
-                DEFAULT_TRANSACTION_TIMEOUT_MS if self._two_phase else transaction_timeout_ms(self._config, self._coordinator)
+                DEFAULT_TRANSACTION_TIMEOUT_MS
+                if self._two_phase
+                else transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
             )
         return self._chosen_timeout_ms
 

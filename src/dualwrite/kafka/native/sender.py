@@ -10,21 +10,24 @@ import random
 import selectors
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka.protocol.producer import ProduceRequest
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
 from dualwrite.kafka.config import Address
-from dualwrite.kafka.native.answers import CONCURRENT_TRANSACTIONS, NO_ANSWER, Verdict, failure, verdict_on
+from dualwrite.kafka.error_codes import ErrorCode
+from dualwrite.kafka.native.answers import NO_ANSWER, Verdict, failure, verdict_on
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.records import EncodedRecords
 from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.kafka.native.topics import Topics
 from dualwrite.kafka.network import Network
-from dualwrite.kafka.wire import Connection, ConnectionLostError
+from dualwrite.kafka.sockets import ConnectionLostError
+from dualwrite.kafka.wire import Connection, Inbox
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,10 @@ _MAX_REQUEST_BYTES: Final = 4 * 2**20
 _MARKERS_PAUSE: Final = 0.002
 _MAX_MARKERS_PAUSE: Final = 0.05
 _LOOK_AROUND: Final = 0.5  # how often a wait looks at requests that get no answer
+_PATIENCE: Final = 0.05  # seconds that a connection is waited for at once, while there are other leaders to send to
+_PATIENCE_ALONE: Final = 1.0  # and while there is none
+_LOOK_AT_OPENINGS: Final = 0.01
+_UNANSWERED: Final = 0.1  # seconds that an abort gives requests under way, before it gives up their connections
 _TopicData: Final = ProduceRequest.TopicProduceData
 
 
@@ -41,9 +48,17 @@ _TopicData: Final = ProduceRequest.TopicProduceData
 class _Request:
     """A Produce request under way."""
 
-    transaction: int
     sent_at: float
     batches: dict[tuple[str, int], tuple[Partition, Batch]]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The transaction's requests under way on one connection, which others may use as well, and the answers that came."""
+
+    connection: Connection
+    requests: dict[int, _Request] = field(default_factory=dict)
+    inbox: Inbox = field(default_factory=list)
 
 
 class Sender:
@@ -64,8 +79,7 @@ class Sender:
         self._network = network
         self._settings = settings
         self._id = kafka_transactional_id
-        self._transaction = 0
-        self._under_way: dict[Connection, dict[int, _Request]] = {}
+        self._lines: dict[Address, _Line] = {}
         self._waiting: dict[Partition, None] = {}
         self.topics = Topics(network, settings.metadata_max_age, kafka_transactional_id)
         self._unstored = 0  # records
@@ -75,7 +89,7 @@ class Sender:
 
     def begin(self) -> None:
         """A new transaction: forget the last one's batches; answers to them that still come are not looked at."""
-        self._transaction += 1
+        self._lines.clear()
         self._waiting.clear()
         self.buffered = self._unstored = 0
         self.failure = None
@@ -97,37 +111,37 @@ class Sender:
             partition.add(records)
         self._waiting[partition] = None
 
-    def push(self, timeout: float) -> None:
+    def push(self, deadline: Deadline) -> None:
         """Send what may be sent, and read what has arrived; waits for neither.
 
         Args:
-            timeout: Seconds for a look-up of leaders, should one be due.
+            deadline: For a look-up of leaders, or a connection, should one be due.
 
         Raises:
             BrokerError: The transaction has failed; see `failure`.
         """
         with self.failure_kept():
-            self._pushed(timeout)
+            self._pushed(deadline)
 
-    def make_room(self, limit: int, timeout: float) -> None:
+    def make_room(self, limit: int, deadline: Deadline) -> None:
         """Wait until less than `limit` bytes are unacknowledged.
 
         Raises:
-            DeliveryError: It is not, within `timeout` seconds.
+            DeliveryError: It is not, by the deadline.
             BrokerError: The transaction has failed.
         """
         with self.failure_kept():
-            self._until(lambda: self.buffered < limit, timeout, "The producer's buffer stayed full")
+            self._until(lambda: self.buffered < limit, deadline, "The producer's buffer stayed full")
 
-    def flush(self, timeout: float) -> None:
+    def flush(self, deadline: Deadline) -> None:
         """Send everything that was added, and wait until it is stored.
 
         Raises:
-            DeliveryError: It is not, within `timeout` seconds.
+            DeliveryError: It is not, by the deadline.
             BrokerError: The transaction has failed.
         """
         with self.failure_kept():
-            self._until(lambda: self._unstored == 0, timeout, "Messages were not acknowledged")
+            self._until(lambda: self._unstored == 0, deadline, "Messages were not acknowledged")
 
     def raise_failure(self) -> None:
         """Raise why the transaction can only be aborted, if there is a reason."""
@@ -149,43 +163,58 @@ class Sender:
     def interrupted(self) -> None:
         """KeyboardInterrupt or the like: what is half done can only be aborted, an answer may have been read and lost."""
         self.failure = self.failure or DeliveryError("The delivery was interrupted.", transactional_id=self._id)
-        for connection in self._under_way:
-            connection.close()
-        self._under_way.clear()
+        self.close()
+
+    def abandon(self, deadline: Deadline) -> None:
+        """Before an abort: what is under way is not waited for, but it must not keep the abort waiting either.
+
+        A broker takes one request of a connection at a time, and may hold a Produce until all replicas have it.
+        """
+        soon = deadline.within(_UNANSWERED)
+        with suppress(BrokerError), self.failure_kept():
+            while self._lines and not soon.expired:
+                self._wait(soon.left)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections on which something is under way, and forget it; idle ones stay for whoever shares them."""
+        lines = list(self._lines.values())
+        self._lines.clear()
+        for line in lines:
+            line.connection.close()
 
     # --- the round --------------------------------------------------------------------------------------------------------
 
-    def _until(self, done: Callable[[], bool], timeout: float, what: str) -> None:
-        deadline = time.monotonic() + timeout
+    def _until(self, done: Callable[[], bool], deadline: Deadline, what: str) -> None:
         while True:
-            left = deadline - time.monotonic()
+            left = deadline.left
             if left > 0:
-                self._pushed(left)
+                self._pushed(deadline)
             else:
                 self._read_arrived()  # whatever is sent now can't be acknowledged in time
             if done():
                 return
             if left <= 0:
-                raise self._too_late(what, timeout)
-            self._wait(min(left, self._next_attempt_in()))
+                raise self._too_late(what, deadline.seconds)
+            self._wait(min(deadline.left, self._next_attempt_in()))
 
-    def _pushed(self, timeout: float) -> None:
+    def _pushed(self, deadline: Deadline) -> None:
         self._read_arrived()
         if self._waiting:
-            self._send_waiting(timeout)
+            self._send_waiting(deadline)
         self.raise_failure()
 
     def _read_arrived(self) -> None:
         self.raise_failure()
-        for connection in list(self._under_way):
-            self._read(connection, 0.0)
+        for line in list(self._lines.values()):
+            self._read(line, 0.0)
         self.raise_failure()
 
     def _too_late(self, what: str, timeout: float) -> BrokerError:
         """The error for records that were not stored in time: the last reason that a broker gave, else none."""
         reasons = [p for p in self._waiting if p.last_code]
         waited = f"{what} within {timeout:g} s"
-        if reasons and reasons[0].last_code != CONCURRENT_TRANSACTIONS:
+        if reasons and reasons[0].last_code != ErrorCode.CONCURRENT_TRANSACTIONS:
             partition = reasons[0]
             doing = f"delivering to {_name(partition)}"
             return failure(partition.last_code, doing, self._id, message=waited, unreachable=DeliveryError)
@@ -198,27 +227,39 @@ class Sender:
 
     # --- sending ----------------------------------------------------------------------------------------------------------
 
-    def _send_waiting(self, timeout: float) -> None:
+    def _send_waiting(self, deadline: Deadline) -> None:
         now = time.monotonic()
-        deadline = now + min(timeout, self._settings.answer_timeout)
-        leaders = self._by_leader(now, timeout)
+        limit = deadline.within(self._settings.answer_timeout)
+        leaders = self._by_leader(now, limit)
+        # A leader that can't be connected to must not keep the others waiting, nor the caller who has more to send.
+        patience = limit.within(_PATIENCE if self._lines or len(leaders) > 1 else _PATIENCE_ALONE)
         for address, ready in leaders.items():
             partitions = ready
             try:
-                connection = self._network.connection(address)
-                if not connection.supports(ProduceRequest, PRODUCE_VERSION):
-                    raise ConnectionLostError(address, f"the broker does not know Produce v{PRODUCE_VERSION}")  # noqa: TRY301
-                while partitions and len(self._under_way.get(connection, ())) < self._settings.under_way:
-                    self._send(connection, partitions, deadline)
+                wait = 0.0 if self._network.is_opening(address) else patience.left
+                connection = self._network.connection_soon(address, limit, wait=wait)
+                if connection is None:
+                    continue
+                line = self._line(address, connection)
+                while partitions and len(line.requests) < self._settings.under_way:
+                    self._send(line, partitions, limit)
                     partitions = [p for p in partitions if p.may_send(now, self._settings.under_way)]
             except ConnectionLostError as error:
                 self._connection_lost(address, error)
 
-    def _by_leader(self, now: float, timeout: float) -> dict[Address, list[Partition]]:
+    def _line(self, address: Address, connection: Connection) -> _Line:
+        if not connection.supports(ProduceRequest, PRODUCE_VERSION):
+            raise ConnectionLostError(address, f"the broker does not know Produce v{PRODUCE_VERSION}")
+        line = self._lines.setdefault(address, _Line(connection))
+        if line.connection is not connection:  # somebody else has found it broken
+            raise ConnectionLostError(address, "closed")
+        return line
+
+    def _by_leader(self, now: float, deadline: Deadline) -> dict[Address, list[Partition]]:
         ready = [p for p in self._waiting if p.may_send(now, self._settings.under_way)]
         unknown = {p.topic for p in ready if self.topics.leader(p.topic, p.index) is None}
         if unknown:
-            self.topics.refresh(unknown, timeout)
+            self.topics.refresh(unknown, deadline)
         leaders: dict[Address, list[Partition]] = {}
         for partition in ready:
             leader = self.topics.leader(partition.topic, partition.index)
@@ -229,7 +270,7 @@ class Sender:
                 leaders.setdefault(leader, []).append(partition)
         return leaders
 
-    def _send(self, connection: Connection, partitions: list[Partition], deadline: float) -> None:
+    def _send(self, line: _Line, partitions: list[Partition], deadline: Deadline) -> None:
         """One request with the next batch of as many of the partitions as go into it."""
         batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
         by_topic: dict[str, list[Any]] = {}
@@ -246,12 +287,11 @@ class Sender:
             )
             if not partition.waiting:
                 del self._waiting[partition]
-        request = _Request(self._transaction, time.monotonic(), batches)
+        request = _Request(time.monotonic(), batches)
         self.has_sent = True
         # Noted before it leaves, under a number that no answer has: a connection that breaks meanwhile finds it.
-        under_way = self._under_way.setdefault(connection, {})
-        under_way[-1] = request
-        number = connection.send(
+        line.requests[-1] = request
+        number = line.connection.send(
             ProduceRequest(
                 version=PRODUCE_VERSION,
                 transactional_id=self._id,
@@ -259,42 +299,52 @@ class Sender:
                 timeout_ms=int(self._settings.request_timeout * 1000),
                 topic_data=[_TopicData(name=topic, partition_data=data) for topic, data in by_topic.items()],
             ),
-            deadline=deadline,
+            line.inbox,
+            deadline,
         )
-        under_way[number] = under_way.pop(-1)
+        line.requests[number] = line.requests.pop(-1)
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout: float) -> None:
         """Wait until an answer arrives, `timeout` seconds at most, and read it."""
         timeout = min(max(timeout, 0.0), _LOOK_AROUND)
-        connections = list(self._under_way)
-        if not connections:
+        lines = list(self._lines.values())
+        if not lines and self._network.has_openings:
+            self._network.wait_for_openings(timeout)
+            return
+        if not lines:
             time.sleep(timeout)
             return
-        if len(connections) == 1:
-            self._read(connections[0], timeout)
-        elif not any(c.has_arrived for c in connections):
+        if self._network.has_openings:
+            timeout = min(timeout, _LOOK_AT_OPENINGS)
+        if len(lines) == 1:
+            self._read(lines[0], timeout)
+        elif not any(line.inbox or line.connection.has_read for line in lines):
             with selectors.DefaultSelector() as selector:
-                for connection in connections:
+                for line in lines:
                     try:
-                        selector.register(connection, selectors.EVENT_READ)
+                        selector.register(line.connection, selectors.EVENT_READ)
                     except (ConnectionLostError, ValueError) as error:
-                        self._connection_lost(connection.address, error)
+                        self._connection_lost(line.connection.address, error)
                         return
                 selector.select(timeout)
         self._give_up_on_silent()
 
-    def _read(self, connection: Connection, timeout: float) -> None:
+    def _read(self, line: _Line, timeout: float) -> None:
+        """Take the answers that have come, also those that somebody else has read; of a broken connection, all before that."""
+        address = line.connection.address
         try:
-            for number, answer in connection.received(timeout):
-                request = self._under_way[connection].pop(number, None)
-                if not self._under_way[connection]:
-                    del self._under_way[connection]
-                if request is not None and request.transaction == self._transaction:
-                    self._answered(request, answer)
+            if not line.inbox:
+                line.connection.receive(timeout)
         except ConnectionLostError as error:
-            self._connection_lost(connection.address, error)
+            self._connection_lost(address, error)
+            return
+        answers, line.inbox[:] = list(line.inbox), []
+        for number, answer in answers:
+            self._answered(line.requests.pop(number), answer)
+        if not line.requests and self._lines.get(address) is line:
+            del self._lines[address]
 
     def _answered(self, request: _Request, answer: Any) -> None:
         for topic in answer.responses:
@@ -334,11 +384,11 @@ class Sender:
     def _connection_lost(self, address: Address, error: Exception) -> None:
         """Send again, to whoever is the leader then, what had no answer on the connections to an address."""
         log.debug("%s: %s", self._id, error)
-        for connection in [c for c in self._under_way if c.address == address]:
-            connection.close()
-            for request in self._under_way.pop(connection).values():
-                if request.transaction == self._transaction:
-                    self._send_again(request, NO_ANSWER)
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.connection.close()
+            for request in line.requests.values():
+                self._send_again(request, NO_ANSWER)
         not_before = time.monotonic() + self._settings.retry_backoff
         for partition in [p for p in self._waiting if self.topics.leader(p.topic, p.index) == address]:
             self.topics.distrust(partition.topic)
@@ -354,13 +404,13 @@ class Sender:
 
     def _give_up_on_silent(self) -> None:
         limit = time.monotonic() - max(self._settings.answer_timeout, self._settings.request_timeout)
-        for connection, requests in list(self._under_way.items()):
-            if any(request.sent_at < limit for request in requests.values()):
-                self._connection_lost(connection.address, ConnectionLostError(connection.address, "no answer to Produce"))
+        for address, line in list(self._lines.items()):
+            if any(request.sent_at < limit for request in line.requests.values()):
+                self._connection_lost(address, ConnectionLostError(address, "no answer to Produce"))
 
     def _backoff(self, code: int, attempts: int) -> float:
         doublings = min(attempts - 1, 16)
-        if code == CONCURRENT_TRANSACTIONS:
+        if code == ErrorCode.CONCURRENT_TRANSACTIONS:
             return float(min(_MARKERS_PAUSE * 2**doublings, _MAX_MARKERS_PAUSE))
         pause = min(self._settings.retry_backoff * 2**doublings, self._settings.retry_backoff_max)
         return float(pause * random.uniform(0.8, 1.2))  # noqa: S311  (spreads retries; no secret)

@@ -7,11 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.config import Address
 from dualwrite.kafka.native.answers import NO_ANSWER, Verdict, failure, verdict_on
 from dualwrite.kafka.network import Network
-from dualwrite.kafka.wire import ConnectionLostError
+from dualwrite.kafka.sockets import ConnectionLostError
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +49,18 @@ class Topics:
         self._layouts: dict[str, Layout] = {}
         self._stale: set[str] = set()
 
-    def layout(self, topic: str, timeout: float) -> Layout:
+    def layout(self, topic: str, deadline: Deadline) -> Layout:
         """The topic's layout, looked up where it is not known or too old.
 
         Raises:
             UnknownTopicError: There is no such topic, and the broker makes none (5 s are waited for that).
             BrokerAuthorizationError: The principal may not see it.
-            BrokerUnavailableError: No broker answered within `timeout` seconds.
+            BrokerUnavailableError: No broker answered in time.
         """
         known = self._layouts.get(topic)
         if known is not None and not 0 <= self._max_age < time.monotonic() - known.looked_up_at:
             return known
-        return self._looked_up(topic, timeout)
+        return self._looked_up(topic, deadline)
 
     def leader(self, topic: str, partition: int) -> Address | None:
         """Where to send a partition's batches, as far as it is known; None means that it must be looked up."""
@@ -72,14 +73,14 @@ class Topics:
         """A leader has moved, or does not answer: look the topic up before anything is sent to it."""
         self._stale.add(topic)
 
-    def refresh(self, topics: set[str], timeout: float) -> None:
+    def refresh(self, topics: set[str], deadline: Deadline) -> None:
         """Look the topics up once. What can't be had now stays distrusted.
 
         Raises:
             BrokerAuthorizationError: The principal may not see one of them any more.
         """
         try:
-            codes = self._ask(topics, timeout)
+            codes = self._ask(topics, deadline)
         except (ConnectionLostError, BrokerUnavailableError) as error:
             log.debug("%s: looking up %s: %s", self._id, topics, error)
             self._stale |= topics
@@ -88,26 +89,24 @@ class Topics:
             if code and verdict_on(code) is Verdict.FAILED:
                 raise failure(code, f"looking up topic {topic!r}", self._id)
 
-    def _looked_up(self, topic: str, timeout: float) -> Layout:
-        began = time.monotonic()
+    def _looked_up(self, topic: str, deadline: Deadline) -> Layout:
+        for_making = deadline.within(_TOPIC_WAIT)
         while True:
-            elapsed = time.monotonic() - began
-            left = max(timeout - elapsed, 0.001)
             try:
-                code = self._ask({topic}, left).get(topic, 0)
+                code = self._ask({topic}, deadline).get(topic, 0)
             except (ConnectionLostError, BrokerUnavailableError) as error:
-                if elapsed > timeout:
+                if deadline.expired:
                     raise failure(NO_ANSWER, f"looking up topic {topic!r}", self._id, message=str(error)) from error
             else:
                 if not code:
                     return self._layouts[topic]
-                if verdict_on(code) is Verdict.FAILED or elapsed > min(_TOPIC_WAIT, timeout):
+                if verdict_on(code) is Verdict.FAILED or for_making.expired:
                     raise failure(code, f"looking up topic {topic!r}", self._id)
-            time.sleep(min(_PAUSE, left))
+            deadline.sleep(_PAUSE)
 
-    def _ask(self, topics: set[str], timeout: float) -> dict[str, int]:
+    def _ask(self, topics: set[str], deadline: Deadline) -> dict[str, int]:
         """Ask for the layouts; the error code of each topic. A topic without any leader yet counts as not available."""
-        answer = self._network.metadata(sorted(topics), timeout=min(timeout, self._network.config.socket_timeout))
+        answer = self._network.metadata(sorted(topics), deadline)
         addresses = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         now = time.monotonic()
         codes = {}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from dualwrite.errors import DeliveryError, InvalidMessageError, MessageTooLargeError, UnknownTopicError
+from dualwrite.errors import InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError
 from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
 
 WRONG_MESSAGES: Final[tuple[dict[str, Any], ...]] = (
@@ -141,14 +141,24 @@ class RefusalConformance:
                 producer.prepare_transaction(timeout=TIMEOUT)
         self._go_on(scene, producer, other)
 
-    def test_a_message_that_the_topic_refuses_fails_the_transaction(self, scene: ProducerScene) -> None:
-        """A compacted topic takes no message without a key."""
+    @pytest.mark.parametrize(
+        ("settings", "timestamp", "name"),
+        [
+            ({"cleanup_policy": "compact"}, None, "INVALID_RECORD"),  # it takes no message without a key
+            ({"message_timestamp_after_max_ms": "1000"}, 2**42, "INVALID_TIMESTAMP"),  # in the year 2109
+        ],
+    )
+    def test_a_message_that_the_topic_refuses_fails_the_transaction_and_is_not_to_be_tried_again(
+        self, scene: ProducerScene, settings: dict[str, str], timestamp: int | None, name: str
+    ) -> None:
+        """By the broker's code: it would refuse the same message each time."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
-        scene.make_topic(topic, cleanup_policy="compact")
+        scene.make_topic(topic, 1, **settings)
         producer.begin_transaction()
-        with pytest.raises(DeliveryError):  # noqa: PT012  (in either call)
-            producer.send(topic, b"lost")
+        with pytest.raises(MessageRefusedError) as caught:  # noqa: PT012  (in either call)
+            producer.send(topic, b"lost", timestamp=timestamp)
             producer.prepare_transaction(timeout=TIMEOUT)
+        assert (caught.value.name, caught.value.retriable) == (name, False)
         self._go_on(scene, producer, topic)
 
     def test_small_messages_in_a_batch_too_large_for_the_topic_arrive_in_order(self, scene: ProducerScene) -> None:

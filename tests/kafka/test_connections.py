@@ -1,0 +1,253 @@
+"""Connections on a real broker: how many there are, and what becomes of one that was idle, expired, or inherited by a fork."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+import sqlalchemy as sa
+
+import dualwrite
+from dualwrite.deadline import Deadline
+from dualwrite.devcluster import DevCluster, Security
+from dualwrite.errors import UsageError
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.migration import upgrade
+from fixtures.broker import USERS, make_topic, read_topic, started
+from fixtures.wire_server import WireServer
+
+NewName = Callable[[str], str]
+NewProducer = Callable[..., NativeProducer]
+
+LIMIT: Final = 60.0
+SESSION_SECONDS: Final = 3
+IDLE_SECONDS: Final = 2
+NO_RETRY: Final = {"retry.backoff.ms": 300_000, "retry.backoff.max.ms": 300_000}
+"""What has to be sent again waits for longer than any test."""
+
+
+@pytest.fixture(scope="module")
+def strict_host() -> Iterator[DevCluster]:
+    """A broker that wants a new login every few seconds (KIP-368), and closes what is idle for longer than others do."""
+    settings = {"connections.max.reauth.ms": str(SESSION_SECONDS * 1000), "connections.max.idle.ms": str(IDLE_SECONDS * 1000)}
+    with started(security=Security(USERS), config=settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def new_producer(strict_host: DevCluster, new_name: NewName) -> Iterator[NewProducer]:
+    """Makes producers on `strict_host`, ready to begin; closes them."""
+    with ExitStack() as opened:
+
+        def new(protocol: str = "PLAINTEXT", **settings: Any) -> NativeProducer:
+            servers = strict_host.bootstrap_servers if protocol == "PLAINTEXT" else strict_host.listeners[protocol]
+            given = {"bootstrap.servers": servers, "security.protocol": protocol, **NO_RETRY, **settings}
+            producer = NativeProducer(KafkaConfig.of(given), new_name("id"), two_phase=True)
+            opened.callback(producer.close)
+            producer.init_transactions(timeout=LIMIT)
+            return producer
+
+        yield new
+
+
+def connections_to(servers: str) -> dict[int, str]:
+    """Our connections to a node: the local port of each, and its state."""
+    port = int(servers.rsplit(":", 1)[1])
+    found = psutil.Process().net_connections(kind="tcp")
+    return {c.laddr.port: c.status for c in found if c.raddr and c.raddr.port == port}
+
+
+def established(servers: str) -> set[int]:
+    return {port for port, status in connections_to(servers).items() if status == psutil.CONN_ESTABLISHED}
+
+
+def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
+    producer.begin_transaction()
+    producer.send(topic, value)
+    producer.commit_transaction(timeout=LIMIT)
+
+
+# --- how many ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coordinator(
+    broker: DevCluster, new_name: NewName, tmp_path: Path
+) -> None:
+    topic, before = new_name("topic"), established(broker.bootstrap_servers)
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'events.db'}")
+    upgrade(engine)
+    with dualwrite.connect(
+        engine, kafka=broker.bootstrap_servers, transactional_id=new_name("id"), producer="native"
+    ) as writer:
+        for number in range(7):
+            with writer.transaction() as tx:
+                tx.send(topic, str(number))
+                assert len(established(broker.bootstrap_servers) - before) == 1
+        with pytest.raises(LookupError), writer.transaction() as tx:  # noqa: PT012  (what the block begins with is undone)
+            tx.send(topic, "rolled back")
+            raise LookupError
+        with writer.transaction() as tx:
+            tx.send(topic, "last")
+        assert len(established(broker.bootstrap_servers) - before) == 1
+    assert established(broker.bootstrap_servers) <= before
+    engine.dispose()
+    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [*(b"%d" % n for n in range(7)), b"last"]
+
+
+def test_an_abort_does_not_wait_behind_what_is_under_way_on_a_shared_connection(broker: DevCluster, new_name: NewName) -> None:
+    """What one lane has left unanswered is neither taken for another's, nor repeated by it."""
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
+    config, topic = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **NO_RETRY}), new_name("topic")
+    make_topic(broker, topic)
+    lanes = [NativeProducer(config, new_name("id"), coordinator, two_phase=True, network=coordinator.network) for _ in range(2)]
+    for lane in lanes:
+        lane.init_transactions(timeout=LIMIT)
+    for number in range(5):
+        one, other = lanes
+        one.begin_transaction()
+        for _ in range(20):
+            one.send(topic, bytes(900_000))
+        one.abort_transaction(timeout=LIMIT)
+        commit_one(other, topic, b"%d" % number)
+        lanes.reverse()
+    for lane in lanes:
+        lane.close()
+    coordinator.close()
+    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [b"%d" % n for n in range(5)]
+
+
+def test_a_lane_that_is_closed_leaves_the_others_connection_alone(broker: DevCluster, new_name: NewName) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
+    config, topic = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **NO_RETRY}), new_name("topic")
+    one, other = (NativeProducer(config, new_name("id"), coordinator, network=coordinator.network) for _ in range(2))
+    for lane in (one, other):
+        lane.init_transactions(timeout=LIMIT)
+        commit_one(lane, topic, b"v")
+    (before,) = [id(c) for c in coordinator.network._connections.values()]
+    one.close()
+    commit_one(other, topic, b"v")
+    assert [id(c) for c in coordinator.network._connections.values()] == [before]
+    other.close()
+    coordinator.close()
+    assert len(read_topic(broker.bootstrap_servers, topic)) == 3
+
+
+# --- idle, expired, broken -----------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_broker_has_closed_meanwhile_is_seen_before_anything_is_sent_on_it(
+    strict_host: DevCluster, new_producer: NewProducer, new_name: NewName
+) -> None:
+    """`connections.max.idle.ms`. With anything to send again, the commit would fail by its limit."""
+    producer, topic, servers = new_producer(), new_name("topic"), strict_host.bootstrap_servers
+    before = connections_to(servers)
+    commit_one(producer, topic, b"before")
+    deadline = time.monotonic() + LIMIT
+    while established(servers) & set(before):  # the broker closes what nobody uses
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    commit_one(producer, topic, b"after")
+    assert [m.value() for m in read_topic(servers, topic)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_session_is_renewed_on_its_connection_with_requests_under_way(
+    strict_host: DevCluster, new_producer: NewProducer, new_name: NewName, mechanism: str
+) -> None:
+    """KIP-368: nothing is sent again, and no connection is made anew, over several lifetimes of the session."""
+    login = {"sasl.mechanism": mechanism, "sasl.username": "writer", "sasl.password": USERS["writer"]}
+    producer, topic = new_producer("SASL_PLAINTEXT", **login), new_name("topic")
+    make_topic(strict_host, topic)
+    commit_one(producer, topic, b"0")
+    before = established(strict_host.listeners["SASL_PLAINTEXT"])
+    end, sent = time.monotonic() + 2.5 * SESSION_SECONDS, 1
+    while time.monotonic() < end:
+        producer.begin_transaction()
+        for _ in range(50):
+            producer.send(topic, b"%d" % sent, partition=0)
+            producer._accumulator.push(Deadline.after(LIMIT))  # several requests under way at once
+            sent += 1
+        producer.commit_transaction(timeout=LIMIT)
+    assert established(strict_host.listeners["SASL_PLAINTEXT"]) == before
+    assert [m.value() for m in read_topic(strict_host.bootstrap_servers, topic)] == [b"%d" % n for n in range(sent)]
+
+
+def test_a_connection_looks_after_its_peer_by_keepalive_unless_that_is_switched_off() -> None:
+    """As those to databases: a peer that has gone without a word is found out after a minute, not after two hours."""
+    with WireServer() as server:
+        for setting, expected in (({}, 1), ({"socket.keepalive.enable": "false"}, 0)):
+            config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **setting})
+            coordinator = WireTransactionCoordinator(config)
+            coordinator.describe("x")
+            (connection,) = coordinator.network._connections.values()
+            plug = connection._open_socket()
+            assert bool(plug.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is bool(expected)
+            if expected and hasattr(socket, "TCP_KEEPIDLE"):
+                assert plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+            coordinator.close()
+
+
+# --- a fork ----------------------------------------------------------------------------------------------------------------
+
+
+def in_child(run: Callable[[], str]) -> str:
+    """What `run` gives in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, run().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_producer_is_refused_in_a_forked_child_and_goes_on_in_its_parent(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    """The child has the other ends of the parent's connections, and the parent's epoch and sequences."""
+    producer, topic = new_native(), new_name("topic")
+    producer.init_transactions(timeout=LIMIT)
+    producer.begin_transaction()
+    producer.send(topic, b"parent")
+
+    def use() -> str:
+        refused = []
+        for call in (
+            lambda: producer.send(topic, b"child"),
+            lambda: producer.send_many(topic, [b"child"]),
+            lambda: producer.commit_transaction(timeout=1),
+            lambda: producer.abort_transaction(timeout=1),
+        ):
+            try:
+                call()
+            except UsageError as error:
+                refused.append("survive a fork" in str(error))
+        producer.close()
+        return str(refused)
+
+    assert in_child(use) == str([True] * 4)
+    producer.send(topic, b"parent")
+    producer.commit_transaction(timeout=LIMIT)
+    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [b"parent", b"parent"]
+
+
+def test_a_coordinator_makes_connections_of_its_own_in_a_forked_child(broker: DevCluster) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
+    assert coordinator.describe("no-such-id") is None
+    assert in_child(lambda: str(coordinator.describe("no-such-id"))) == "None"
+    assert coordinator.describe("no-such-id") is None
+    coordinator.close()

@@ -1,0 +1,299 @@
+"""A time limit holds for everything that a call waits for: name look-up, connecting, TLS, login, the coordinator, the answer.
+
+In each of these tests every other limit is ten minutes: where the call's own is not handed down, the test runs into pytest's.
+The servers are none that answer as a broker would: no real one stops at the very point that a test is about.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+from kafka.protocol.admin import DescribeTransactionsRequest
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, FindCoordinatorResponse, MetadataRequest
+from kafka.protocol.metadata import MetadataResponse as Metadata
+from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, ProduceRequest
+from kafka.protocol.sasl import SaslHandshakeRequest
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError, DeliveryError
+from dualwrite.kafka.capabilities import probe
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from fixtures.wire_server import HANG_UP, NODE_ID, WireServer
+
+pytestmark = pytest.mark.timeout(60)
+
+LIMIT = 0.2
+TEN_MINUTES = {"socket.timeout.ms": 600_000, "socket.connection.setup.timeout.ms": 600_000}
+LOGIN = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "u",
+    "sasl.password": "p",
+}
+LOADING, CONCURRENT_TRANSACTIONS = 14, 51
+BLACK_HOLE = 2
+"""The node whose address takes no packets."""
+
+
+@pytest.fixture
+def black_hole() -> Iterator[int]:
+    """A port that takes no packets: its queue of connections is full, so that the system drops what comes."""
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = opened.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """Set at the end of the test; for handlers that don't answer before it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def config_of(port: int, **more: Any) -> KafkaConfig:
+    return KafkaConfig.of({"bootstrap.servers": f"127.0.0.1:{port}", **TEN_MINUTES, **more})
+
+
+def describe_in_vain(port: int, **more: Any) -> None:
+    """Both an open limit and one for the call alone; the error says how long it was."""
+    for own, given in ((LIMIT, None), (600.0, LIMIT)):
+        coordinator = WireTransactionCoordinator(config_of(port, **more), timeout=own)
+        try:
+            with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s|can be reached"):
+                coordinator.describe("orders", timeout=given)
+        finally:
+            coordinator.close()
+
+
+def test_a_host_that_takes_no_packets_is_not_waited_for_beyond_the_limit(black_hole: int) -> None:
+    describe_in_vain(black_hole)
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"])
+def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(silent_server: int, protocol: str) -> None:
+    describe_in_vain(silent_server, **{**LOGIN, "security.protocol": protocol})
+
+
+@pytest.mark.parametrize("request_class", [ApiVersionsRequest, FindCoordinatorRequest, DescribeTransactionsRequest])
+def test_a_request_that_is_never_answered_is_not_waited_for_beyond_the_limit(
+    released: threading.Event, request_class: type
+) -> None:
+    with WireServer({request_class: lambda _: released.wait() and HANG_UP}) as server, _released_at_the_end(released):
+        describe_in_vain(server.port)
+
+
+def test_a_login_that_is_never_answered_is_not_waited_for_beyond_the_limit(released: threading.Event) -> None:
+    handlers = {SaslHandshakeRequest: lambda _: released.wait() and HANG_UP}
+    with WireServer(handlers) as server, _released_at_the_end(released):
+        describe_in_vain(server.port, **LOGIN)
+
+
+def test_a_coordinator_that_keeps_loading_is_not_asked_beyond_the_limit() -> None:
+    def loading(request: Any) -> Any:
+        coordinator = FindCoordinatorResponse.Coordinator
+        nowhere = {"node_id": -1, "host": "", "port": -1, "error_code": LOADING}
+        return FindCoordinatorResponse(
+            **nowhere, coordinators=[coordinator(key=k, **nowhere) for k in request.coordinator_keys]
+        )
+
+    with WireServer({FindCoordinatorRequest: loading}) as server:
+        describe_in_vain(server.port)
+        assert len(server.received(FindCoordinatorRequest)) > 2
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_read_beyond_the_limit() -> None:
+    """Each byte is in time, the answer is not."""
+    with _Trickle() as port:
+        describe_in_vain(port)
+
+
+def test_a_transaction_that_does_not_end_is_not_waited_for_beyond_the_limit() -> None:
+    ended = lambda _: EndTxnResponse(error_code=CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1)  # noqa: E731
+    with WireServer({EndTxnRequest: ended}) as server:
+        coordinator = WireTransactionCoordinator(config_of(server.port), timeout=600)
+        with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
+            coordinator.end_transaction("orders", producer_id=1, epoch=0, commit=True, timeout=LIMIT)
+        coordinator.close()
+
+
+@pytest.mark.parametrize("ask", ["ends_by_epoch", "list_transactions", "transaction_max_timeout_ms", "probe"])
+def test_every_question_keeps_to_its_limit(black_hole: int, ask: str) -> None:
+    coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=LIMIT)
+    asks: dict[str, Callable[[], Any]] = {
+        "ends_by_epoch": lambda: coordinator.ends_by_epoch,
+        "list_transactions": coordinator.list_transactions,
+        "transaction_max_timeout_ms": coordinator.transaction_max_timeout_ms,
+        "probe": lambda: probe(config_of(black_hole), timeout=LIMIT),
+    }
+    with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
+        asks[ask]()
+    coordinator.close()
+
+
+def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
+    coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=5)
+
+    def ask() -> None:
+        with suppress(BrokerUnavailableError):
+            coordinator.describe("first")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while coordinator._lock.acquire(blocking=False):
+        coordinator._lock.release()
+    with pytest.raises(BrokerUnavailableError, match="another thread"):
+        coordinator.describe("second", timeout=LIMIT)
+    coordinator.close()
+    asking.join(60)
+
+
+def test_a_server_that_takes_no_packets_does_not_keep_the_others_from_being_asked(broker: DevCluster, black_hole: int) -> None:
+    servers = f"127.0.0.1:{black_hole},{broker.bootstrap_servers}"
+    config = KafkaConfig.of({"bootstrap.servers": servers, **TEN_MINUTES})
+    coordinator = WireTransactionCoordinator(config, timeout=30)
+    assert coordinator.describe("no-such-id") is None
+    coordinator.close()
+
+
+# --- inside a transaction ------------------------------------------------------------------------------------------------
+
+
+def led_by(server: WireServer, black_hole: int, leaders: list[int]) -> Callable[[Any], Any]:
+    """Metadata in which every topic has one partition for each leader: the server, or a node at the black hole."""
+
+    def metadata(request: Any) -> Any:
+        answer = server.metadata(request)
+        answer.brokers = [
+            *answer.brokers,
+            Metadata.MetadataResponseBroker(node_id=BLACK_HOLE, host="127.0.0.1", port=black_hole),
+        ]
+        found = Metadata.MetadataResponseTopic
+        answer.topics = [
+            found(
+                error_code=0,
+                name=asked.name,
+                partitions=[
+                    found.MetadataResponsePartition(
+                        error_code=0, partition_index=i, leader_id=leader, replica_nodes=[], isr_nodes=[], offline_replicas=[]
+                    )
+                    for i, leader in enumerate(leaders)
+                ],
+            )
+            for asked in request.topics or ()
+        ]
+        return answer
+
+    return metadata
+
+
+@pytest.fixture
+def new_producer() -> Iterator[Callable[..., NativeProducer]]:
+    """Makes producers in a transaction, for a server, with ten minutes for each connection and answer."""
+    with ExitStack() as opened:
+
+        def new(server: WireServer, *, delivery_timeout: float = 600.0) -> NativeProducer:
+            config = config_of(server.port, **{"retry.backoff.ms": 1})
+            producer = NativeProducer(config, "orders", two_phase=True, delivery_timeout=delivery_timeout)
+            opened.callback(producer.close)
+            producer.init_transactions(timeout=20)
+            producer.begin_transaction()
+            return producer
+
+        yield new
+
+
+def test_a_leader_that_takes_no_packets_keeps_neither_send_nor_prepare_beyond_their_limits(
+    black_hole: int, new_producer: Callable[..., NativeProducer]
+) -> None:
+    with WireServer() as server:
+        server._handlers[MetadataRequest] = led_by(server, black_hole, [BLACK_HOLE])
+        producer = new_producer(server, delivery_timeout=LIMIT)
+        producer.send("topic", b"v")
+        with pytest.raises(DeliveryError, match=r"within 0\.2 s"):
+            producer.prepare_transaction(timeout=LIMIT)
+
+
+def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiting(
+    black_hole: int, new_producer: Callable[..., NativeProducer]
+) -> None:
+    with WireServer() as server:
+        server._handlers[MetadataRequest] = led_by(server, black_hole, [NODE_ID, BLACK_HOLE])
+        producer = new_producer(server)
+        for value in (b"first", b"second"):
+            producer.send("topic", value, partition=1)
+            producer.send("topic", value, partition=0)
+        with pytest.raises(DeliveryError, match="not acknowledged"):
+            producer.prepare_transaction(timeout=5)
+        stored = [p.records for r in server.received(ProduceRequest) for t in r.topic_data for p in t.partition_data]
+        assert b"first" in b"".join(map(bytes, stored))
+        assert b"second" in b"".join(map(bytes, stored))
+
+
+# --- servers that are none -------------------------------------------------------------------------------------------------
+
+
+class _released_at_the_end:  # noqa: N801  (read as a phrase)
+    """Lets the handlers go before the server's block waits for them."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._event.set()
+
+
+class _Trickle:
+    """Announces an answer of a thousand bytes to whoever connects, and sends one every few milliseconds."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+
+    def __enter__(self) -> int:
+        self._threads[0].start()
+        return int(self._listener.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._send, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _send(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.sendall(struct.pack(">ii", 1000, 1))
+                while not self._stopped.wait(0.01):
+                    connection.sendall(b"\0")
+            except OSError:
+                return
