@@ -80,6 +80,7 @@ class Lanes:
     ) -> None:
         self._id = transactional_id
         self._store = store
+        self._timeouts = timeouts
         self._coordinator = coordinator
         self._lanes = tuple(
             Lane(store, coordinator, producers, transactional_id=transactional_id, number=number, timeouts=timeouts)
@@ -157,7 +158,7 @@ class Lanes:
 
         Raises: as `KafkaLook.before_opening`.
         """
-        look = KafkaLook(self._coordinator)
+        look = KafkaLook(self._coordinator, timeout=self._timeouts.kafka)
         own = [lane.id for lane in self._lanes]
         for row_id in own:  # first: a store that is away, or lacks its table, says for which id
             look.before_opening(row_id, self._store.read(row_id))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.decision import Decision, decide
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
@@ -109,10 +110,12 @@ class KafkaLook:
 
     Args:
         coordinator: Kafka's side.
+        timeout: Seconds for the look at whether Kafka answers, and for each id; None for the coordinator's own limit.
     """
 
-    def __init__(self, coordinator: TransactionCoordinator) -> None:
+    def __init__(self, coordinator: TransactionCoordinator, *, timeout: float | None = None) -> None:
         self._coordinator = coordinator
+        self._timeout = timeout
         self._is_seen = False
         self._unreachable: BrokerError | None = None
 
@@ -127,7 +130,7 @@ class KafkaLook:
         if self._is_seen:
             return
         try:
-            self._coordinator.check_reachable()
+            self._coordinator.check_reachable(timeout=self._timeout)
         except BrokerError as error:
             self._unreachable = error
             raise
@@ -140,7 +143,8 @@ class KafkaLook:
             BrokerError: Kafka, or the coordinator of a generation, does not answer.
         """
         self.check()
-        return tuple(self._planned(row, generation) for generation in row.unsettled_generations)
+        limit = self._limit()
+        return tuple(self._planned(row, generation, limit) for generation in row.unsettled_generations)
 
     def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
         """See that the coordinators answer that opening an id will ask.
@@ -148,15 +152,19 @@ class KafkaLook:
         Raises: as `at`.
         """
         self.check()
+        limit = self._limit()
         generations: Iterable[int] = (0,) if row is None else row.unsettled_generations or (row.generation,)
         for generation in generations:
-            self._coordinator.describe(kafka_transactional_id(transactional_id, generation))
+            self._coordinator.describe(kafka_transactional_id(transactional_id, generation), timeout=limit)
 
-    def _planned(self, row: StateRow, generation: int) -> GenerationPlan:
+    def _limit(self) -> Limit | None:
+        return None if self._timeout is None else Deadline.after(self._timeout)
+
+    def _planned(self, row: StateRow, generation: int, limit: Limit | None) -> GenerationPlan:
         kafka_id = kafka_transactional_id(row.transactional_id, generation)
-        described = self._coordinator.describe(kafka_id)
+        described = self._coordinator.describe(kafka_id, timeout=limit)
         stored = row.prepared_state if row.prepared_generation == generation else None
         decision = decide(stored, described)
         if decision is Decision.UNVERIFIED and stored is not None:
-            decision = decision_by_log(self._coordinator, stored, row.delivery)
+            decision = decision_by_log(self._coordinator, stored, row.delivery, limit)
         return GenerationPlan(row.transactional_id, generation, kafka_id, decision, stored, described)

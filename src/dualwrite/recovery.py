@@ -194,7 +194,7 @@ class Recoverer:
             ConfigurationError: Both ids and a prefix were given.
         """
         reports = []
-        look = KafkaLook(self._coordinator)
+        look = KafkaLook(self._coordinator, timeout=self._timeouts.kafka)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             report = self._recover_one(transactional_id, look)
             reports.append(report)
@@ -207,7 +207,7 @@ class Recoverer:
 
         Raises: as `recover`.
         """
-        look = KafkaLook(self._coordinator)
+        look = KafkaLook(self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:

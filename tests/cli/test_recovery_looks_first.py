@@ -150,8 +150,8 @@ def test_where_no_broker_answers_that_is_waited_for_once_and_not_for_each_id(
 ) -> None:
     asked = []
     check = WireTransactionCoordinator.check_reachable
-    monkeypatch.setattr(WireTransactionCoordinator, "check_reachable", lambda self: asked.append(1) or check(self))
-    monkeypatch.setattr(WireTransactionCoordinator, "describe", lambda *_: pytest.fail("no broker answered"))
+    monkeypatch.setattr(WireTransactionCoordinator, "check_reachable", lambda self, **k: asked.append(1) or check(self, **k))
+    monkeypatch.setattr(WireTransactionCoordinator, "describe", lambda *_, **__: pytest.fail("no broker answered"))
     report = dualwrite.recover(kafka=NOBODY, timeouts=Timeouts(kafka=0.2))
     assert len(report.failed) == 2
     assert asked == [1]

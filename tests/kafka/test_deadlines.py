@@ -11,21 +11,30 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.protocol.admin import DescribeTransactionsRequest
+import sqlalchemy as sa
+from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, FindCoordinatorResponse, MetadataRequest
 from kafka.protocol.metadata import MetadataResponse as Metadata
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, ProduceRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
 
+import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.capabilities import probe
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.migration import upgrade
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.recovery import Recoverer
+from dualwrite.settling import settle_id
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.timeouts import Timeouts
 from fixtures.wire_server import HANG_UP, NODE_ID, WireServer
 
 pytestmark = pytest.mark.timeout(60)
@@ -168,6 +177,61 @@ def test_a_server_that_takes_no_packets_does_not_keep_the_others_from_being_aske
     coordinator = WireTransactionCoordinator(config, timeout=30)
     assert coordinator.describe("no-such-id") is None
     coordinator.close()
+
+
+# --- opening and recovery ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStateStore]:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'rows.db'}")
+    upgrade(engine)
+    yield SqlStateStore(engine)
+    engine.dispose()
+
+
+def test_recovery_keeps_to_its_own_limit_whatever_the_coordinators_is(black_hole: int, store: SqlStateStore) -> None:
+    claim = store.claim("orders", "test", timeout=LIMIT)
+    store.take_generation(claim, ProducerKind.NATIVE)
+    coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=600)
+    report = Recoverer(store, coordinator, timeouts=Timeouts(kafka=LIMIT)).recover(["orders"])
+    assert isinstance(report.ids[0].error, BrokerUnavailableError)
+    coordinator.close()
+
+
+def test_all_generations_of_an_id_have_one_limit(store: SqlStateStore) -> None:
+    """Each of them ends too late by itself: the limit is over before the second is looked at."""
+    ended = lambda _: EndTxnResponse(error_code=CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1)  # noqa: E731
+    with WireServer({EndTxnRequest: ended, DescribeTransactionsRequest: ongoing}) as server:
+        claim = store.claim("orders", "test", timeout=LIMIT)
+        for _ in range(3):
+            store.take_generation(claim, ProducerKind.NATIVE)
+        coordinator = WireTransactionCoordinator(config_of(server.port), timeout=600)
+        with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
+            settle_id(store, coordinator, claim, timeout=LIMIT)
+        coordinator.close()
+        described = {r.transactional_ids[0] for r in server.received(DescribeTransactionsRequest)}
+        assert len(described) == 1
+
+
+def ongoing(request: Any) -> Any:
+    """Every id has an ongoing transaction."""
+    found = DescribeTransactionsResponse.TransactionState
+    facts = {"transaction_timeout_ms": 1, "transaction_start_time_ms": 1, "producer_id": 1, "producer_epoch": 0, "topics": []}
+    return DescribeTransactionsResponse(
+        transaction_states=[
+            found(error_code=0, transactional_id=name, transaction_state="Ongoing", **facts)
+            for name in request.transactional_ids
+        ]
+    )
+
+
+@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+def test_connect_keeps_to_its_limit_where_nothing_answers(black_hole: int, store: SqlStateStore, producer: Any) -> None:
+    settings = {"bootstrap.servers": f"127.0.0.1:{black_hole}", "socket.connection.setup.timeout.ms": 600_000}
+    with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
+        dualwrite.connect(store, kafka=settings, transactional_id="orders", producer=producer, timeouts=Timeouts(kafka=LIMIT))
+    assert store.read("orders") is None
 
 
 # --- inside a transaction ------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_what_the_probe_says_is_what_a_producer_gets(
     name = new_name("id")
     asked = InitProducerIdRequest(version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True)
     with Inquiry(KafkaConfig.of(servers), timeout=LIMIT) as inquiry:
-        answer = inquiry.of_coordinator(name, lambda coordinator: coordinator.call(asked))
+        answer = inquiry.of_coordinator(name, lambda coordinator, deadline: coordinator.call(asked, deadline))
     assert answer.error_code == code
     assert probe(servers).two_phase is (code == 0)
 

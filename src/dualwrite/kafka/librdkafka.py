@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -297,19 +298,21 @@ class LibrdkafkaProducer:
 
     def _look_up(self, topic: str, deadline: Deadline) -> None:
         """See that a topic exists before the first message to it: librdkafka itself would tell after 30 s."""
-        deadline = deadline.within(_TOPIC_WAIT)
+        for_making = deadline.within(_TOPIC_WAIT)
+        problem: KafkaError | None = None
         while True:
             try:
-                known = undisturbed(lambda: self._producer.list_topics(topic, timeout=max(deadline.left, _LEAST_TIME)))
+                wait = max(min(deadline.left, _TOPIC_WAIT), _LEAST_TIME)
+                known = undisturbed(partial(self._producer.list_topics, topic, wait))
                 found = known.topics.get(topic)
             except KafkaException as error:
-                raise broker_error(error, self._id, f"looking up topic {topic!r}") from error
+                raise broker_error(problem or error, self._id, f"looking up topic {topic!r}") from error
             problem = None if found is None else found.error
             if found is not None and problem is None and found.partitions:
                 self._reports.add_topic(topic)
                 return
             # A broker that creates topics by itself says "unknown" while it does.
-            if (problem is not None and not is_retriable(problem)) or deadline.expired:
+            if (problem is not None and not is_retriable(problem)) or for_making.expired:
                 raise broker_error(problem, self._id, f"looking up topic {topic!r}")
             deadline.sleep(_POLL)
 

@@ -1,0 +1,38 @@
+"""Deadlines: made once, handed down, never begun anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.deadline import Deadline
+
+
+def test_a_deadline_that_is_handed_down_stays_the_same() -> None:
+    deadline = Deadline.after(60)
+    assert Deadline.of(deadline) is deadline
+    assert Deadline.of(60).seconds == 60
+
+
+def test_what_is_within_a_deadline_never_ends_after_it() -> None:
+    deadline = Deadline.after(60)
+    assert deadline.within(600).left <= deadline.left + 0.001
+    assert deadline.within(5).seconds == 5
+    assert Deadline.after(0).within(600).expired
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_deadline_that_has_passed_leaves_nothing_and_does_not_sleep(seconds: float) -> None:
+    deadline = Deadline.after(seconds)
+    assert deadline.expired
+    assert deadline.left == 0
+    deadline.sleep(600)
+
+
+def test_a_sleep_ends_with_the_deadline() -> None:
+    deadline = Deadline.after(0.01)
+    deadline.sleep(600)
+    assert deadline.expired
+
+
+def test_a_deadline_says_what_is_left_of_how_much() -> None:
+    assert repr(Deadline.after(0)) == "<Deadline: 0.000 of 0 s left>"
