@@ -23,14 +23,14 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from fixtures.broker import USERS, make_topic, read_topic, started
+from fixtures.pace import LIMIT, limit, until
 from fixtures.wire_server import WireServer
 
 NewName = Callable[[str], str]
 NewProducer = Callable[..., NativeProducer]
 
-LIMIT: Final = 60.0
-SESSION_SECONDS: Final = 3
-IDLE_SECONDS: Final = 2
+SESSION_SECONDS: Final = limit(3)
+IDLE_SECONDS: Final = limit(2)
 NO_RETRY: Final = {"retry.backoff.ms": 300_000, "retry.backoff.max.ms": 300_000}
 """What has to be sent again waits for longer than any test."""
 
@@ -38,7 +38,10 @@ NO_RETRY: Final = {"retry.backoff.ms": 300_000, "retry.backoff.max.ms": 300_000}
 @pytest.fixture(scope="module")
 def strict_host() -> Iterator[DevCluster]:
     """A broker that wants a new login every few seconds (KIP-368), and closes what is idle for longer than others do."""
-    settings = {"connections.max.reauth.ms": str(SESSION_SECONDS * 1000), "connections.max.idle.ms": str(IDLE_SECONDS * 1000)}
+    settings = {
+        "connections.max.reauth.ms": str(round(SESSION_SECONDS * 1000)),
+        "connections.max.idle.ms": str(round(IDLE_SECONDS * 1000)),
+    }
     with started(security=Security(USERS), config=settings) as cluster:
         yield cluster
 
@@ -125,6 +128,33 @@ def test_an_abort_does_not_wait_behind_what_is_under_way_on_a_shared_connection(
     assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [b"%d" % n for n in range(5)]
 
 
+def test_a_connection_that_another_call_finds_broken_costs_the_lane_with_requests_under_way_no_message(
+    broker: DevCluster, new_name: NewName
+) -> None:
+    """What was under way is sent again, in order, on the connection that the other call has made."""
+    config, topic = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "retry.backoff.ms": 1}), new_name("topic")
+    coordinator = WireTransactionCoordinator(config, timeout=LIMIT)
+    make_topic(broker, topic)
+    lane = NativeProducer(config, new_name("id"), coordinator, two_phase=True, network=coordinator.network)
+    lane.init_transactions(timeout=LIMIT)
+    sent = []
+    for number in range(10):
+        lane.begin_transaction()
+        for part in range(4):
+            sent.append(b"%d.%d" % (number, part))
+            lane.send(topic, sent[-1], partition=0)
+            lane._accumulator.push(Deadline.after(LIMIT))
+        for connection in coordinator.network._connections.values():
+            connection._open_socket().shutdown(socket.SHUT_RDWR if number % 2 else socket.SHUT_WR)
+        assert coordinator.describe("no-such-id") is None
+        sent.append(b"%d.end" % number)
+        lane.send(topic, sent[-1], partition=0)
+        lane.commit_transaction(timeout=LIMIT)
+    lane.close()
+    coordinator.close()
+    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == sent
+
+
 def test_a_lane_that_is_closed_leaves_the_others_connection_alone(broker: DevCluster, new_name: NewName) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     config, topic = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, **NO_RETRY}), new_name("topic")
@@ -151,10 +181,7 @@ def test_a_connection_that_the_broker_has_closed_meanwhile_is_seen_before_anythi
     producer, topic, servers = new_producer(), new_name("topic"), strict_host.bootstrap_servers
     before = connections_to(servers)
     commit_one(producer, topic, b"before")
-    deadline = time.monotonic() + LIMIT
-    while established(servers) & set(before):  # the broker closes what nobody uses
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not established(servers) & set(before), "the broker closes what nobody uses")
     commit_one(producer, topic, b"after")
     assert [m.value() for m in read_topic(servers, topic)] == [b"before", b"after"]
 
@@ -199,6 +226,9 @@ def test_a_connection_looks_after_its_peer_by_keepalive_unless_that_is_switched_
 # --- a fork ----------------------------------------------------------------------------------------------------------------
 
 
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
+
 def in_child(run: Callable[[], str]) -> str:
     """What `run` gives in a forked child."""
     reading, writing = os.pipe()
@@ -215,6 +245,7 @@ def in_child(run: Callable[[], str]) -> str:
     return text
 
 
+@forks
 def test_a_producer_is_refused_in_a_forked_child_and_goes_on_in_its_parent(
     broker: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:
@@ -245,6 +276,7 @@ def test_a_producer_is_refused_in_a_forked_child_and_goes_on_in_its_parent(
     assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [b"parent", b"parent"]
 
 
+@forks
 def test_a_coordinator_makes_connections_of_its_own_in_a_forked_child(broker: DevCluster) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     assert coordinator.describe("no-such-id") is None

@@ -35,9 +35,9 @@ from dualwrite.recovery import Recoverer
 from dualwrite.settling import settle_id
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.timeouts import Timeouts
+from fixtures.pace import LIMIT as PATIENCE
+from fixtures.pace import joined
 from fixtures.wire_server import HANG_UP, NODE_ID, WireServer
-
-pytestmark = pytest.mark.timeout(60)
 
 LIMIT = 0.2
 TEN_MINUTES = {"socket.timeout.ms": 600_000, "socket.connection.setup.timeout.ms": 600_000}
@@ -168,13 +168,13 @@ def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
     with pytest.raises(BrokerUnavailableError, match="another thread"):
         coordinator.describe("second", timeout=LIMIT)
     coordinator.close()
-    asking.join(60)
+    joined(asking)
 
 
 def test_a_server_that_takes_no_packets_does_not_keep_the_others_from_being_asked(broker: DevCluster, black_hole: int) -> None:
     servers = f"127.0.0.1:{black_hole},{broker.bootstrap_servers}"
     config = KafkaConfig.of({"bootstrap.servers": servers, **TEN_MINUTES})
-    coordinator = WireTransactionCoordinator(config, timeout=30)
+    coordinator = WireTransactionCoordinator(config, timeout=PATIENCE)
     assert coordinator.describe("no-such-id") is None
     coordinator.close()
 
@@ -274,7 +274,7 @@ def new_producer() -> Iterator[Callable[..., NativeProducer]]:
             config = config_of(server.port, **{"retry.backoff.ms": 1})
             producer = NativeProducer(config, "orders", two_phase=True, delivery_timeout=delivery_timeout)
             opened.callback(producer.close)
-            producer.init_transactions(timeout=20)
+            producer.init_transactions(timeout=PATIENCE)
             producer.begin_transaction()
             return producer
 
