@@ -16,10 +16,13 @@ from dualwrite.jobs.base import JobRun, TaskOutcome
 from dualwrite.jobs.commit import JobCommitter
 from dualwrite.jobs.site import JobSite, OpenSite
 from dualwrite.jobs.task import TaskAttempt
+from dualwrite.stores.sql import mysql, postgresql
 from dualwrite.testing.failpoints import FailpointError
 
 ROWS = 12
 ATTEMPTS = 3
+PAUSE = 3
+"""Seconds after which the database ends the locks of a driver that is paused; ten, otherwise."""
 
 
 def rows_of(batch_id: int) -> list[int]:
@@ -62,6 +65,7 @@ class Driver:
 def main() -> None:
     url, servers, prefix, topic, log, batches, *producer = sys.argv[1:]
     done = Path(log)
+    mysql._PAUSED, postgresql._PAUSED = PAUSE, str(PAUSE * 1000)  # type: ignore[misc]  # tests wait for it
     site = JobSite(url, {"bootstrap.servers": servers}, producer=producer[0] if producer else "auto", lease_timeout=1.0)
     with site.opened() as opened:
         driver = Driver(opened, NumberSink(topic), prefix)
