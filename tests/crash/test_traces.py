@@ -7,11 +7,13 @@ another thread is let go there. Each test names the rule of DESIGN.md §4 that c
 from __future__ import annotations
 
 import threading
+from itertools import product
 from typing import Any
 
 import pytest
 
 import dualwrite
+from crash.cases import LEFT
 from crash.databases import Databases
 from crash.scene import InThread, Scene
 from crash.worker import timeouts, write_event
@@ -23,9 +25,10 @@ from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.testing import failpoints
 from fixtures.pace import happened, joined, until
+from fixtures.tiers import thinned
 
 
-@pytest.fixture(params=["native", "v5", pytest.param("v4", marks=pytest.mark.slow)])
+@pytest.fixture(params=thinned(["native", "v5", "v4"], quick=["native"]))
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The model's variants: the native producer; librdkafka on a broker with EndTxn v5, and on one without."""
     monkeypatch.setenv("DUALWRITE_PRODUCER", "native" if request.param == "native" else "librdkafka")
@@ -62,8 +65,13 @@ def killed_at(scene: Scene, number: int, point: str) -> None:
     worker.killed()
 
 
-@pytest.mark.parametrize("point", ["recover_after_claim", "recover_after_describe", "recover_after_decision"])
-@pytest.mark.parametrize("left", ["after_prepare", "after_db_commit"])
+@pytest.mark.parametrize(
+    ("left", "point"),
+    thinned(
+        product(LEFT, ["recover_after_claim", "recover_after_describe", "recover_after_decision"]),
+        quick=[("after_db_commit", "recover_after_describe")],
+    ),
+)
 def test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transaction(
     scene: Scene, point: str, left: str
 ) -> None:
@@ -170,7 +178,7 @@ def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(sce
     assert scene.agree() == [1]
 
 
-@pytest.mark.parametrize("variant", ["v5", pytest.param("v4", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("variant", thinned(["v5", "v4"], quick=["v5"]), indirect=True)
 def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_prepared_transaction(scene: Scene) -> None:
     config = KafkaConfig.of(scene.bootstrap)
     coordinator = WireTransactionCoordinator(config)

@@ -143,7 +143,7 @@ def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFaile
 # --- the connection is lost ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset], ids=["cut", "reset"])
+@pytest.mark.parametrize("cut", thinned([Link.cut, Link.cut_with_reset], quick=[Link.cut]), ids=["cut", "reset"])
 def test_commit_never_arrives(proxied: Proxied, cut: Callable[[Link], None]) -> None:
     scene = proxied.scene
     with proxied.connect() as writer:
@@ -154,7 +154,7 @@ def test_commit_never_arrives(proxied: Proxied, cut: Callable[[Link], None]) -> 
         assert_rolled_back(scene, writer, caught.value)
 
 
-@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset], ids=["cut", "reset"])
+@pytest.mark.parametrize("cut", thinned([Link.cut, Link.cut_with_reset], quick=[Link.cut]), ids=["cut", "reset"])
 def test_the_answer_to_commit_is_lost(proxied: Proxied, cut: Callable[[Link], None]) -> None:
     scene = proxied.scene
     with proxied.connect() as writer:
@@ -349,7 +349,7 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
     scene.assert_settled()
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "inside a transaction"])
+@pytest.mark.parametrize("busy", thinned([False, True], quick=[True]), ids=["idle", "inside a transaction"])
 def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer: str, busy: bool) -> None:
     """Kafka's commit by the successor proves the database's: the block ends well, and the writer is fenced.
 
@@ -409,7 +409,8 @@ def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_success
 
 
 @mostly_native
-@pytest.mark.parametrize("when", ["answered", pytest.param("before", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["answered", "before"])
 def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves(
     proxied: Proxied, elsewhere: ThreadPoolExecutor, when: str
 ) -> None:

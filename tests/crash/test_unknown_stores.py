@@ -20,6 +20,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.usefixtures("native", "one_lane")
 
@@ -123,7 +124,7 @@ def committed(proxied: Proxied, writer: DualWriter, fault: Fault) -> bool:
     return failed is None
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", thinned(FAULTS, quick=["cut before it arrives", "cut when it was answered"]))
 def test_the_connection_breaks_around_the_commit(proxied: Proxied, fault: str) -> None:
     with proxied.connect() as writer:
         worker.write_event(writer, proxied.scene.topic, 1)
@@ -161,7 +162,9 @@ def test_the_commit_never_arrives_at_mariadb_on_a_connection_that_stays(proxied_
     assert scene.agree() == [1, 3]
 
 
-@pytest.mark.parametrize("fault", ["cut before it arrives", "cut when it was answered"])
+@pytest.mark.parametrize(
+    "fault", thinned(["cut before it arrives", "cut when it was answered"], quick=["cut when it was answered"])
+)
 def test_a_database_that_stays_away_leaves_it_in_doubt_and_recovery_finds_it(proxied: Proxied, fault: str) -> None:
     found = FAULTS[fault]
 

@@ -24,6 +24,7 @@ from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, happened, joined
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -91,7 +92,7 @@ def paused(scene: Scene, first: int, point: str) -> Iterator[Zombie]:
         yield zombie
 
 
-@pytest.mark.parametrize("point", ROW_NOT_LOCKED)
+@pytest.mark.parametrize("point", thinned(ROW_NOT_LOCKED, quick=["after_prepare"]))
 def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         scene.write_here(100)
@@ -101,7 +102,7 @@ def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) 
     assert scene.agree() == [1, 100, 101]
 
 
-@pytest.mark.parametrize("point", ROW_LOCKED)
+@pytest.mark.parametrize("point", thinned(ROW_LOCKED, quick=["before_db_commit"]))
 def test_a_writer_paused_with_its_row_locked_makes_others_wait_and_commits(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         with pytest.raises(dualwrite.ClaimTimeoutError):
@@ -110,7 +111,7 @@ def test_a_writer_paused_with_its_row_locked_makes_others_wait_and_commits(scene
     assert scene.agree() == [1, 2]
 
 
-@pytest.mark.parametrize("point", PAST_COMMIT_POINT)
+@pytest.mark.parametrize("point", thinned(PAST_COMMIT_POINT, quick=["after_db_commit"]))
 def test_a_writer_paused_past_its_commit_point_is_in_doubt_or_learns_that_it_committed(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         scene.write_here(100)
