@@ -27,6 +27,7 @@ from dualwrite.stores.base import (
     TxnStateStore,
 )
 from dualwrite.stores.documents import document, parse_document
+from dualwrite.stores.identity import StoreIdentity
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Database:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.content = Content()
+        self.identity: StoreIdentity | None = None
 
     def row(self, transactional_id: str) -> StateRow | None:
         """The row of an id as it stands."""
@@ -161,6 +163,18 @@ class InMemoryStore(TxnStateStore):
     def check(self) -> None:
         """Nothing to connect to."""
 
+    def identity(self) -> StoreIdentity | None:
+        """See TxnStateStore."""
+        return self._database.identity
+
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """See TxnStateStore."""
+        with self._database.lock:
+            if self._database.identity != expected:
+                return False
+            self._database.identity = identity
+            return True
+
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore; the lock is never held for longer than it takes to copy a dict."""
         if not self._database.lock.acquire(timeout=timeout):
@@ -186,11 +200,13 @@ class InMemoryStore(TxnStateStore):
         """See TxnStateStore."""
         self._change(claim.transactional_id, lambda row: rows.settled(rows.held(row, claim), settlement))
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore."""
-        row = self._change(claim.transactional_id, lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse))[
-            1
-        ]
+        own = {"store_id": self._own_identity().store_id, "cluster_id": cluster_id}
+        row = self._change(
+            claim.transactional_id,
+            lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse, **own),
+        )[1]
         assert row is not None  # `held` has seen it
         return row.generation
 

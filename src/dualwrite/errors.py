@@ -189,6 +189,14 @@ class StoredStateError(StoreError):
     """A stored row can't be read: its prepared state does not parse. Attributes: `text`."""
 
 
+class StoreCopiedError(StoreError):
+    """The database is a copy of the one in which its ids were made, or that one in another place. Nothing was changed.
+
+    Original and copy have the same ids at Kafka, so that each would abort what the other has committed. Attributes: `store_id`,
+    `kept` and `found` (where the ids were made, and what answers now).
+    """
+
+
 class NotSettledError(StoreError):
     """`forget` was asked to drop an id that still has something to recover or to acknowledge."""
 
@@ -245,6 +253,13 @@ class MessageRefusedError(DeliveryError):
     """
 
     retriable = False
+
+
+class ClusterMismatchError(BrokerError):
+    """This is not the Kafka cluster that the id's row speaks of. Nothing was claimed, changed or sent.
+
+    Attributes: `stored_cluster_id` (the row's) and `seen_cluster_id` (Kafka's `cluster.id` as it was answered).
+    """
 
 
 class ProducerFencedError(BrokerError):

@@ -12,6 +12,7 @@ from dualwrite.errors import (
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
+    ProducerFencedError,
     StoreCommitFailedError,
 )
 from dualwrite.failpoints import hit
@@ -23,7 +24,7 @@ from dualwrite.state import lane_id
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.timeouts import Timeouts
 from dualwrite.transaction import Transaction
-from dualwrite.truth import in_doubt, is_seen_committed, lost_error, pass_over, rolled_back, tell
+from dualwrite.truth import in_doubt, is_seen_committed, lost_error, pass_over, rolled_back, say_who_else, tell
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +185,8 @@ class Lane:
         """Recover at once, so that nothing stays open at Kafka; what fails now is done by the next transaction or close()."""
         try:
             self.recover()
+            if isinstance(error, ProducerFencedError):
+                say_who_else(error)
         except FencedError as fenced:
             if isinstance(error, BrokerError):  # what the broker refused has this reason
                 raise fenced from error
@@ -217,7 +220,7 @@ class Lane:
             log.warning("%s: a new session is put off: %s", self.id, starting)
         if not database_committed:
             tell(error, self._named(rolled_back(self.id, error)))
-        lost = lost_error(next((o for o in outcomes if o.generation == generation), None))
+        lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
         if lost is not None:
             tell(error, self._named(lost))
         pass_over(error, f"the transaction of {self._name} committed on both sides")

@@ -36,7 +36,7 @@ class Lanes:
     several writers of one id only one goes on, however many lanes each has and wherever any of them is paused. `take` sees to
     it by its order:
 
-    1. claim lane 0
+    1. see that Kafka is the cluster of every lane's row; claim lane 0
     2. list the id's rows; claim every further lane that has one, and every further lane of ours
     3. settle them all; start ours
     4. see that every claim is still ours; only after that the first transaction begins
@@ -154,11 +154,11 @@ class Lanes:
             self._are_held = True
 
     def _look_at_kafka(self) -> None:
-        """See that Kafka answers for every lane, before a claim takes the id from a writer that can reach it.
+        """See that Kafka answers for every lane, and is its cluster, before a claim takes the id from a live writer.
 
         Raises: as `KafkaLook.before_opening`.
         """
-        look = KafkaLook(self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         own = [lane.id for lane in self._lanes]
         for row_id in own:  # first: a store that is away, or lacks its table, says for which id
             look.before_opening(row_id, self._store.read(row_id))

@@ -7,10 +7,10 @@ own chain of alembic migrations, by one call in a revision::
     from dualwrite.migration import downgrade_state_table, upgrade_state_table
 
     def upgrade() -> None:
-        upgrade_state_table(op, "0004")
+        upgrade_state_table(op, "0005")
 
     def downgrade() -> None:
-        downgrade_state_table(op, "base", from_revision="0004")
+        downgrade_state_table(op, "base", from_revision="0005")
 
 Either way the table's revision stands in `kafka_transaction_state_version`, so the two may be mixed: what is done already is
 not done again. The scripts are the repository's folder `migrations`, in a wheel `dualwrite/_migrations`.

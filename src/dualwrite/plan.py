@@ -5,7 +5,7 @@ Recovery takes this look before it claims an id, so that an id whose coordinator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -15,8 +15,9 @@ from dualwrite.decision import Decision, decide
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.settling import decision_by_log
-from dualwrite.state import PreparedTxnState, TransactionDescription, kafka_transactional_id
-from dualwrite.stores.base import LostTransaction, StateRow
+from dualwrite.state import KafkaId, PreparedTxnState, TransactionDescription
+from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.rows import found_again, on_cluster
 
 REASONS: Final = MappingProxyType(
     {
@@ -66,7 +67,7 @@ class IdPlan:
     Args:
         transactional_id: The logical id, or a lane's.
         owner: Who holds it now, and would be fenced; None where nothing would be taken.
-        generations: One for each unsettled generation; empty where the id would not be touched.
+        generations: One for each generation that recovery would look at; empty where the id would not be touched.
         unacknowledged: What stands in the row as lost or unverified.
         error: Why recovery could do nothing.
     """
@@ -104,66 +105,77 @@ class RecoveryPlan:
 
 
 class KafkaLook:
-    """Looks at Kafka for one call of recovery, or one opening. Changes nothing.
+    """Looks at the database and at Kafka for one call of recovery, or one opening. Claims nothing.
 
     Where no broker answers, that is found once, within one time limit, and not again for each id.
 
     Args:
+        store: The database.
         coordinator: Kafka's side.
         timeout: Seconds for the look at whether Kafka answers, and for each id; None for the coordinator's own limit.
     """
 
-    def __init__(self, coordinator: TransactionCoordinator, *, timeout: float | None = None) -> None:
+    def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, timeout: float | None = None) -> None:
+        self._store = store
         self._coordinator = coordinator
         self._timeout = timeout
-        self._is_seen = False
+        self._cluster_id: str | None = None
         self._unreachable: BrokerError | None = None
 
-    def check(self) -> None:
-        """See that Kafka answers.
+    def check(self) -> str:
+        """See that the database is the original one, and that Kafka answers; Kafka's `cluster.id`.
 
         Raises:
-            BrokerError: It does not.
+            StoreCopiedError: The database is a copy, or has moved.
+            BrokerError: Kafka does not answer.
         """
         if self._unreachable is not None:
             raise self._unreachable
-        if self._is_seen:
-            return
-        try:
-            self._coordinator.check_reachable(timeout=self._timeout)
-        except BrokerError as error:
-            self._unreachable = error
-            raise
-        self._is_seen = True
+        if self._cluster_id is None:
+            self._store.check_original()
+            try:
+                self._cluster_id = self._coordinator.cluster_id(timeout=self._timeout)
+            except BrokerError as error:
+                self._unreachable = error
+                raise
+        return self._cluster_id
 
     def at(self, row: StateRow) -> tuple[GenerationPlan, ...]:
         """What is on each unsettled generation of an id, as its coordinator says.
 
         Raises:
+            StoreCopiedError: As `check`.
+            ClusterMismatchError: The row speaks of another cluster.
             BrokerError: Kafka, or the coordinator of a generation, does not answer.
         """
-        self.check()
+        on_cluster(row, self.check())
         limit = self._limit()
-        return tuple(self._planned(row, generation, limit) for generation in row.unsettled_generations)
+        return tuple(self._planned(row, generation, limit) for generation in row.generations_to_look_at)
 
     def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
         """See that the coordinators answer that opening an id will ask.
 
         Raises: as `at`.
         """
-        self.check()
+        cluster_id = self.check()
         limit = self._limit()
-        generations: Iterable[int] = (0,) if row is None else row.unsettled_generations or (row.generation,)
-        for generation in generations:
-            self._coordinator.describe(kafka_transactional_id(transactional_id, generation), timeout=limit)
+        if row is None:
+            self._coordinator.describe(str(KafkaId(transactional_id, 0)), timeout=limit)
+            return
+        on_cluster(row, cluster_id)
+        for generation in row.generations_to_look_at or (row.generation,):
+            self._coordinator.describe(row.kafka_id(generation), timeout=limit)
 
     def _limit(self) -> Limit | None:
         return None if self._timeout is None else Deadline.after(self._timeout)
 
     def _planned(self, row: StateRow, generation: int, limit: Limit | None) -> GenerationPlan:
-        kafka_id = kafka_transactional_id(row.transactional_id, generation)
+        kafka_id = row.kafka_id(generation)
         described = self._coordinator.describe(kafka_id, timeout=limit)
+        entry = found_again(row, generation, described)
         stored = row.prepared_state if row.prepared_generation == generation else None
+        if entry is not None:
+            stored = entry.state
         decision = decide(stored, described)
         if decision is Decision.UNVERIFIED and stored is not None:
             decision = decision_by_log(self._coordinator, stored, row.delivery, limit)

@@ -168,7 +168,7 @@ class Recoverer:
         found = []
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             row = self._store.read(transactional_id)
-            if row is not None and not row.forgotten and row.unsettled_generations:
+            if row is not None and not row.forgotten and row.generations_to_look_at:
                 found.append(transactional_id)
         return tuple(found)
 
@@ -194,7 +194,7 @@ class Recoverer:
             ConfigurationError: Both ids and a prefix were given.
         """
         reports = []
-        look = KafkaLook(self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             report = self._recover_one(transactional_id, look)
             reports.append(report)
@@ -207,7 +207,7 @@ class Recoverer:
 
         Raises: as `recover`.
         """
-        look = KafkaLook(self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
@@ -244,7 +244,7 @@ class Recoverer:
     def _planned(self, transactional_id: str, look: KafkaLook) -> IdPlan:
         try:
             row = self._read(transactional_id)
-            if not row.unsettled_generations:
+            if not row.generations_to_look_at:
                 return IdPlan(transactional_id, unacknowledged=row.lost)
             return IdPlan(transactional_id, row.owner, look.at(row), row.lost)
         except DualWriteError as error:
@@ -264,7 +264,7 @@ class Recoverer:
 
     def _settled(self, transactional_id: str, look: KafkaLook) -> IdReport:
         row = self._read(transactional_id)
-        if not row.unsettled_generations:
+        if not row.generations_to_look_at:
             return IdReport(transactional_id, unacknowledged=row.lost)
         look.at(row)  # a claim takes the id from a writer that may be alive: not where nothing could be settled
         claim = self._store.claim(transactional_id, describe_owner("recoverer"), timeout=self._timeouts.claim)

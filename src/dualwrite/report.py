@@ -151,7 +151,9 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
         f"Transaction {lost.state} was committed by the database; Kafka no longer knows what became of it{more}.{held}",
         transactional_id=transactional_id,
         cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can't be read any "
-        "more (retention, or no right to read the topic), or it is another cluster",
-        next_step=f"look for its messages in the topic; if they are missing, {acknowledge}",
+        "more (retention, or no right to read the topic); or recovery ran on another cluster, which only the row of an older "
+        "release can't tell",
+        next_step="recover on the right cluster, which still commits it there; or look for its messages in the topic, and if "
+        f"they are missing, {acknowledge}",
         **facts,
     )

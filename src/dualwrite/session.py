@@ -6,16 +6,24 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, cast
 
+from dualwrite.clusters import check_cluster
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
+from dualwrite.kafka.base import (
+    EndTxnAnswer,
+    ProducerFactory,
+    TakeOverProducer,
+    TransactionalProducer,
+    TransactionCoordinator,
+)
 from dualwrite.recovery import describe_owner
-from dualwrite.report import GenerationOutcome, Outcome, RecoveryReport
+from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
 from dualwrite.settling import GenerationSettler, settle_id
-from dualwrite.state import LAST_EPOCH, PreparedTxnState, kafka_transactional_id
+from dualwrite.state import LAST_EPOCH, PreparedTxnState
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 from dualwrite.timeouts import Timeouts
 
@@ -27,6 +35,11 @@ LOOK_AFTER: Final = 1.0
 
 class Session:
     """The id as one writer holds it. Knows nothing of transactions; the writer calls its steps in the recipe's order.
+
+    Attributes:
+        generation: The generation that it has taken, once it has.
+        kafka_transactional_id: The id of that, as Kafka sees it.
+        report: What the last settling found.
 
     Args:
         store: The database.
@@ -51,10 +64,12 @@ class Session:
         self._id = transactional_id
         self._timeouts = timeouts
         self._claim: Claim | None = None
+        self._cluster_id = ""
         self._producer: TransactionalProducer | None = None
         self._committed: PreparedTxnState | None = None
         self._used_at = 0.0
         self.generation = 0
+        self.kafka_transactional_id = transactional_id
         self.report = RecoveryReport()
 
     @property
@@ -84,16 +99,17 @@ class Session:
         """Whether there is no producer, or one that must not begin another transaction (rule F9)."""
         return self._producer is None or self._producer.must_be_replaced
 
-    @property
-    def kafka_transactional_id(self) -> str:
-        """The id of our generation, as Kafka sees it."""
-        return kafka_transactional_id(self._id, self.generation)
-
     def make_claim(self, *, only_if_ours: bool) -> None:
         """Claim the id; `only_if_ours`: only while nobody has claimed it after us (rule F8).
 
-        Raises: as `TxnStateStore.claim`.
+        First it is seen that Kafka answers, and is the cluster that the row speaks of: a claim takes the id from a writer that
+        can reach it. One's own id is taken from nobody, and what the database says of it is wanted also while Kafka is down.
+
+        Raises: as `check_cluster` and `TxnStateStore.claim`.
         """
+        if not only_if_ours:
+            limit = self._timeouts.kafka
+            self._cluster_id = check_cluster(self._store, self._coordinator, [self._id], timeout=limit)
         expected = self.claim.fence if only_if_ours else None
         self._claim = self._store.claim(
             self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected
@@ -102,6 +118,7 @@ class Session:
 
     def hold(self, claim: Claim) -> None:
         """Go on with a claim that the caller made, on a condition of its own."""
+        self._cluster_id = self._coordinator.cluster_id(timeout=self._timeouts.kafka)
         self._claim = claim
         hit("recover_after_claim")
 
@@ -131,21 +148,27 @@ class Session:
         if self._producers.kind.takes_over:
             generation, producer = self._taken_over(deadline)
         else:
-            generation = self._store.take_generation(self.claim, self._producers.kind)
-            producer = self._producers(kafka_transactional_id(self._id, generation))
+            generation = self._store.take_generation(self.claim, self._producers.kind, cluster_id=self._cluster_id)
+            producer = self._producers(self._store.read_claimed(self.claim).kafka_id(generation))
             with _closed_on_error(producer):
+                if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
+                    self._settle_found(producer, generation, deadline)  # InitProducerId would abort it and not say so
                 producer.init_transactions(timeout=deadline.left)
         with _closed_on_error(producer):
             hit("after_take_over")
             self._store.read_claimed(self.claim)
         self._producer, self.generation = producer, generation
+        self.kafka_transactional_id = producer.kafka_transactional_id
         self._used_at = time.monotonic()
 
     def _taken_over(self, deadline: Deadline) -> tuple[int, TransactionalProducer]:
         """Go on with the newest generation by compare-and-set, or begin a new one where its timeout is another (rule F5)."""
         while True:
-            generation = self._store.take_generation(self.claim, self._producers.kind, reuse=self._newest_is_fit(deadline))
-            producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, generation)))
+            generation = self._store.take_generation(
+                self.claim, self._producers.kind, reuse=self._newest_is_fit(deadline), cluster_id=self._cluster_id
+            )
+            kafka_id = self._store.read_claimed(self.claim).kafka_id(generation)
+            producer = cast("TakeOverProducer", self._producers(kafka_id))
             with _closed_on_error(producer):
                 if self._took(producer, generation, deadline):
                     return generation, producer
@@ -163,7 +186,7 @@ class Session:
         row = self._store.read_claimed(self.claim)
         if row.generation_kind is not self._producers.kind:
             return False
-        producer = cast("TakeOverProducer", self._producers(kafka_transactional_id(self._id, row.generation)))
+        producer = cast("TakeOverProducer", self._producers(row.kafka_id(row.generation)))
         try:
             described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
             return described is None or (described.timeout_ms == producer.wanted_timeout_ms and described.epoch <= LAST_EPOCH)
@@ -181,13 +204,10 @@ class Session:
             return producer.create(timeout=deadline.left)
         if described.timeout_ms != producer.wanted_timeout_ms:
             return False
-        settler = GenerationSettler(self._store, self._coordinator, self.claim, generation, deadline)
-        found = settler.settle()
-        if found.outcome is not Outcome.NOTHING:
-            log.info("%s: taking over generation %d: %s", self._id, generation, found.outcome.value)
-        if settler.raised is None or settler.raised.epoch > LAST_EPOCH:  # the latter on brokers without KAFKA-20090
+        raised = self._settle_found(producer, generation, deadline)
+        if raised is None or raised.epoch > LAST_EPOCH:  # the latter on brokers without KAFKA-20090
             return False
-        producer.adopt(settler.raised.producer_id, settler.raised.epoch, timeout_ms=described.timeout_ms)
+        producer.adopt(raised.producer_id, raised.epoch, timeout_ms=described.timeout_ms)
         return True
 
     # --- ids that their coordinator forgets ---------------------------------------------------------------------------------
@@ -233,6 +253,20 @@ class Session:
         if (row.prepared_state, row.prepared_generation) == (self._committed, self.generation):
             self._store.settle(self.claim, Settlement(clear_state=True))
         self._committed = None
+
+    def _settle_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnAnswer | None:
+        """Settle what stands on a generation that is about to be ours, and add it to the report; with the raised epoch."""
+        kafka_id = producer.kafka_transactional_id
+        settler = GenerationSettler(self._store, self._coordinator, self.claim, generation, kafka_id, deadline)
+        found = tuple(each for each in settler.settle() if each.outcome is not Outcome.NOTHING)
+        for each in found:
+            log.warning("%s: taking over generation %d: %s", self._id, generation, each.outcome.value)
+        if found:
+            before = self.report.ids[0] if self.report.ids else IdReport(self._id)
+            said = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
+            lost = self._store.read_claimed(self.claim).lost
+            self.report = RecoveryReport((replace(before, outcomes=(*said, *found), unacknowledged=lost),))
+        return settler.raised
 
     def recover(self) -> None:
         """Claim on the condition that the id is ours still, settle, start anew."""

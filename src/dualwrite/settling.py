@@ -1,18 +1,21 @@
 """Settle the generations of one id under a claim: describe, read again, decide, act, settle, fence (DESIGN.md §4).
 
-Both the Recoverer and a writer that opens run this. The order of the steps is what the model in shared/model proves:
+Both the Recoverer and a writer that opens run this. The order of the steps is what the models in tests/model prove:
 
 F1  describe first, then read the row again on the condition of our fence
 F3  any answer to EndTxn but NONE: describe and decide again
 F7  settle in the database before the evidence at the broker is destroyed by raising the epoch
 FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
 FB  end a transaction only while each of its partitions has a leader (the coordinator waits for it)
+CL  on the cluster that the row speaks of, or not at all
+UC  what stands as UNVERIFIED is looked for again: found ongoing under its very name, it is committed
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
@@ -24,8 +27,14 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
 from dualwrite.kafka.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.report import GenerationOutcome, IdReport, Outcome
-from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, kafka_transactional_id
+from dualwrite.state import (
+    LAST_EPOCH,
+    PreparedTxnState,
+    TransactionDescription,
+    TransactionStatus,
+)
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
+from dualwrite.stores.rows import found_again, on_cluster
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +62,18 @@ def settle_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: 
 
     Raises:
         FencedError: Somebody else has claimed the id since; that claimant settles it.
+        ClusterMismatchError: The row speaks of another cluster; nothing was changed.
         BrokerUnavailableError: Kafka did not answer in time; what is prepared stays prepared.
         StoreError: The database could not be read or written.
     """
     deadline = Deadline.after(timeout)
-    row = store.read_claimed(claim)
+    row = on_cluster(store.read_claimed(claim), coordinator.cluster_id(timeout=deadline))
     outcomes = tuple(
-        GenerationSettler(store, coordinator, claim, generation, deadline).settle() for generation in row.unsettled_generations
+        outcome
+        for generation in row.generations_to_look_at
+        for outcome in GenerationSettler(store, coordinator, claim, generation, row.kafka_id(generation), deadline).settle()
     )
-    if outcomes:
+    if row.unsettled_generations:
         store.settle(claim, Settlement(settled_generation=row.generation))
     return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
 
@@ -82,7 +94,7 @@ def decision_by_log(
 
 
 class GenerationSettler:
-    """Settles one generation of one id; arguments as in `settle_id`, by the deadline.
+    """Settles one generation of one id, which Kafka knows as `kafka_id`; the rest as in `settle_id`, by the deadline.
 
     Attributes:
         raised: EndTxn v5's answer that raised the epoch at the end, with the producer id and epoch to go on with (rule F5);
@@ -95,27 +107,33 @@ class GenerationSettler:
         coordinator: TransactionCoordinator,
         claim: Claim,
         generation: int,
+        kafka_id: str,
         deadline: Deadline,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._claim = claim
         self._generation = generation
-        self._kafka_id = kafka_transactional_id(claim.transactional_id, generation)
+        self._kafka_id = kafka_id
         self._deadline = deadline
         self._delivery: Delivery | None = None
-        self._found: GenerationOutcome | None = None
+        self._found: list[GenerationOutcome] = []
         self.raised: EndTxnAnswer | None = None
 
-    def settle(self) -> GenerationOutcome:
-        """Go round until the generation is settled and its epoch raised; see `settle_id` for errors."""
+    def settle(self) -> tuple[GenerationOutcome, ...]:
+        """Go round until the generation is settled and its epoch raised; see `settle_id` for errors.
+
+        Returns:
+            What was found, in order; NOTHING alone where nothing was. A state may be settled and then a transaction be aborted
+            that was open and not its own.
+        """
         pause = _PAUSE
         while not self._round():
             self._deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
             if self._deadline.expired:
                 self._give_up()
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return self._found or self._outcome(Outcome.NOTHING, None)
+        return tuple(self._found) or (self._outcome(Outcome.NOTHING, None),)
 
     def _round(self) -> bool:
         """One round; whether the generation is done."""
@@ -124,6 +142,9 @@ class GenerationSettler:
         row = self._store.read_claimed(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None
         self._delivery = row.delivery
+        entry = found_again(row, self._generation, described)
+        if entry is not None and described is not None and stored != entry.state:
+            return self._resolve(entry, described)
         decision = decide(stored, described)
         log.debug("%s: stored %s, described %s: %s", self._kafka_id, stored, described, decision.value)
         hit("recover_after_decision")
@@ -138,12 +159,41 @@ class GenerationSettler:
                 outcome = self._prove(stored)
                 if outcome is Outcome.UNVERIFIED:
                     outcome = self._read_in_log(stored)
-                return self._settle_and_fence(outcome, stored, described)
             case Decision.UNVERIFIED:
                 assert stored is not None
-                return self._settle_and_fence(self._read_in_log(stored), stored, described)
+                outcome = self._read_in_log(stored)
             case _:
-                return self._settle_and_fence(_OUTCOMES[decision], stored, described)
+                outcome = _OUTCOMES[decision]
+        if described is not None and described.status is TransactionStatus.ONGOING:
+            self._settle_row(outcome, stored)
+            return False  # what is open is not what S named: the next round aborts it, and says so
+        return self._settle_and_fence(outcome, stored, described)
+
+    def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> bool:
+        """Bring an unverified transaction that was found again to its end: the database had committed it (rule UC)."""
+        decision = decide(entry.state, described)
+        log.info("%s: %s stands as UNVERIFIED and is found again: %s", self._kafka_id, entry.state, decision.value)
+        if decision is Decision.WAIT:
+            return False
+        answer = None
+        if decision is Decision.COMMIT:
+            answer = self._coordinator.end_transaction(
+                self._kafka_id,
+                producer_id=described.producer_id,
+                epoch=described.epoch,
+                commit=True,
+                timeout=self._deadline,
+            )
+            hit("recover_after_end_txn")
+            if not answer.proven:
+                return False
+        outcome = Outcome.COMMITTED if answer is not None else _OUTCOMES[decision]
+        kind = outcome.lost_kind
+        lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
+        self._store.settle(self._claim, Settlement(resolved=entry, lost=lost))
+        hit("recover_after_settle")
+        self._remember(outcome, entry.state)
+        return False  # once more, for what is left to do on the generation
 
     def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
         """End the ongoing transaction by the epoch that was described: it wins only if nobody was faster."""
@@ -246,9 +296,10 @@ class GenerationSettler:
         hit("recover_after_settle")
 
     def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
-        """Keep the first outcome that says something; later rounds only fence."""
-        if self._found is None or self._found.outcome is Outcome.NOTHING:
-            self._found = self._outcome(outcome, stored)
+        """Keep what says something, once: later rounds may find it again, and then only fence."""
+        found = self._outcome(outcome, stored)
+        if outcome is not Outcome.NOTHING and found not in self._found:
+            self._found.append(found)
 
     def _outcome(self, outcome: Outcome, stored: PreparedTxnState | None) -> GenerationOutcome:
         return GenerationOutcome(self._claim.transactional_id, self._generation, outcome, stored)

@@ -19,7 +19,9 @@ LANE_MARK: Final = "~"
 RESERVED_CHARACTERS: Final = GENERATION_MARK + LANE_MARK
 
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
+STORE_ID_LENGTH: Final = 12
 _LANE_ID = re.compile(r"([^#~]+)~([1-9][0-9]*)", re.ASCII)
+_KAFKA_ID = re.compile(r"([^#]+?)(?:#([1-9][0-9]*)|#([0-9a-f]+)\.(0|[1-9][0-9]*))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,47 @@ def lanes_of(row_ids: Iterable[str], transactional_id: str) -> list[str]:
     return sorted((row_id for row_id in row_ids if is_lane_of(row_id, transactional_id)), key=split_lane_id)
 
 
-def kafka_transactional_id(transactional_id: str, generation: int) -> str:
-    """The id that Kafka sees: the row's id (logical, or a lane's) for generation 0, `<id>#<generation>` from then on."""
-    return transactional_id if generation == 0 else f"{transactional_id}{GENERATION_MARK}{generation}"
+@dataclass(frozen=True, slots=True)
+class KafkaId:
+    """The transactional id that Kafka sees: `<row id>#<store>.<generation>`; a row's id is `<logical>` or `<logical>~<lane>`.
+
+    The store's part keeps databases apart that use one logical id on one cluster (rule ST). What was taken before
+    revision 0005 has none: the row's id alone for generation 0, `<row id>#<generation>` from then on.
+
+    Args:
+        row_id: The logical id, or a lane's.
+        generation: The generation.
+        store_id: The store's id; empty in the older form.
+    """
+
+    row_id: str
+    generation: int
+    store_id: str = ""
+
+    def __str__(self) -> str:
+        """As Kafka sees it."""
+        if self.store_id:
+            return f"{self.row_id}{GENERATION_MARK}{self.store_id}.{self.generation}"
+        return f"{self.row_id}{GENERATION_MARK}{self.generation}" if self.generation else self.row_id
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The reverse; None for what dualwrite does not name so, such as `<id>#probe`."""
+        found = _KAFKA_ID.fullmatch(text)
+        if found is None:
+            return None
+        row_id, older, store_id, newer = found.groups()
+        return cls(row_id, int(newer or older or 0), store_id or "")
+
+    @property
+    def logical(self) -> str:
+        """The id that the user has chosen."""
+        return split_lane_id(self.row_id)[0]
+
+    @property
+    def lane(self) -> int:
+        """Number of the lane."""
+        return split_lane_id(self.row_id)[1]
 
 
 class TransactionStatus(Enum):

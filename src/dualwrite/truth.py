@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from dualwrite.decision import Decision, decide
-from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, StoreCommitFailedError
+from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, ProducerFencedError, StoreCommitFailedError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.report import GenerationOutcome, raise_for_lost
 from dualwrite.state import PreparedTxnState, state_text
@@ -71,6 +71,18 @@ _DOUBTS: Final = {
         "the next transaction, or recovery, settles it; don't repeat it before you have seen in your data whether it committed",
     ),
 }
+
+
+def say_who_else(error: ProducerFencedError) -> None:
+    """Add to an error of Kafka's what it means where nobody has claimed the id in this database."""
+    error.cause = (
+        "nobody has claimed the id in this database, so that another process uses it at Kafka: a writer on a copy of the "
+        "database, most likely; or the transaction timed out, or the id expired at its coordinator while it was idle"
+    )
+    error.next_step = (
+        "both sides are rolled back, and the writer has taken the id back. `dualwrite doctor` on each database tells which is "
+        "a copy, and `dualwrite db new-store-id` makes that one a store of its own"
+    )
 
 
 def in_doubt(

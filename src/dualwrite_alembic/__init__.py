@@ -23,13 +23,14 @@ TABLES: Final = frozenset(
     {
         "kafka_transaction_state",
         "kafka_transaction_state_version",
+        "kafka_transaction_store",
         "kafka_job",
         "kafka_job_batch",
         "kafka_job_attempt",
         "kafka_job_chunk",
     }
 )
-"""The table of the store, the one in which the revision of its migrations stands, and those of jobs."""
+"""The tables of the store, the one in which the revision of its migrations stands, and those of jobs."""
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -311,13 +312,15 @@ def test_status_shows_the_row_and_what_kafka_says(
     assert (live["transactional_id"], live["generation"], live["settled_generation"]) == ("live", 1, 0)
     assert live["owner"].startswith("writer ")
     assert live["prepared_state"].startswith(f"{live['kafka'][0]['producer_id']}:")
-    assert live["kafka"][0]["kafka_transactional_id"] == "live#1"
+    kafka_id = live["kafka_transactional_id"]
+    assert re.fullmatch(r"live#[0-9a-f]{12}\.1", kafka_id)
+    assert live["kafka"][0]["kafka_transactional_id"] == kafka_id
     assert live["kafka"][0]["status"] in ("PrepareCommit", "CompleteCommit")
     assert [entry["kind"] for entry in orders["lost"]] == ["LOST"]
     assert orders["kafka"][0]["status"] is None
     code, out, _ = output_of(capsys, "status", "--prefix", "live")
     assert code == 0
-    assert "live#1: " in out
+    assert f"{kafka_id}: " in out
     assert live["prepared_state"] in out
     assert "orders" not in out
     with live_writer.transaction() as tx:  # status took nothing
@@ -334,7 +337,9 @@ def test_status_shows_lanes_below_their_id(
     assert code == 0
     assert [one["transactional_id"] for one in found] == ["gone~1", "live", "live-2"]
     assert [[lane["transactional_id"] for lane in one["lanes"]] for one in found] == [[], ["live~1", "live~2"], []]
-    assert [lane["kafka"][0]["kafka_transactional_id"] for lane in found[1]["lanes"]] == ["live~1#1", "live~2#1"]
+    store_id = found[1]["kafka_transactional_id"].partition("#")[2].partition(".")[0]
+    kafka_ids = [lane["kafka"][0]["kafka_transactional_id"] for lane in found[1]["lanes"]]
+    assert kafka_ids == [f"live~1#{store_id}.1", f"live~2#{store_id}.1"]
     code, out, _ = output_of(capsys, "status")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["gone~1", "live", "~1", "~2", "live-2"]

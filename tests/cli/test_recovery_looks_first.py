@@ -23,7 +23,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.plan import REASONS
 from dualwrite.recovery import Recoverer, ids_with_lanes
-from dualwrite.state import TransactionDescription, kafka_transactional_id
+from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
@@ -85,9 +85,7 @@ def rows_of(store: TxnStateStore) -> list[StateRow]:
 
 def described(store: TxnStateStore, coordinator: WireTransactionCoordinator) -> list[TransactionDescription | None]:
     return [
-        coordinator.describe(kafka_transactional_id(row.transactional_id, generation))
-        for row in rows_of(store)
-        for generation in row.unsettled_generations
+        coordinator.describe(row.kafka_id(generation)) for row in rows_of(store) for generation in row.unsettled_generations
     ]
 
 
@@ -149,8 +147,8 @@ def test_where_no_broker_answers_that_is_waited_for_once_and_not_for_each_id(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    check = WireTransactionCoordinator.check_reachable
-    monkeypatch.setattr(WireTransactionCoordinator, "check_reachable", lambda self, **k: asked.append(1) or check(self, **k))
+    check = WireTransactionCoordinator.cluster_id
+    monkeypatch.setattr(WireTransactionCoordinator, "cluster_id", lambda self, **k: asked.append(1) or check(self, **k))
     monkeypatch.setattr(WireTransactionCoordinator, "describe", lambda *_, **__: pytest.fail("no broker answered"))
     report = dualwrite.recover(kafka=NOBODY, timeouts=Timeouts(kafka=0.2))
     assert len(report.failed) == 2

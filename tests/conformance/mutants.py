@@ -12,7 +12,8 @@ Change = tuple[str, str]
 _HELD_AT_COMMIT = "row = rows.held(self._database.row(self._claim.transactional_id), self._claim)"
 _UNCHECKED = "row = self._database.row(self._claim.transactional_id)"
 _SETTLE = "lambda row: rows.settled(rows.held(row, claim), settlement)"
-_TAKE = "lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse)"
+_TAKE = "lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse, **own)"
+_TAKE_BLIND = _TAKE.replace("rows.held(row, claim)", "__import__('dataclasses').replace(rows.held(row, claim), lost=())")
 _FORGET = "lambda row: row and rows.forgotten(row)"
 _ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row)"
 _CLAIM = "row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)\n"
@@ -136,10 +137,29 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     ),
     # --- recovery ---
     "a generation is used again for another kind": (
-        (
-            _TAKE,
-            f"lambda row: rows.with_generation({_REPLACE}(rows.held(row, claim), generation_kind=kind), kind, reuse=reuse)",
-        ),
+        (_TAKE, _TAKE.replace("rows.held(row, claim)", f"{_REPLACE}(rows.held(row, claim), generation_kind=kind)")),
+    ),
+    "the store's id is made up each time": (
+        (_TAKE, _TAKE.replace("**own", "**{**own, 'store_id': __import__('uuid').uuid4().hex[:12]}")),
+    ),
+    "the expected identity is ignored": (("            if self._database.identity != expected:", "            if False:"),),
+    "each store has an id of its own": (
+        ("return self._database.identity\n", "return self.__dict__.get('own')\n"),
+        ("            self._database.identity = identity\n", "            self.own = self._database.identity = identity\n"),
+        ("if self._database.identity != expected", "if self.__dict__.get('own') != expected"),
+    ),
+    "lost ones can't be cleared": ((_SETTLE, _SETTLE.replace("settlement)", f"{_REPLACE}(settlement, clear_lost=False))")),),
+    "the cluster is not kept": ((_TAKE, _TAKE.replace("**own", "**{**own, 'cluster_id': ''}")),),
+    "another cluster is taken": (
+        (_TAKE, _TAKE.replace("rows.held(row, claim)", f"{_REPLACE}(rows.held(row, claim), cluster_id='')")),
+    ),
+    "what is resolved stays": ((_SETTLE, _SETTLE.replace("settlement)", f"{_REPLACE}(settlement, resolved=None))")),),
+    "ids can't move": ((_SETTLE, _SETTLE.replace("settlement)", f"{_REPLACE}(settlement, cluster_id=None))")),),
+    "a settlement drops the cluster": (
+        (_SETTLE, f"lambda row: {_REPLACE}({_SETTLE.removeprefix('lambda row: ')}, cluster_id=settlement.cluster_id or '')"),
+    ),
+    "a generation with something unverified is used again": (
+        (_TAKE, f"lambda row: {_REPLACE}({_TAKE_BLIND.removeprefix('lambda row: ')}, lost=row.lost)"),
     ),
     "reuse is ignored": ((_TAKE, _TAKE.replace("reuse=reuse", "reuse=False")),),
     "a generation that is used again stays settled": (

@@ -1,4 +1,4 @@
-"""The interleavings that the model in shared/model found, replayed on real brokers and PostgreSQL.
+"""The interleavings that the model of the recipe found, replayed on real brokers and PostgreSQL.
 
 A failpoint's action runs where a process would have been paused: what overtakes it runs to its end inside the action, or
 another thread is let go there. Each test names the rule of DESIGN.md §4 that closes the trace.

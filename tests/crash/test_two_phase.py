@@ -16,7 +16,7 @@ from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.state import TransactionDescription, TransactionStatus, kafka_transactional_id
+from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 
 MAX_TIMEOUT_MS = 3_000
@@ -47,7 +47,9 @@ def unhurried(databases: Databases, broker: DevCluster) -> Scene:
 def described(scene: Scene, generation: int = 1) -> TransactionDescription:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
     try:
-        found = coordinator.describe(kafka_transactional_id(scene.transactional_id, generation))
+        row = dualwrite.SqlStateStore(scene.engine).read(scene.transactional_id)
+        assert row is not None
+        found = coordinator.describe(row.kafka_id(generation))
         assert found is not None
         return found
     finally:

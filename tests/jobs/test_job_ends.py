@@ -24,7 +24,7 @@ from dualwrite.jobs.sweep import delete_staged
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.recovery import Recoverer
-from dualwrite.state import kafka_transactional_id
+from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 from fixtures.pace import LIMIT, done, happened
@@ -158,7 +158,10 @@ def test_a_loss_that_somebody_else_has_found(postgres_url: str, broker: DevClust
     assert prepared is not None
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
     state = prepared.state
-    kafka_id = kafka_transactional_id(prepared.transactional_id, prepared.generation)
+    with SqlStateStore.from_url(scene.url) as store:
+        row = store.read(prepared.transactional_id)
+    assert row is not None
+    kafka_id = row.kafka_id(prepared.generation)
     ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
     assert ended.proven  # as the broker does when its time is over
     coordinator.close()

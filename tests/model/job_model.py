@@ -160,8 +160,8 @@ def _claim(scene: Scene, s: State, n: int) -> Steps:
     k = s.ids[free[0]]
     if scene.strict and k.token == token:
         s = s._replace(violation=TAKEN)
-    pc = "take" if k.settled and k.fence else "describe"
-    t = with_id(s, free[0], fence=k.fence + 1, token=token, settled=k.settled and k.fence > 0)
+    t = with_id(s, free[0], fence=k.fence + 1, token=token)
+    pc = "take" if k.settled else "describe"
     yield f"claims id {free[0]}, fence {k.fence + 1}", go(t, n, pc, id=free[0], fence=k.fence + 1, then="take", runs=())
 
 

@@ -118,9 +118,9 @@ def test_up_and_down_in_the_users_chain(project: Project) -> None:
 def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project) -> None:
     project.alembic("upgrade", "b")
     invoke = CliRunner().invoke
-    assert invoke(db.app, ["current", "--url", project.url]).output == "0001 (newest: 0004)\n"
-    assert invoke(db.app, ["upgrade", "--url", project.url]).output == "Upgraded from 0001 to 0004.\n"
-    assert invoke(db.app, ["upgrade", "--url", project.url]).output == "Already at revision 0004.\n"
+    assert invoke(db.app, ["current", "--url", project.url]).output == "0001 (newest: 0005)\n"
+    assert invoke(db.app, ["upgrade", "--url", project.url]).output == "Upgraded from 0001 to 0005.\n"
+    assert invoke(db.app, ["upgrade", "--url", project.url]).output == "Already at revision 0005.\n"
     project.alembic("upgrade", "head")  # whose third revision finds it done
     assert "c (head)" in project.alembic("current").stdout
     assert_it_works(project.url)
@@ -129,7 +129,7 @@ def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project
 def test_a_chain_that_comes_after_dualwrites_own_upgrade(project: Project) -> None:
     migration.upgrade(project.url)
     project.alembic("upgrade", "b")
-    assert migration.current(project.url) == "0004"  # never back by an upgrade
+    assert migration.current(project.url) == "0005"  # never back by an upgrade
     project.alembic("upgrade", "head")
     assert_it_works(project.url)
     migration.downgrade(project.url, "base")

@@ -11,9 +11,9 @@ from dualwrite.state import (
     MAX_EPOCH,
     MAX_PRODUCER_ID,
     MAX_TRANSACTIONAL_ID_LENGTH,
+    KafkaId,
     PreparedTxnState,
     is_lane_of,
-    kafka_transactional_id,
     lane_id,
     lanes_of,
     split_lane_id,
@@ -163,7 +163,6 @@ def test_an_id_leaves_room_for_the_numbers_of_its_lanes(lanes: int, limit: int) 
 def test_lane_0_is_the_logical_id_itself() -> None:
     assert lane_id("orders-0", 0) == "orders-0"
     assert lane_id("orders-0", 1) == "orders-0~1"
-    assert kafka_transactional_id(lane_id("orders-0", 1), 7) == "orders-0~1#7"
 
 
 @given(logical_ids, st.integers(0, 200))
@@ -212,21 +211,34 @@ def test_an_id_s_lanes_are_found_and_sorted_by_their_numbers() -> None:
     assert lanes_of(listed, "orders-0~1") == []
 
 
-def test_generation_0_is_the_logical_id_itself() -> None:
-    assert kafka_transactional_id("orders", 0) == "orders"
-    assert kafka_transactional_id("orders", 12) == "orders#12"
+def test_the_ids_of_an_older_release() -> None:
+    assert str(KafkaId("orders", 0)) == "orders"
+    assert str(KafkaId("orders~2", 12)) == "orders~2#12"
 
 
-@given(logical_ids, logical_ids, st.integers(0, 99), st.integers(0, 99))
-def test_different_ids_and_generations_never_meet_in_one_kafka_id(one: str, other: str, g: int, h: int) -> None:
-    assert (kafka_transactional_id(one, g) == kafka_transactional_id(other, h)) == ((one, g) == (other, h))
+def test_an_id_names_row_store_and_generation() -> None:
+    named = KafkaId("orders~2", 12, "0123456789ab")
+    assert str(named) == "orders~2#0123456789ab.12"
+    assert (named.logical, named.lane) == ("orders", 2)
+    assert KafkaId.parse("orders#probe") is None
+
+
+stores = st.sampled_from(["", "0123456789ab", "1", "12"])
+
+
+@given(logical_ids, st.integers(0, 3), st.integers(0, 99), stores)
+def test_an_id_is_read_back(logical: str, lane: int, generation: int, store_id: str) -> None:
+    named = KafkaId(lane_id(logical, lane), generation, store_id)
+    assert KafkaId.parse(str(named)) == named
 
 
 short_ids = st.text(st.sampled_from("a1-"), min_size=1, max_size=2)
-places = st.tuples(short_ids, st.integers(0, 11), st.integers(0, 11))
+places = st.tuples(short_ids, st.integers(0, 11), st.integers(0, 11), stores)
 
 
 @given(places, places)
-def test_different_lanes_never_meet_in_one_kafka_id(one: tuple[str, int, int], other: tuple[str, int, int]) -> None:
-    kafka_ids = [kafka_transactional_id(lane_id(name, lane), generation) for name, lane, generation in (one, other)]
-    assert (kafka_ids[0] == kafka_ids[1]) == (one == other)
+def test_different_lanes_generations_and_stores_never_meet_in_one_kafka_id(
+    one: tuple[str, int, int, str], other: tuple[str, int, int, str]
+) -> None:
+    first, second = (str(KafkaId(lane_id(name, lane), number, store)) for name, lane, number, store in (one, other))
+    assert (first == second) == (one == other)

@@ -32,7 +32,7 @@ from dualwrite import (
 )
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.state import kafka_transactional_id, lane_id
+from dualwrite.state import lane_id
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from fixtures.fork_server import ForkedProcess
@@ -760,7 +760,7 @@ def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransa
         row = scene.state_row(lane)
         state = row.prepared_state
         assert state is not None
-        kafka_id = kafka_transactional_id(row.transactional_id, row.prepared_generation)
+        kafka_id = row.kafka_id(row.prepared_generation)
         assert coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False).proven
 
     try:

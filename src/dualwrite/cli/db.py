@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
+from dualwrite.cli.moving import keep_id, move_cluster, new_id
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.registry import keeps_a_table
 
 app = typer.Typer(no_args_is_help=True, help="Make, change and look at the table kafka_transaction_state.")
+app.command("move-cluster")(move_cluster)
+app.command("new-store-id")(new_id)
+app.command("keep-store-id")(keep_id)
 
 Url = Annotated[
     str,

@@ -102,6 +102,7 @@ def _show_facts(console: Console, heading: str, facts: Iterable[tuple[str, str]]
 def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
     limit = found.transaction_max_timeout_ms
     return [
+        ("cluster.id", found.cluster_id or _UNSEEN),
         ("brokers", str(found.brokers)),
         ("transaction.version", str(found.transaction_version)),
         ("metadata.version", f"up to {found.metadata_version}"),

@@ -18,7 +18,7 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
 from dualwrite.recovery import ids_with_lanes
 from dualwrite.settings import Settings
-from dualwrite.state import LANE_MARK, TransactionDescription, kafka_transactional_id, split_lane_id, state_text
+from dualwrite.state import LANE_MARK, KafkaId, TransactionDescription, TransactionStatus, split_lane_id, state_text
 from dualwrite.stores.base import StateRow
 
 app = typer.Typer()
@@ -74,14 +74,17 @@ def status(
             seen = _described(rows, settings)
         except BrokerError as error:
             trouble = error
+    others = _of_other_databases(rows, settings) if seen else []
     if as_json:
         ids = [_id_to_json(lanes, seen) for lanes in _by_id(rows)]
-        typer.echo(json.dumps({"ids": ids, "jobs": [job_json(row) for row in jobs]}, indent=2))
+        typer.echo(json.dumps({"ids": ids, "jobs": [job_json(row) for row in jobs], "of_other_databases": others}, indent=2))
     else:
         if rows:
             _show(rows, seen)
         else:
             typer.echo(f"There is no transactional id in {description}.")
+        if others:
+            typer.echo(f"Open at Kafka under these ids, by other databases: {', '.join(others)}.")
         if jobs:
             show_jobs(jobs)
     if trouble is not None:
@@ -98,13 +101,24 @@ def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen
         return {
             row.transactional_id: [
                 _Seen(kafka_id, coordinator.describe(kafka_id))
-                for kafka_id in (
-                    kafka_transactional_id(row.transactional_id, generation)
-                    for generation in row.unsettled_generations or (row.generation,)
-                )
+                for kafka_id in (row.kafka_id(generation) for generation in row.unsettled_generations or (row.generation,))
             ]
             for row in rows
         }
+
+
+def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
+    """Kafka's ids on which something is open under our transactional ids, by a store that is not ours."""
+    logical_ids = {split_lane_id(row.transactional_id)[0] for row in rows}
+    stores = {row.store_id for row in rows}
+    with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
+        listed = [one for one in coordinator.list_transactions() if one.status is TransactionStatus.ONGOING]
+    found = [(one.kafka_transactional_id, KafkaId.parse(one.kafka_transactional_id)) for one in listed]
+    return [
+        text
+        for text, named in found
+        if named is not None and named.logical in logical_ids and named.store_id not in ("", *stores)
+    ]
 
 
 def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
@@ -135,6 +149,8 @@ def _to_json(row: StateRow, seen: list[_Seen] | None) -> dict[str, Any]:
     return {
         "transactional_id": row.transactional_id,
         "fence": row.fence,
+        "cluster_id": row.cluster_id or None,
+        "kafka_transactional_id": row.kafka_id(row.generation),
         "generation": row.generation,
         "settled_generation": row.settled_generation,
         "prepared_state": state_text(row.prepared_state) or None,

@@ -21,6 +21,8 @@ from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from dualwrite.settings import Settings
 from dualwrite.state import validate_transactional_id
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.identity import copied
 from dualwrite.stores.registry import keeps_a_table, store_from_url
 
 DEFAULT_TIMEOUT: Final = 15.0
@@ -77,7 +79,8 @@ def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = 
             next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
         )
     cluster = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _Cluster()
-    database, found = (None, []) if settings.database_url is None else _examined_database(settings.database_url)
+    seen = "" if cluster.capabilities is None else cluster.capabilities.cluster_id
+    database, found = (None, []) if settings.database_url is None else _examined_database(settings.database_url, seen)
     return Diagnosis(
         servers=cluster.servers,
         kafka=cluster.capabilities,
@@ -133,7 +136,7 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
         raise ConfigurationError(f"message.max.bytes is {properties['message.max.bytes']!r}, not a number of bytes.") from error
 
 
-def _examined_database(url: str) -> tuple[DatabaseFacts | None, list[Finding]]:
+def _examined_database(url: str, seen_cluster_id: str) -> tuple[DatabaseFacts | None, list[Finding]]:
     from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
 
     try:
@@ -150,10 +153,28 @@ def _examined_database(url: str) -> tuple[DatabaseFacts | None, list[Finding]]:
                 newest_revision=migration.newest() if has_table else None,
                 table_trouble=trouble,
                 settings=dict(store.durability()),
+                copied=None if trouble else _copied(store),
+                elsewhere=() if trouble else _on_other_clusters(store, seen_cluster_id),
             )
     except DualWriteError as error:
         return None, [_broken("database", error)]
     return facts, judge_database(facts)
+
+
+def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
+    """What there is to say of a database that is elsewhere than where its id was made, and whether it is sure."""
+    identity, found = store.identity(), store.marks()
+    if identity is None or not identity.is_elsewhere(found):
+        return None
+    return _sentence(copied(store.description, identity, found)), store.tells_copies
+
+
+def _on_other_clusters(store: TxnStateStore, seen_cluster_id: str) -> tuple[str, ...]:
+    """The ids whose rows speak of another cluster than the one that was looked at."""
+    if not seen_cluster_id:
+        return ()
+    rows = map(store.read, store.list())
+    return tuple(row.transactional_id for row in rows if row is not None and row.cluster_id not in ("", seen_cluster_id))
 
 
 def _broken(about: str, error: DualWriteError) -> Finding:

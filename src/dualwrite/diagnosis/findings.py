@@ -55,6 +55,8 @@ class DatabaseFacts:
         newest_revision: The newest of this release; None for a database without a table of ours (RocksDB, ZooKeeper).
         table_trouble: Why the table can't be used, with the step that mends it; None where it can.
         settings: What decides whether an acknowledged commit stays; see `TxnStateStore.durability`.
+        copied: What there is to say of a copy or of a database that has moved, and whether it is sure to be one; else None.
+        elsewhere: Ids that are on another Kafka cluster than the one that was looked at.
     """
 
     address: str
@@ -62,6 +64,8 @@ class DatabaseFacts:
     newest_revision: str | None
     table_trouble: tuple[str, str | None] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    copied: tuple[str, bool] | None = None
+    elsewhere: tuple[str, ...] = ()
 
 
 # --- Kafka --------------------------------------------------------------------------------------------------------------
@@ -252,7 +256,23 @@ def judge_database(database: DatabaseFacts) -> list[Finding]:
     elif database.revision != database.newest_revision:
         what = f"The table is at revision {database.revision}; the newest of this release is {database.newest_revision}."
         found.append(_database(Severity.WEAK, what, "dualwrite db upgrade"))
+    if database.copied is not None:
+        what, is_sure = database.copied
+        step = "`dualwrite db new-store-id` where the original is still in use; else `dualwrite db keep-store-id`"
+        found.append(_database(Severity.BROKEN if is_sure else Severity.WEAK, what, step))
+    if database.elsewhere:
+        found.append(_on_other_clusters(database.elsewhere))
     return [*found, *_postgresql(database.settings), *_mysql(database.settings), *_sqlite(database.settings)]
+
+
+_NAMED: Final = 5
+
+
+def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
+    named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+    what = f"{len(ids)} transactional ids are on another Kafka cluster than this one, and are refused here: {named}."
+    step = "name their cluster; or, if they have moved to this one for good, `dualwrite db move-cluster`"
+    return _database(Severity.BROKEN, what, step)
 
 
 def _postgresql(settings: Mapping[str, str]) -> list[Finding]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
+from dualwrite.clusters import check_cluster
 from dualwrite.errors import (
     BatchRefusedError,
     DualWriteError,
@@ -75,6 +76,7 @@ class JobCommitter:
         Raises:
             BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are.
             JobClosedError: Nothing was committed: another run took the job over.
+            ClusterMismatchError: Nothing was committed: the tasks have prepared on another Kafka cluster than the driver's.
             TransactionTimeoutError: Nothing was committed: Kafka might have given up a transaction before its commit.
             InDoubtTransactionError: The database did not answer: whether the batch is committed shows when it does. Or it is
                 committed there (`database_committed`), and Kafka did not answer. Either way everything stays prepared, and
@@ -88,6 +90,8 @@ class JobCommitter:
         winners = [outcome.prepared for outcome in told if outcome.prepared is not None]
         rows = sum(outcome.rows for outcome in told)
         hit("job_before_commit")
+        if winners:
+            check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
         verdict = self._decided(run, winners, rows) if winners else self._judge.abort(run)  # the latter has nothing to write
         hit("job_after_commit")
         completed = complete(self._site, winners) if verdict.decided is Decided.COMMITTED else RecoveryReport()

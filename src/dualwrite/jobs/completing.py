@@ -46,7 +46,7 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Colle
         awaited: Those whose claimants are waited for, until what was prepared is settled.
     """
     owner = describe_owner("job recovery")
-    look = KafkaLook(site.coordinator)
+    look = KafkaLook(site.store, site.coordinator)
 
     def settle(claim: Claim) -> IdReport:
         name = claim.transactional_id

@@ -18,6 +18,7 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
+from dualwrite.clusters import check_cluster
 from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
@@ -97,12 +98,14 @@ class TaskAttempt(Generic[Batch]):
             JobClosedError: The run is over, or was replaced.
             PrefixLeasedError: Another job holds the prefix.
             FencedError: Another attempt has claimed the id.
+            ClusterMismatchError: The id was used on another Kafka cluster.
             DualWriteError: As the parts of the recipe.
         """
         remaining = iter(batches)
         first = next(remaining, None)
         if first is None:
             return self._outcome()
+        check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
         if self._open() is Opening.ALREADY_COMMITTED:
             return self._outcome(already_committed=True)  # the rows that are left are not read: computing them may take hours
         rows, prepared = self._written(itertools.chain((first,), remaining))
@@ -121,7 +124,7 @@ class TaskAttempt(Generic[Batch]):
 
     def _open(self) -> Opening:
         """Open the run, and settle what earlier ones left, if nobody has yet. Opening it fences their tasks: Kafka first."""
-        self._site.coordinator.check_reachable()
+        check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
         made = self._site.ledger.open(
             self._run,
             owner=describe_owner("task"),

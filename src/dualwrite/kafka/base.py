@@ -268,8 +268,8 @@ class TransactionCoordinator(Protocol):
         """Whether EndTxn v5 is there (transaction.version 2): idempotent by (producerId, epoch), and it fences old clients."""
         ...
 
-    def check_reachable(self, *, timeout: Limit | None = None) -> None:
-        """See that a broker of the cluster answers. Changes nothing."""
+    def cluster_id(self, *, timeout: Limit | None = None) -> str:
+        """Kafka's `cluster.id`, as a broker answers it now (Metadata); empty where the brokers have none."""
         ...
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:

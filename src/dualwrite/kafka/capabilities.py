@@ -63,6 +63,7 @@ class BrokerCapabilities:
         transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None where it can't be seen.
         metadata_version: The newest `metadata.version` that the broker knows, which tells its release: 27 is Apache Kafka 4.1,
             29 is 4.2, 30 is 4.3; 0 where it does not tell.
+        cluster_id: Kafka's `cluster.id`.
     """
 
     brokers: int
@@ -76,6 +77,7 @@ class BrokerCapabilities:
     keep_prepared_txn: bool
     transaction_max_timeout_ms: int | None
     metadata_version: int
+    cluster_id: str = ""
 
     @property
     def may_skip_markers(self) -> bool:
@@ -118,6 +120,7 @@ def probe(
     with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
         found = inquiry.of_coordinator(transactional_id, lambda c, deadline: _asked(c, transactional_id, deadline))
         brokers, settings = inquiry.of_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
+        cluster_id = inquiry.of_cluster(lambda n, deadline: n.cluster_id(deadline))
     setting = settings.get(_TWO_PHASE_SETTING)
     limit = settings.get(_MAX_TIMEOUT_SETTING)
     accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
@@ -133,6 +136,7 @@ def probe(
         keep_prepared_txn=found.keep_code in _ACCEPTED,
         transaction_max_timeout_ms=None if limit is None else int(limit),
         metadata_version=found.coordinator.newest_features.get("metadata.version", 0),
+        cluster_id=cluster_id,
     )
 
 

@@ -98,9 +98,9 @@ class WireTransactionCoordinator:
             self._ends_by_epoch = self._repeated(ask, "ApiVersions", timeout)
         return self._ends_by_epoch
 
-    def check_reachable(self, *, timeout: Limit | None = None) -> None:
+    def cluster_id(self, *, timeout: Limit | None = None) -> str:
         """See TransactionCoordinator; a Metadata request to whichever broker answers."""
-        self._repeated(self.network.brokers, "any broker", timeout)
+        return self._repeated(self.network.cluster_id, "any broker", timeout)
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
         """DescribeTransactions (KIP-664)."""
@@ -435,7 +435,7 @@ def _forbidden(code: int, kafka_transactional_id: str, request: str, operation: 
         f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
         next_step=f"grant the principal {rights} on the transactional ids that begin with this one "
-        "(a prefixed ACL: dualwrite appends '~', '#' and numbers)",
+        "(a prefixed ACL: dualwrite appends '~', '#', the database's id and numbers)",
         code=code,
         name=error_name(code),
     )

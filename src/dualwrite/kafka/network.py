@@ -8,10 +8,10 @@ from typing import Any, Final
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite.errors import BrokerUnavailableError, ClusterMismatchError
 from dualwrite.kafka.config import Address, KafkaConfig
 from dualwrite.kafka.error_codes import error_name
-from dualwrite.kafka.opening import Opening
+from dualwrite.kafka.opening import Opening, about_the_cluster
 from dualwrite.kafka.sockets import ConnectionLostError
 from dualwrite.kafka.wire import Connection
 
@@ -45,6 +45,7 @@ class Network:
         self._openings: dict[Address, Opening] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
         self._seen: dict[Address, None] = {}  # brokers that were told of; the ones in the settings may be gone one day
+        self._cluster_id: str | None = None
 
     def connection(self, address: Address, deadline: Deadline | None = None) -> Connection:
         """The open connection to a broker, or a new one.
@@ -72,12 +73,32 @@ class Network:
             self._openings[address] = opening = Opening(address, self.config)
         if not opening.wait(wait):
             return None
-        if opening.connection is not None:
-            self._connections[address] = opening.connection
         del self._openings[address]
         if opening.error is not None:
             raise opening.error
-        return self._connections[address]
+        made = opening.connection
+        assert made is not None
+        self._check_cluster(made, opening.cluster_id)
+        self._connections[address] = made
+        return made
+
+    def _check_cluster(self, made: Connection, found: str) -> None:
+        """A name that resolves to another cluster's broker by now must not be trusted with what was begun on ours (rule CL).
+
+        Raises:
+            ClusterMismatchError: The broker is of another cluster than the first one that was connected to.
+        """
+        if self._cluster_id is None:
+            self._cluster_id = found
+        if found != self._cluster_id:
+            made.close()
+            raise ClusterMismatchError(
+                f"{made.address} is a broker of Kafka cluster {found!r} now; it was {self._cluster_id!r} when this began.",
+                cause="the name of a broker resolves to another cluster's, or the cluster was made anew",
+                next_step="see where bootstrap.servers and the brokers' advertised.listeners lead; nothing was sent to it",
+                stored_cluster_id=self._cluster_id,
+                seen_cluster_id=found,
+            )
 
     def wait_for_openings(self, seconds: float) -> None:
         """Wait until one of the connections that are being made is there, or can't be made; `seconds` at most."""
@@ -160,9 +181,13 @@ class Network:
         self._seen.update((Address(b.host, b.port), None) for b in answer.brokers)
         return answer
 
+    def cluster_id(self, deadline: Deadline | None = None) -> str:
+        """Kafka's `cluster.id`, as a broker answers it now; empty where the brokers have none."""
+        return self.any_broker(deadline).call(about_the_cluster(), deadline).cluster_id or ""
+
     def brokers(self, deadline: Deadline | None = None) -> dict[int, Address]:
         """Every live broker by its node id, by a Metadata request."""
-        answer = self.any_broker(deadline).call(MetadataRequest(topics=[], allow_auto_topic_creation=False), deadline)
+        answer = self.any_broker(deadline).call(about_the_cluster(), deadline)
         found = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         self._seen.update((address, None) for address in found.values())
         return found

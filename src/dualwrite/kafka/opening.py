@@ -5,9 +5,16 @@ from __future__ import annotations
 import _thread
 import os
 
+from kafka.protocol.metadata import MetadataRequest
+
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.config import Address, KafkaConfig
 from dualwrite.kafka.wire import Connection
+
+
+def about_the_cluster() -> MetadataRequest:
+    """Asks for the brokers and the cluster's id, and for no topic."""
+    return MetadataRequest(topics=[], allow_auto_topic_creation=False)
 
 
 class Opening:
@@ -22,6 +29,7 @@ class Opening:
 
     Attributes:
         connection: What was opened, once it is done and there is no error.
+        cluster_id: Kafka's `cluster.id`, as that broker answers it; empty where it has none.
         error: What opening raised; see `Connection`.
     """
 
@@ -30,6 +38,7 @@ class Opening:
         self._pid = os.getpid()
         self._config = config
         self.connection: Connection | None = None
+        self.cluster_id = ""
         self.error: BaseException | None = None
         self._is_done = False
         self._is_unwanted = False
@@ -58,7 +67,9 @@ class Opening:
 
     def _run(self) -> None:
         try:
-            made = Connection(self._address, self._config, Deadline.after(self._config.connect_timeout))
+            deadline = Deadline.after(self._config.connect_timeout)
+            made = Connection(self._address, self._config, deadline)
+            self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
             with self._lock:
                 self.connection = made
                 if self._is_unwanted:

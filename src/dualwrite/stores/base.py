@@ -10,17 +10,21 @@ that was paused and replaced finds that out before it can do harm.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from dualwrite.delivery import Delivery
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import KafkaId, PreparedTxnState
+from dualwrite.stores.identity import StoreIdentity, copied, mark_words
+
+log = logging.getLogger(__name__)
 
 MAX_OWNER_LENGTH: Final = 255
 """Characters of an owner; a longer one is cut."""
@@ -90,6 +94,10 @@ class StateRow:
         owner: Who holds the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
+        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty where none was taken yet, and in a
+            row that only a release before revision 0005 has written.
+        store_id: What names the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
+        named_from: The first generation whose Kafka id has the store's id in it; None where none has.
         claim_token: Written with the newest claim, and of the very call that made it: a store knows by it a claim of its own
             whose commit was never answered.
     """
@@ -108,11 +116,29 @@ class StateRow:
     generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
     claim_token: str = ""
     delivery: Delivery | None = None
+    cluster_id: str = ""
+    store_id: str = ""
+    named_from: int | None = None
+
+    def kafka_id(self, generation: int) -> str:
+        """The id that Kafka sees for a generation."""
+        is_named = self.named_from is not None and generation >= self.named_from
+        return str(KafkaId(self.transactional_id, generation, self.store_id if is_named else ""))
 
     @property
     def unsettled_generations(self) -> range:
         """The generations on which something may still be open."""
         return range(self.settled_generation + 1, self.generation + 1)
+
+    @property
+    def generations_to_look_at(self) -> tuple[int, ...]:
+        """What recovery looks at: the unsettled generations, and those of UNVERIFIED entries (rule UC)."""
+        return tuple(sorted({*self.unsettled_generations, *(entry.generation for entry in self.unverified)}))
+
+    @property
+    def unverified(self) -> tuple[LostTransaction, ...]:
+        """The entries of `lost` whose outcome may still be found."""
+        return tuple(entry for entry in self.lost if entry.kind is LostKind.UNVERIFIED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +149,18 @@ class Settlement:
         clear_state: S is settled: set it to none, and its delivery with it.
         lost: Add this entry to `lost`, in the same write that clears S.
         settled_generation: Nothing is open up to this generation any more.
+        resolved: Take this entry off `lost`: what became of it is known now (rule UC). An entry that is not there is passed
+            over.
+        cluster_id: The id has moved to this Kafka cluster.
+        clear_lost: Take every entry off `lost`: they are those of the database that this one is a copy of.
     """
 
     clear_state: bool = False
     lost: LostTransaction | None = None
     settled_generation: int | None = None
+    resolved: LostTransaction | None = None
+    cluster_id: str | None = None
+    clear_lost: bool = False
 
 
 class StoreTransaction(ABC):
@@ -234,6 +267,64 @@ class TxnStateStore(ABC):
         """
         return {}
 
+    # --- which database this is ---------------------------------------------------------------------------------------------
+
+    tells_copies: ClassVar[bool] = True
+    """Whether other marks mean for sure that this is not the database that they were; not so where a replica has others."""
+
+    @abstractmethod
+    def identity(self) -> StoreIdentity | None:
+        """The database's id at Kafka, with the marks that are kept beside it; None before the first generation was taken.
+
+        `take_generation` makes it, with the marks of then. Every store on the database gives the same; so does a copy of it.
+        """
+
+    @abstractmethod
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """Replace the identity, if it still is `expected` (None: there is none yet); False where it is not.
+
+        Where the answer to its COMMIT is lost, the identity may be the new one although this raises.
+        """
+
+    def marks(self) -> frozenset[str]:
+        """By what this database is told from a copy of it; empty where it can't be."""
+        return frozenset()
+
+    def check_original(self) -> None:
+        """See that this is the database in which its ids at Kafka were made, before anything is claimed. Keeps new marks.
+
+        Raises:
+            StoreCopiedError: It is a copy, or has moved (and `tells_copies`).
+        """
+        identity, found = self.identity(), self.marks()
+        if identity is None or not found or found == identity.marks:
+            return
+        if not identity.is_elsewhere(found):
+            if identity.marks:
+                log.warning(
+                    "%s has changed its place from %s to %s. If it is a copy whose original is in use (on another machine, "
+                    "say): `dualwrite db new-store-id`, at once.",
+                    self.description,
+                    mark_words(identity.marks),
+                    mark_words(found),
+                )
+            self.set_identity(StoreIdentity(identity.store_id, found), expected=identity)
+            return
+        error = copied(self.description, identity, found)
+        if self.tells_copies:
+            raise error
+        log.warning(
+            "%s If this is a replica that has taken over, go on: `dualwrite db keep-store-id` ends this warning.", error
+        )
+
+    def _own_identity(self) -> StoreIdentity:
+        """The identity, made if there is none yet: for `take_generation`."""
+        while True:
+            found = self.identity()
+            if found is not None:
+                return found
+            self.set_identity(StoreIdentity.new(self.marks()), expected=None)
+
     @abstractmethod
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """Raise the fence by one, in a transaction of its own, and make the row if it is missing or forgotten.
@@ -275,17 +366,21 @@ class TxnStateStore(ABC):
         """
 
     @abstractmethod
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """Take a generation for a producer, on the condition of the fence; from then on something may be open on it.
 
         Args:
             claim: Ours.
             kind: Which kind of producer is to hold it.
             reuse: Go on with the newest generation, if the row's `generation_kind` is `kind` and that kind takes over: then
-                only `settled_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised by one.
+                only `settled_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised by one;
+                so it is where something stands as UNVERIFIED on the newest (rule UG), or the newest is not named by this
+                store's id (rule ST). The row's `store_id` and `named_from` say which ids at Kafka the generations have.
+            cluster_id: Kafka's `cluster.id`, which the row keeps from now on (rule CL); empty: it stays as it is.
 
         Raises:
             FencedError: Somebody else has claimed the id; nothing was changed.
+            ClusterMismatchError: The row speaks of another cluster; nothing was changed.
         """
 
     @abstractmethod

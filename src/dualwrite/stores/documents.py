@@ -29,6 +29,9 @@ def document(row: StateRow) -> str:
             "lost": [_lost_object(entry) for entry in row.lost],
             "owner": row.owner,
             "claim_token": row.claim_token,
+            "cluster_id": row.cluster_id,
+            "store_id": row.store_id,
+            "named_from": row.named_from,
             "updated_at": row.updated_at.astimezone(UTC).isoformat(),
             "forgotten": row.forgotten,
         },
@@ -37,7 +40,9 @@ def document(row: StateRow) -> str:
 
 
 def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
-    """The row of a text made by `document`. Fields that a newer release may have added are passed over.
+    """The row of a text made by `document`; an older release's has no `cluster_id`, `store_id` and `named_from`.
+
+    Fields that a newer release may have added are passed over.
 
     Raises:
         StoredStateError: It does not parse, or lacks a field.
@@ -60,6 +65,9 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
             generation_kind=ProducerKind(found["generation_kind"]),
             claim_token=str(found["claim_token"]),
             delivery=Delivery.parse(found.get("delivery", "")),  # rows of releases before 0.2 have none
+            cluster_id=str(found.get("cluster_id", "")),
+            store_id=str(found.get("store_id", "")),
+            named_from=None if found.get("named_from") is None else _whole_number(found["named_from"]),
         )
     except (ValueError, TypeError, KeyError, StoredStateError) as error:
         shown = text if isinstance(text, str) else repr(text)

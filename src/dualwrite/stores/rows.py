@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from dualwrite.decision import names
 from dualwrite.delivery import Delivery
-from dualwrite.errors import FencedError, NotSettledError, shell_word
+from dualwrite.errors import ClusterMismatchError, FencedError, NotSettledError, shell_word
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostTransaction, Settlement, StateRow
 
 # --- claims -------------------------------------------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ def claimed(
             generation=0,
             prepared_state=None,
             prepared_generation=0,
-            settled_generation=-1,
+            settled_generation=0,  # generation 0 is never taken: its id at Kafka would be the bare one, and may be another's
             transaction_number=0,
             lost=(),
             owner=owner,
@@ -118,28 +119,74 @@ def recorded(
 
 def settled(row: StateRow, settlement: Settlement) -> StateRow:
     """The row after `TxnStateStore.settle`; settled twice it is as settled once."""
+    kept = () if settlement.clear_lost else row.lost
+    left = tuple(entry for entry in kept if settlement.resolved is None or not _is_same(entry, settlement.resolved))
     return changed(
         row,
         prepared_state=None if settlement.clear_state else row.prepared_state,
         delivery=None if settlement.clear_state else row.delivery,
-        lost=row.lost if settlement.lost is None else with_lost(row.lost, settlement.lost),
+        lost=left if settlement.lost is None else with_lost(left, settlement.lost),
+        cluster_id=row.cluster_id if settlement.cluster_id is None else settlement.cluster_id,
         settled_generation=(row.settled_generation if settlement.settled_generation is None else settlement.settled_generation),
     )
 
 
 def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
     """The list with `added`, unless the same transaction stands in it already: a settlement may be sent twice."""
-    name = (added.kind, added.state, added.generation)
-    if any((entry.kind, entry.state, entry.generation) == name for entry in entries):
-        return entries
-    return (*entries, added)
+    return entries if any(_is_same(entry, added) for entry in entries) else (*entries, added)
 
 
-def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool) -> StateRow:
-    """The row after `TxnStateStore.take_generation`; its `generation` is the one taken."""
-    if reuse and kind.takes_over and row.generation_kind is kind:
+def _is_same(one: LostTransaction, other: LostTransaction) -> bool:
+    return (one.kind, one.state, one.generation) == (other.kind, other.state, other.generation)
+
+
+def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id: str, cluster_id: str = "") -> StateRow:
+    """The row after `TxnStateStore.take_generation`; its `generation` is the one taken.
+
+    Args:
+        row: The row.
+        kind: See `take_generation`.
+        reuse: See `take_generation`.
+        store_id: The store's own id, by which a new generation is named.
+        cluster_id: See `take_generation`.
+
+    Raises:
+        ClusterMismatchError: The row speaks of another cluster.
+    """
+    if cluster_id:
+        row = changed(on_cluster(row, cluster_id), cluster_id=cluster_id)
+    is_barred = any(entry.generation == row.generation for entry in row.unverified)  # UG
+    if row.named_from is None or row.store_id != store_id:
+        row = changed(row, store_id=store_id, named_from=row.generation + 1)
+    elif reuse and kind.takes_over and row.generation_kind is kind and not is_barred:
         return changed(row, settled_generation=min(row.settled_generation, row.generation - 1))
     return changed(row, generation=row.generation + 1, generation_kind=kind)
+
+
+def found_again(row: StateRow, generation: int, described: TransactionDescription | None) -> LostTransaction | None:
+    """What stands as UNVERIFIED on a generation, and is the very transaction that is described (rule UC)."""
+    entries = (entry for entry in row.unverified if entry.generation == generation)
+    return next((entry for entry in entries if names(entry.state, described)), None)
+
+
+def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
+    """The row, which speaks of this cluster, or of none yet (rule CL).
+
+    Raises:
+        ClusterMismatchError: It speaks of another one.
+    """
+    if row.cluster_id in ("", cluster_id):
+        return row
+    raise ClusterMismatchError(
+        f"This is Kafka cluster {cluster_id!r}, and the id is in use on cluster {row.cluster_id!r}. Nothing was changed.",
+        transactional_id=row.transactional_id,
+        cause="bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) names another cluster, its name resolves to "
+        "another one, or the cluster was made anew",
+        next_step="name the right cluster; if you have moved to this one for good, recover on the old cluster first, and then "
+        "run `dualwrite db move-cluster`",
+        stored_cluster_id=row.cluster_id,
+        seen_cluster_id=cluster_id,
+    )
 
 
 # --- without a claim ----------------------------------------------------------------------------------------------------------

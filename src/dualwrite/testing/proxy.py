@@ -201,6 +201,10 @@ class TcpProxy:
         """Close each new connection at once (or take them again)."""
         self._refusing = refusing
 
+    def redirect(self, host: str, port: int) -> None:
+        """Forward new connections to another server, as a name does that resolves to another one."""
+        self._target = (host, port)
+
     def _taken_links(self) -> list[Link]:
         with self._lock:
             links, self._links = self._links, []

@@ -19,6 +19,7 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rocksdb.database import Handle, OpenDatabase
 from dualwrite.stores.rocksdb.errors import CLOSED, is_closed, is_read_only, is_undecodable, sentence
 from dualwrite.stores.rocksdb.keys import Key, Pickled
@@ -29,6 +30,8 @@ Changes = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
 """By column family: keys and their new values, None to delete."""
 RowChange = Callable[[StateRow | None], StateRow | None]
 
+IDENTITY_KEY: Final = "#store"
+"""Beside the rows: no transactional id has a `#`."""
 _WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
 
 
@@ -65,6 +68,33 @@ class StateFamily:
             return None
         return parse_document(transactional_id, text if isinstance(text, str | bytes) else repr(text))
 
+    def identity(self) -> StoreIdentity | None:
+        """Which database this is, as it stands."""
+        family = self.database.family(STATE_FAMILY)
+        try:
+            text = family.get(self._key(self.database.handle(), IDENTITY_KEY))
+        except Exception as error:  # all that rocksdict raises
+            raise self.database.failed("reading the database's id", error) from error
+        return None if text is None else StoreIdentity.parse(text if isinstance(text, str | bytes) else repr(text))
+
+    def set_identity(self, identity: StoreIdentity, expected: StoreIdentity | None, hold: Hold, *, timeout: float) -> bool:
+        """Replace it if it is still the expected one, under a lock of its own; the caller releases it."""
+        self.lock(hold, time.monotonic() + timeout, timeout)
+        if self.identity() != expected:
+            return False
+        try:
+            handle = self.database.handle()
+            batch = WriteBatch(raw_mode=handle.raw)
+            text = str(identity)
+            state = handle.rdict.get_column_family_handle(STATE_FAMILY)
+            batch.put(self._key(handle, IDENTITY_KEY), text.encode() if handle.raw else text, state)
+            handle.rdict.write(batch, _synced())
+        except Exception as error:  # all that rocksdict raises
+            if not is_closed(error) and not is_read_only(error):
+                self.database.write_failed()
+            raise self.database.failed(hold.doing, error) from error
+        return True
+
     def ids(self, prefix: str) -> list[str]:
         """The ids whose row is no tombstone; also those whose row can't be read: who reads it is told."""
         family = self.database.family(STATE_FAMILY)
@@ -77,7 +107,7 @@ class StateFamily:
                 keys.append(key if isinstance(key, str) else key.decode(errors="replace"))
         except Exception as error:  # all that rocksdict raises
             raise self.database.failed("listing the ids", error) from error
-        return sorted(filter(self._is_listed, keys))
+        return sorted(key for key in keys if key != IDENTITY_KEY and self._is_listed(key))
 
     def _is_listed(self, transactional_id: str) -> bool:
         try:

@@ -14,13 +14,14 @@ from rocksdict import Options, Rdict
 from dualwrite.errors import ConfigurationError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.identity import StoreIdentity, file_marks
 from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.errors import sentence
 from dualwrite.stores.rocksdb.keys import Encoding
 from dualwrite.stores.rocksdb.locks import Hold
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener
 from dualwrite.stores.rocksdb.shared import databases
-from dualwrite.stores.rocksdb.state_family import RowChange, StateFamily
+from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, RowChange, StateFamily
 from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
 from dualwrite.stores.rows import acknowledged, claimed, forgotten, held, is_claim_of, settled, with_generation
 
@@ -125,6 +126,23 @@ class RocksDBStore(TxnStateStore):
         """See TxnStateStore; `sync` and `disable_wal` are of the store's own writes, whatever the Rdict's WriteOptions are."""
         return self._joined().database.durability()
 
+    def identity(self) -> StoreIdentity | None:
+        """See TxnStateStore; makes no database."""
+        return None if self._is_to_be_made() else self._joined().identity()
+
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """See TxnStateStore."""
+        rows = self._joined()
+        hold = Hold(IDENTITY_KEY, "", "keeping the database's id")
+        try:
+            return rows.set_identity(identity, expected, hold, timeout=self._lock_timeout)
+        finally:
+            hold.release()
+
+    def marks(self) -> frozenset[str]:
+        """See TxnStateStore; path and number of the folder."""
+        return file_marks(self._path)
+
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""
         rows = self._joined()
@@ -165,11 +183,14 @@ class RocksDBStore(TxnStateStore):
         """See TxnStateStore."""
         self._change_claimed(claim, lambda row: settled(row, settlement), "settling a transaction")
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore."""
-        return self._change_claimed(
-            claim, lambda row: with_generation(row, kind, reuse=reuse), "taking a generation"
-        ).generation
+
+        def change(row: StateRow) -> StateRow:
+            store_id = self._own_identity().store_id  # it may have been replaced since
+            return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
+
+        return self._change_claimed(claim, change, "taking a generation").generation
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""

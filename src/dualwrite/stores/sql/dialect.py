@@ -143,6 +143,16 @@ class StoreDialect(ABC):
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
         """Whether this error of COMMIT proves that nothing was committed; False means unknown."""
 
+    # --- which database this is -------------------------------------------------------------------------------------------
+
+    tells_copies: ClassVar[bool] = True
+    """See TxnStateStore."""
+
+    def whereabouts(self, connection: Connection) -> frozenset[str]:
+        """The marks of the database that this connection is on; see `TxnStateStore.marks`."""
+        del connection
+        return frozenset()
+
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """The settings that decide whether an acknowledged commit stays; see TxnStateStore."""
         del connection

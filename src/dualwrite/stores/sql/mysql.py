@@ -203,6 +203,15 @@ class MysqlDialect(StoreDialect):
         """
         return _code(error) in _ROLLED_BACK and not connection.invalidated and _raw(connection).open
 
+    tells_copies = False  # a replica that takes over is a server of its own
+
+    def whereabouts(self, connection: Connection) -> frozenset[str]:
+        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` where it has one, and the schema."""
+        query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
+        servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]
+        schema = connection.exec_driver_sql("SELECT DATABASE()").scalar()
+        return frozenset(f"{server}, schema {schema}" for server in servers)
+
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `engine` is our table's, which has transactions only with InnoDB."""
         names = ", ".join(f"'{name}'" for name in _DURABILITY)

@@ -80,6 +80,10 @@ _BACKEND: Final = text(
     "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
     "FROM pg_stat_activity WHERE pid = :pid"
 )
+_WHEREABOUTS: Final = text(
+    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid FROM pg_control_system() s, pg_database d "
+    "WHERE d.datname = current_database()"
+)
 _DURABILITY: Final = text(
     "SELECT name, setting FROM pg_settings WHERE name IN "
     "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
@@ -187,6 +191,10 @@ class PostgresqlDialect(StoreDialect):
         if error.diag.severity_nonlocalized != "ERROR" or connection.invalidated:
             return False
         return _raw(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
+
+    def whereabouts(self, connection: Connection) -> frozenset[str]:
+        """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump has not."""
+        return frozenset({connection.scalar(_WHEREABOUTS)})
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `transaction_read_only` is on at a standby."""

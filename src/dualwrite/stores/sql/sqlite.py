@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from sqlalchemy import URL, ColumnElement, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.stores.identity import file_marks
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
 
 _MARKER: Final = "dualwrite_transaction"
@@ -122,6 +123,11 @@ class SqliteDialect(StoreDialect):
         """A COMMIT that met a lock or a deferred constraint leaves its transaction open; whatever else happened is unknown."""
         code = _code(driver_error(error))
         return code in _SURELY_FAILED and not connection.invalidated and _raw(connection).in_transaction
+
+    def whereabouts(self, connection: Connection) -> frozenset[str]:
+        """See StoreDialect; path and number of the file, which has none where it is in memory."""
+        path = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
+        return file_marks(path) if path else frozenset()
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sqlalchemy import URL, Connection, Engine, bindparam, create_engine, func, make_url, select, update
+from sqlalchemy import URL, Connection, Engine, bindparam, create_engine, func, insert, make_url, select, update
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.errors import ConfigurationError, MissingDependencyError, StoreError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import (
     MAX_OWNER_LENGTH,
@@ -21,6 +22,7 @@ from dualwrite.stores.base import (
     StoreTransaction,
     TxnStateStore,
 )
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
@@ -30,11 +32,14 @@ from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of, state_row
 from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.sql.table import store_table as s
 from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
 
 if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionSource
     from dualwrite.stores.sql.psycopg_connection import Source
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
@@ -46,6 +51,7 @@ _LIST: Final = select(t.c.transactional_id).where(
     func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.forgotten.is_(False)
 )
 _ALL_COLUMNS: Final = select(t).where(t.c.transactional_id == "").limit(1)
+_IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 
 class SqlStateStore(TxnStateStore):
@@ -185,11 +191,49 @@ class SqlStateStore(TxnStateStore):
     def check(self) -> None:
         """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
         self._short.query(lambda connection: connection.execute(_ALL_COLUMNS).first(), "checking the table")
+        self._short.query(lambda connection: connection.execute(_IDENTITY).first(), "checking the table")
         self._room.access.check()
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore."""
         return self._short.query(self._dialect.durability, "reading the settings of durability")
+
+    # --- which database this is ---------------------------------------------------------------------------------------------
+
+    @property
+    def tells_copies(self) -> bool:  # type: ignore[override]
+        """See TxnStateStore; MariaDB and MySQL: a replica that takes over has another identifier."""
+        return self._dialect.tells_copies
+
+    def identity(self) -> StoreIdentity | None:
+        """See TxnStateStore."""
+        found = self._short.query(lambda connection: connection.scalar(_IDENTITY), "reading the database's id")
+        return None if found is None else StoreIdentity.parse(found)
+
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """See TxnStateStore."""
+
+        def work(connection: Connection) -> bool:
+            if expected is None:
+                connection.execute(insert(s).values(number=1, identity=str(identity)))
+                return True
+            kept = update(s).where(s.c.number == 1, s.c.identity == str(expected))
+            return connection.execute(kept.values(identity=str(identity))).rowcount == 1
+
+        try:
+            return self._short.run(work, "keeping the database's id")
+        except StoreError as error:
+            if self._short.came_of(error, Trouble.DUPLICATE):
+                return False
+            raise
+
+    def marks(self) -> frozenset[str]:
+        """See TxnStateStore; empty as well where the database does not show us its identifier."""
+        try:
+            return self._short.query(self._dialect.whereabouts, "reading the database's identifier")
+        except StoreError as error:
+            log.debug("%s: which database it is can't be read: %s", self.description, error)
+            return frozenset()
 
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore."""
@@ -251,16 +295,23 @@ class SqlStateStore(TxnStateStore):
 
         self._short.run(work, "settling a transaction", claim.transactional_id)
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
+        first = None if self.identity() is not None else StoreIdentity.new(self.marks())
 
         def work(connection: Connection) -> int:
             row = held(_locked(connection, claim.transactional_id), claim)
-            row = with_generation(row, kind, reuse=reuse)
+            store_id = _identity_in(connection, first).store_id  # read here, since it may have been replaced
+            row = with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
             _write(connection, row)
             return row.generation
 
-        return self._short.run(work, "taking a generation", claim.transactional_id)
+        try:
+            return self._short.run(work, "taking a generation", claim.transactional_id)
+        except StoreError as error:
+            if not self._short.came_of(error, Trouble.DUPLICATE):  # another writer has just made the identity
+                raise
+            return self._short.run(work, "taking a generation", claim.transactional_id)
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
@@ -291,6 +342,16 @@ class SqlStateStore(TxnStateStore):
         self._room.access.close()
         if self._owns_engine:
             self._engine.dispose()
+
+
+def _identity_in(connection: Connection, first: StoreIdentity | None) -> StoreIdentity:
+    """The database's identity, made in this transaction if there is none yet."""
+    found = connection.scalar(_IDENTITY)
+    if found is not None:
+        return StoreIdentity.parse(found)
+    made = first or StoreIdentity.new(frozenset())
+    connection.execute(insert(s).values(number=1, identity=str(made)))
+    return made
 
 
 def _locked(connection: Connection, transactional_id: str) -> StateRow | None:

@@ -1,4 +1,4 @@
-"""The table `kafka_transaction_state` and the translation of its rows.
+"""The tables `kafka_transaction_state` and `kafka_transaction_store`, and the translation of rows.
 
 It hangs on a MetaData of its own, so that the autogenerate of a user's alembic does not take it for the user's table.
 """
@@ -20,6 +20,7 @@ from dualwrite.stores.base import MAX_OWNER_LENGTH, StateRow
 from dualwrite.stores.documents import lost_text, parse_lost
 
 TABLE_NAME: Final = "kafka_transaction_state"
+STORE_TABLE_NAME: Final = "kafka_transaction_store"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
 _MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
@@ -67,8 +68,20 @@ state_table: Final = Table(
     Column("claim_token", String(32), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("forgotten", Boolean, nullable=False),
+    Column("cluster_id", String(255), nullable=False, server_default=""),
+    Column("store_id", String(32), nullable=False, server_default=""),
+    Column("named_from", Integer),
     Column("generation_kind", String(16), nullable=False, server_default=ProducerKind.LIBRDKAFKA.value),
 )
+
+
+store_table: Final = Table(
+    STORE_TABLE_NAME,
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("identity", Text, nullable=False),
+)
+"""One row, with the number 1: which database this is (`StoreIdentity`)."""
 
 
 def state_row(columns: RowMapping) -> StateRow:
@@ -93,6 +106,9 @@ def state_row(columns: RowMapping) -> StateRow:
         generation_kind=_generation_kind(transactional_id, columns["generation_kind"]),
         claim_token=columns["claim_token"],
         delivery=_delivery(transactional_id, columns["delivery"]),
+        cluster_id=columns["cluster_id"],
+        store_id=columns["store_id"],
+        named_from=columns["named_from"],
     )
 
 
@@ -112,6 +128,9 @@ def columns_of(row: StateRow) -> dict[str, Any]:
         "updated_at": row.updated_at,
         "forgotten": row.forgotten,
         "generation_kind": row.generation_kind.value,
+        "cluster_id": row.cluster_id,
+        "store_id": row.store_id,
+        "named_from": row.named_from,
     }
 
 

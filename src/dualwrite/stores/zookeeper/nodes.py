@@ -16,9 +16,10 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_befo
 from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import Trouble, sentence, translated, trouble
-from dualwrite.stores.zookeeper.paths import STATE_ROOT, state_path, transactional_id_of
+from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, state_path, transactional_id_of
 from dualwrite.stores.zookeeper.sizes import request_size, too_large
 
 T = TypeVar("T")
@@ -121,6 +122,37 @@ class StateNodes:
             with suppress(NodeExistsError):  # somebody else was faster
                 create(STATE_ROOT, b"")
             create(path, data)
+
+    # --- which database this is ---------------------------------------------------------------------------------------------
+
+    def identity(self) -> StoreIdentity | None:
+        """What the node of the database's id holds; None where there is none."""
+        found = self._read_identity()
+        return None if found is None else found[0]
+
+    def _read_identity(self) -> tuple[StoreIdentity, int] | None:
+        try:
+            _, (data, stat) = self.connection.ask(
+                lambda client: [client.sync_async(IDENTITY_PATH), client.get_async(IDENTITY_PATH)]
+            )
+        except NoNodeError:
+            return None
+        return StoreIdentity.parse(data), stat.version
+
+    def set_identity(self, identity: StoreIdentity, expected: StoreIdentity | None) -> bool:
+        """Write it in the place of what was expected; False where that is no longer there."""
+        data = str(identity).encode()
+        read = self._read_identity()
+        if (None if read is None else read[0]) != expected:
+            return False
+        try:
+            if read is None:
+                self.connection.ask(lambda client: client.create_async(IDENTITY_PATH, data, acl=self.connection.acl))
+            else:
+                self.connection.ask(lambda client: client.set_async(IDENTITY_PATH, data, read[1]))
+        except CHANGED_MEANWHILE:
+            return False
+        return True
 
     # --- all nodes --------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,9 @@ from dualwrite.errors import InvalidTransactionalIdError
 STATE_ROOT: Final = "/kafka_transaction_state"
 """The parent of all nodes of ours (KIP-939), below the client's chroot."""
 
+IDENTITY_PATH: Final = "/kafka_transaction_store"
+"""Which database this is."""
+
 # What a path can't hold (ZooKeeper's PathUtils.validatePath, whose characters are UTF-16 units), and our own escape.
 _ESCAPED: Final = re.compile("[/%\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 _RELATIVE: Final = frozenset({".", ".."})
@@ -49,5 +52,5 @@ def state_path(transactional_id: str) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a normalized path, below the chroot, is our root or anything in it."""
-    return path == STATE_ROOT or path.startswith(f"{STATE_ROOT}/")
+    """Whether a normalized path, below the chroot, is our root or anything in it, or the node of the database's id."""
+    return path in (STATE_ROOT, IDENTITY_PATH) or path.startswith(f"{STATE_ROOT}/")

@@ -15,6 +15,7 @@ from kazoo.security import ACL
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
@@ -145,6 +146,14 @@ class ZooKeeperStore(TxnStateStore):
             lambda: self._connection.ask(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
         )
 
+    def identity(self) -> StoreIdentity | None:
+        """See TxnStateStore."""
+        return self._nodes.query(self._nodes.identity, "reading the database's id")
+
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """See TxnStateStore."""
+        return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "keeping the database's id")
+
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore; waits for nobody, and tries again where others change the row at the same time."""
         return ClaimAttempt(self._nodes, transactional_id, owner, timeout, expected_fence).make()
@@ -180,13 +189,14 @@ class ZooKeeperStore(TxnStateStore):
         """See TxnStateStore."""
         self._change(claim.transactional_id, lambda row: settled(held(row, claim), settlement), doing="settling a transaction")
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False) -> int:
+    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose answer was lost is skipped, which is harmless."""
-        row = self._change(
-            claim.transactional_id,
-            lambda row: with_generation(held(row, claim), kind, reuse=reuse),
-            doing="taking a generation",
-        )
+
+        def work(row: StateRow | None) -> StateRow:
+            store_id = self._own_identity().store_id
+            return with_generation(held(row, claim), kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
+
+        row = self._change(claim.transactional_id, work, doing="taking a generation")
         assert row is not None  # else it was not held
         return row.generation
 

@@ -142,11 +142,12 @@ class ForgettingConformance:
         """NotSettledError: something of it is still to be recovered or acknowledged; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
+        taken = store.take_generation(claim, ProducerKind.NATIVE)
         scene.transact(store, claim)
         store.settle(claim, Settlement(lost=LOST))
         for why, settlement in {
             "with a prepared state": Settlement(clear_state=True),
-            "with an unsettled generation": Settlement(settled_generation=0),
+            "with an unsettled generation": Settlement(settled_generation=taken),
             "with a lost transaction": None,
         }.items():
             before = store.read_claimed(claim)

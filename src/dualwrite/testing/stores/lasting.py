@@ -104,6 +104,7 @@ class StoredErrorConformance:
         with demanded(FencedError, "begin() under a claim that was replaced") as fenced:
             store.begin(ours)
         found.append(fenced.value)
+        rival.take_generation(theirs, ProducerKind.NATIVE)
         with demanded(NotSettledError, "forget() with an unsettled generation") as open_:
             store.forget(name)
         found.append(open_.value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import LostTransaction, StateRow
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RowModel:
     kind: ProducerKind = ProducerKind.LIBRDKAFKA
     state: PreparedTxnState | None = None
     prepared_generation: int = 0
-    settled: int = -1
+    settled: int = 0
     number: int = 0
     lost: tuple[LostTransaction, ...] = ()
     forgotten: bool = False
@@ -34,7 +34,8 @@ class RowModel:
 
     def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
         """After taking a generation."""
-        if reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
+        unverified = {entry.generation for entry in self.lost if entry.kind is LostKind.UNVERIFIED}
+        if self.generation not in unverified and reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
             return replace(self, settled=self.generation - 1 if self.settled >= self.generation else self.settled)
         return replace(self, generation=self.generation + 1, kind=kind)
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
+import pytest
+
 from dualwrite.delivery import Delivery, Place
+from dualwrite.errors import ClusterMismatchError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
@@ -67,6 +71,22 @@ class SettlingConformance:
             store.settle(claim, Settlement(clear_state=True, lost=entry))
         demand_row(store, name, "after settling again", prepared_state=None, lost=(LOST, UNVERIFIED))
 
+    def test_what_is_resolved_is_taken_off_the_list(self, scene: StoreScene) -> None:
+        """Settlement `resolved` (UC): the entry of that kind, state and generation goes; what is not there is passed over."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        for entry in (LOST, UNVERIFIED):
+            store.settle(claim, Settlement(lost=entry))
+        found = LostTransaction(UNVERIFIED.kind, UNVERIFIED.state, UNVERIFIED.generation, _AT + timedelta(days=1))
+        for _ in range(2):
+            store.settle(claim, Settlement(resolved=found))
+            demand_row(store, name, "after it was resolved", lost=(LOST,), prepared_state=STATE)
+        proven = LostTransaction(LostKind.LOST, UNVERIFIED.state, UNVERIFIED.generation, _AT)
+        store.settle(claim, Settlement(lost=UNVERIFIED))
+        store.settle(claim, Settlement(resolved=UNVERIFIED, lost=proven))
+        demand_row(store, name, "after it was found lost", lost=(LOST, proven))
+
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
         """A row keeps what is lost until somebody acknowledges it, however much that is."""
         store, name = scene.new_store(), scene.new_id()
@@ -113,8 +133,8 @@ class GenerationConformance:
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         assert [store.take_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
-        demand_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, settled_generation=-1)
-        assert list(store.read_claimed(claim).unsettled_generations) == [0, 1, 2, 3]
+        demand_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, settled_generation=0)
+        assert list(store.read_claimed(claim).unsettled_generations) == [1, 2, 3]
 
     def test_librdkafka_never_goes_on_with_a_generation(self, scene: StoreScene) -> None:
         """Rule O2: `reuse` is for a kind that takes over; librdkafka's is raised each time."""
@@ -146,6 +166,91 @@ class GenerationConformance:
         store.settle(claim, Settlement(settled_generation=1))
         assert store.take_generation(claim, _NATIVE, reuse=True) == newest
         demand_row(store, name, "after using it again", generation=newest, settled_generation=1)
+
+    def test_a_generation_with_something_unverified_is_not_used_again(self, scene: StoreScene) -> None:
+        """Rule UG: what is written on it could be taken for the unverified transaction."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        taken = store.take_generation(claim, _NATIVE)
+        lost = LostTransaction(LostKind.LOST, STATE, taken, _AT)
+        store.settle(claim, Settlement(lost=lost))
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken, "what is known to be lost bars nothing"
+        unverified = LostTransaction(LostKind.UNVERIFIED, STATE, taken, _AT)
+        store.settle(claim, Settlement(lost=unverified))
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
+
+    def test_a_generation_is_of_one_cluster(self, scene: StoreScene) -> None:
+        """`cluster_id` (CL): the row keeps it; without one it stays; another is refused, and changes nothing."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        demand_row(store, name, "the row of a first claim", cluster_id="")
+        store.take_generation(claim, _NATIVE, cluster_id="cluster-A")
+        store.take_generation(claim, _NATIVE)
+        demand_row(store, name, "after two generations", cluster_id="cluster-A", generation=2)
+        for reuse in (False, True):
+            with pytest.raises(ClusterMismatchError) as caught:
+                store.take_generation(claim, _LIBRDKAFKA, reuse=reuse, cluster_id="cluster-B")
+            assert (caught.value.stored_cluster_id, caught.value.seen_cluster_id) == ("cluster-A", "cluster-B")
+        demand_row(store, name, "after a refusal", cluster_id="cluster-A", generation=2, generation_kind=_NATIVE)
+        scene.transact(store, claim)
+        claim = scene.claim(store, name)
+        demand_row(store, name, "after a transaction and a claim", cluster_id="cluster-A")
+
+    def test_a_generation_is_named_by_the_store(self, scene: StoreScene) -> None:
+        """Rule ST: `identity`, made at the latest when a generation is taken, is the same for every store on the database."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        demand_row(store, name, "the row of a first claim", store_id="", named_from=None)
+        store.take_generation(claim, _NATIVE)
+        identity = scene.new_store().identity()
+        assert identity is not None, "identity() after take_generation()"
+        assert identity == store.identity()
+        demand_row(store, name, "after a generation", store_id=identity.store_id, named_from=1)
+        assert store.read_claimed(claim).kafka_id(1) == f"{name}#{identity.store_id}.1"
+        store.take_generation(claim, _LIBRDKAFKA)
+        demand_row(store, name, "after another", store_id=identity.store_id, named_from=1, generation=2)
+        assert name in store.list()
+        assert store.list("#") == [], "what is kept of the database is listed as an id"
+        scene.new_store().check_original()
+
+    def test_a_store_with_a_new_id_takes_new_generations(self, scene: StoreScene) -> None:
+        """`set_identity`: on the condition of the one that was read. A generation that another id names is not used again."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        taken = store.take_generation(claim, _NATIVE)
+        before = store.identity()
+        assert before is not None
+        after = StoreIdentity.new(before.marks)
+        assert store.set_identity(after, expected=before)
+        assert not store.set_identity(StoreIdentity.new(before.marks), expected=before), "the expected identity is ignored"
+        assert not store.set_identity(StoreIdentity.new(before.marks), expected=None), "there is one already"
+        assert scene.new_store().identity() == after
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1, "an id of another name was used again"
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
+        demand_row(store, name, "after it", store_id=after.store_id, named_from=taken + 1)
+
+    def test_a_copy_forgets_what_is_lost(self, scene: StoreScene) -> None:
+        """Settlement `clear_lost`."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        for entry in (LOST, UNVERIFIED):
+            store.settle(claim, Settlement(lost=entry))
+        store.settle(claim, Settlement())
+        demand_row(store, name, "after an empty settlement", lost=(LOST, UNVERIFIED))
+        store.settle(claim, Settlement(clear_lost=True))
+        demand_row(store, name, "after it was cleared", lost=())
+
+    def test_an_id_moves_to_another_cluster(self, scene: StoreScene) -> None:
+        """Settlement `cluster_id`."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        store.take_generation(claim, _NATIVE, cluster_id="cluster-A")
+        store.settle(claim, Settlement(clear_state=True))
+        demand_row(store, name, "after a settlement that names no cluster", cluster_id="cluster-A")
+        store.settle(claim, Settlement(cluster_id="cluster-B"))
+        demand_row(store, name, "after the move", cluster_id="cluster-B", generation=1)
+        assert store.take_generation(claim, _NATIVE, reuse=True, cluster_id="cluster-B") == 1
 
     def test_generations_go_on_over_claims(self, scene: StoreScene) -> None:
         """A successor finds the newest generation, and its kind, and never takes a number twice."""

@@ -1,0 +1,63 @@
+"""Which Kafka cluster an id is on, and which database: rows from before name neither, until the next generation is taken.
+
+MariaDB and MySQL commit at each DDL statement: what a killed run has done already is passed over there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+_TABLE = "kafka_transaction_state"
+_MYSQL = ("mysql", "mariadb")
+
+
+def upgrade() -> None:
+    """Add the columns and the table of the database's id; the id itself is made when it is first needed."""
+    for column in _columns():
+        if not _left_by_a_killed_run(column.name, there=True):
+            op.add_column(_TABLE, column)
+    op.create_table(
+        "kafka_transaction_store",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("identity", sa.Text, nullable=False),
+        **_options(),
+    )
+
+
+def downgrade() -> None:
+    """Drop them. Recover everything first: an older release looks for what is prepared under other ids at Kafka."""
+    op.drop_table("kafka_transaction_store", if_exists=op.get_context().dialect.name in _MYSQL)
+    for column in reversed(_columns()):
+        if not _left_by_a_killed_run(column.name, there=False):
+            op.drop_column(_TABLE, column.name)
+
+
+def _columns() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("cluster_id", sa.String(255), nullable=False, server_default=""),
+        sa.Column("store_id", sa.String(32), nullable=False, server_default=""),
+        sa.Column("named_from", sa.Integer),
+    ]
+
+
+def _options() -> dict[str, Any]:
+    """MariaDB and MySQL: transactions, and a table that a killed run has made already is passed over."""
+    name = op.get_context().dialect.name
+    if name not in _MYSQL:
+        return {}
+    return {"if_not_exists": True, f"{name}_engine": "InnoDB", f"{name}_charset": "utf8mb4"}
+
+
+def _left_by_a_killed_run(name: str, *, there: bool) -> bool:
+    """Whether the column is there (or not) already; never so where DDL is part of the transaction, nor in a script."""
+    if op.get_context().as_sql or op.get_context().dialect.name not in _MYSQL:
+        return False
+    return any(column["name"] == name for column in sa.inspect(op.get_bind()).get_columns(_TABLE)) is there

@@ -1,0 +1,93 @@
+"""Which database this is: a random id that stands in Kafka's ids, and the marks by which a copy is told from its original.
+
+Pure, but for `file_marks`. The id is made when the first generation is taken in a database, and kept there; a copy of the
+database has it as well. Beside it stand the marks of the database that it was made in (a server's own identifier, a path and
+a file's number). One mark that is the same is enough: a file may be renamed, or put back from a backup under its old name.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dualwrite.errors import StoreCopiedError, StoredStateError
+from dualwrite.state import STORE_ID_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """What a database keeps of itself.
+
+    Args:
+        store_id: Its part in the ids that Kafka sees.
+        marks: Those of the database in which the id was made, or that was said to go on with it; empty where it can't tell.
+    """
+
+    store_id: str
+    marks: frozenset[str] = frozenset()
+
+    @classmethod
+    def new(cls, marks: frozenset[str]) -> Self:
+        """One of its own."""
+        return cls(uuid.uuid4().hex[:STORE_ID_LENGTH], marks)
+
+    def is_elsewhere(self, found: frozenset[str]) -> bool:
+        """Whether a database with the marks `found` is another one, as far as both can tell."""
+        return bool(self.marks and found) and not self.marks & found
+
+    def __str__(self) -> str:
+        """As it is stored; `parse` reads it."""
+        return json.dumps({"store_id": self.store_id, "marks": sorted(self.marks)}, ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Read what was stored.
+
+        Raises:
+            StoredStateError: It is of no known form.
+        """
+        try:
+            found = json.loads(text)
+            store_id, marks = str(found["store_id"]), frozenset(map(str, found["marks"]))
+            if not store_id:
+                raise ValueError("an empty id")  # noqa: TRY301  (one error for all of them)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoredStateError(
+                f"The stored id of the database can't be read: {str(text)[:200]!r}.",
+                cause="it was changed by hand or by a newer release",
+                next_step="nothing was changed; put it back as it was, or upgrade",
+                text=str(text),
+            ) from error
+        return cls(store_id, marks)
+
+
+def copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> StoreCopiedError:
+    """The error for a database that is elsewhere than where its id was made."""
+    return StoreCopiedError(
+        f"{description} is a copy of another database, or has moved: its id at Kafka, {identity.store_id}, was made at "
+        f"{mark_words(identity.marks)}, and this is {mark_words(found)}. Nothing was changed.",
+        cause="a restored backup, a dump, a template or a copied file has the ids of its original: the two would end each "
+        "other's Kafka transactions",
+        next_step="if the original is still in use, make this one a store of its own: `dualwrite db new-store-id`. If this is "
+        "the original in another place: `dualwrite db keep-store-id`",
+        store_id=identity.store_id,
+        kept=mark_words(identity.marks),
+        found=mark_words(found),
+    )
+
+
+def mark_words(marks: frozenset[str]) -> str:
+    """For people."""
+    return ", ".join(sorted(marks))
+
+
+def file_marks(path: str | Path) -> frozenset[str]:
+    """The marks of a database that is a file or a folder; empty where there is none."""
+    try:
+        number = Path(path).stat().st_ino
+    except OSError:
+        return frozenset()
+    return frozenset({f"path {Path(path).resolve()}", *([f"inode {number}"] if number else [])})

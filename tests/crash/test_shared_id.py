@@ -1,0 +1,349 @@
+"""Two databases whose services use one transactional id on one cluster; copies of a database, which have its id at Kafka."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+import dualwrite
+from crash import worker
+from crash.cases import crash_writer
+from crash.databases import DATABASES, Databases
+from crash.events import events_at
+from crash.scene import Scene
+from dualwrite.cli import db, status
+from dualwrite.copies import keep_store_id, new_store_id
+from dualwrite.devcluster import DevCluster
+from dualwrite.diagnosis import Severity, examine
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import KafkaId, TransactionStatus
+from dualwrite.stores.base import StateRow
+from dualwrite.stores.sql.table import state_table
+from dualwrite.testing.mariadb import MariaDBServer
+from dualwrite.testing.postgres import PostgresServer
+from fixtures.pace import LIMIT, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
+
+CASES = [*(("native", database) for database in DATABASES), ("librdkafka", "sqlite")]
+"""Producer and database: what a store keeps is the same for both producers."""
+
+native = pytest.mark.usefixtures("native")
+
+
+def stored_row(scene: Scene) -> StateRow:
+    with dualwrite.store_from_url(scene.url) as store:
+        row = store.read(scene.transactional_id)
+        assert row is not None
+        return row
+
+
+@contextmanager
+def coordinator_of(scene: Scene) -> Iterator[WireTransactionCoordinator]:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
+    try:
+        yield coordinator
+    finally:
+        coordinator.close()
+
+
+# --- one id in two databases --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("producer", "database"), CASES, indirect=["producer"])
+def test_opening_an_id_in_another_database_aborts_nothing(
+    producer: str, database: str, databases: Databases, broker: DevCluster
+) -> None:
+    """Staging and production, say: one id, one topic, one cluster."""
+    production = databases.scene(database, broker)
+    staging = replace(databases.scene("sqlite", broker), transactional_id=production.transactional_id)
+    crash_writer(production, "after_db_commit")
+    with dualwrite.connect(
+        staging.events.database, kafka=staging.settings, transactional_id=staging.transactional_id
+    ) as writer:
+        assert [found.outcome.value for found in writer.recovery_report] == []
+    assert production.recover()["outcomes"] == ["COMMITTED"]
+    assert production.agree() == [1, 2]
+
+
+@native
+def test_status_tells_what_another_database_has_open_under_the_id(databases: Databases, broker: DevCluster) -> None:
+    production = databases.scene("sqlite", broker)
+    staging = replace(databases.scene("sqlite", broker), transactional_id=production.transactional_id)
+    crash_writer(production, "after_db_commit")
+    staging.write_here(1)
+    row = stored_row(production)
+    asked = ["--url", staging.url, "--kafka", staging.bootstrap, "--prefix", staging.transactional_id]
+    shown = CliRunner().invoke(status.app, asked)
+    assert shown.exit_code == 0, shown.output
+    assert f"by other databases: {row.kafka_id(row.generation)}." in shown.output
+    assert production.recover()["outcomes"] == ["COMMITTED"]
+
+
+@native
+def test_both_go_on_side_by_side(databases: Databases, broker: DevCluster) -> None:
+    one = databases.scene("sqlite", broker)
+    other = replace(databases.scene("sqlite", broker), transactional_id=one.transactional_id)
+    for number in range(1, 6, 2):
+        one.write_here(number)
+        other.write_here(number + 1)
+    assert one.messages() == sorted([*one.rows(), *other.rows()]) == [1, 2, 3, 4, 5, 6]
+
+
+@native
+def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, broker: DevCluster) -> None:
+    scene = replace(databases.scene("sqlite", broker), transactional_id="w" * 255)
+    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        with writer.transaction() as tx:
+            tx.send("longest", "1")
+        row = stored_row(scene)
+        assert len(row.kafka_id(row.generation)) > 255
+    assert scene.recover()["error"] is None
+
+
+# --- an id of an older release ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def older(databases: Databases, broker: DevCluster) -> Scene:
+    """A row that an older release wrote and that is to be recovered: prepared on `<id>#1`, committed in the database."""
+    scene = databases.scene("sqlite", broker)
+    kafka_id = str(KafkaId(scene.transactional_id, 1))
+    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id, two_phase=True)
+    producer.init_transactions(timeout=LIMIT)
+    producer.begin_transaction()
+    producer.send(scene.topic, "1")
+    state = producer.prepare_transaction(timeout=LIMIT)
+    producer.close()
+    with dualwrite.SqlStateStore(scene.engine) as store:
+        claim = store.claim(scene.transactional_id, "older", timeout=LIMIT)
+        with scene.engine.begin() as connection:
+            kind = ProducerKind.NATIVE_TWO_PHASE.value
+            connection.execute(state_table.update().values(generation=1, settled_generation=-1, generation_kind=kind))
+        transaction = store.begin(claim)
+        scene.events.write(transaction.handle, scene.transactional_id, 1)
+        transaction.record(state, generation=1, transaction_number=1)
+        transaction.commit()
+    return scene
+
+
+@native
+def test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_moves_on(older: Scene) -> None:
+    assert older.recover()["outcomes"] == ["NOTHING", "COMMITTED"]  # generation 0, whose id is the bare one; generation 1
+    assert older.agree() == [1]
+    older.write_here(2)
+    row = stored_row(older)
+    assert row.kafka_id(1) == f"{older.transactional_id}#1"
+    assert (row.generation, row.named_from) == (2, 2)
+    assert row.kafka_id(2) == f"{older.transactional_id}#{row.store_id}.2"
+    older.write(3, 1, "after_db_commit=kill").killed()
+    assert "COMMITTED" in older.recover()["outcomes"]
+    assert older.agree() == [1, 2, 3]
+
+
+@native
+def test_opening_on_a_row_of_an_older_release(older: Scene) -> None:
+    older.write_here(2)
+    assert older.agree() == [1, 2]
+
+
+# --- copies -------------------------------------------------------------------------------------------------------------------
+
+
+def copied_file(scene: Scene, target: Path) -> Scene:
+    """The SQLite file, with what stands in its log."""
+    with scene.engine.connect() as connection:
+        connection.exec_driver_sql(f"VACUUM INTO '{target}'")
+    return replace(scene, events=events_at(f"sqlite:///{target}"))
+
+
+@pytest.fixture
+def original(databases: Databases, broker: DevCluster) -> Scene:
+    """A crashed writer's, with something prepared."""
+    scene = databases.scene("sqlite", broker)
+    crash_writer(scene, "after_db_commit")
+    return scene
+
+
+@native
+def test_a_copied_file_is_refused_and_becomes_a_store_of_its_own(original: Scene, tmp_path: Path) -> None:
+    copy = copied_file(original, tmp_path / "copy.db")
+    before = stored_row(copy)
+    with pytest.raises(dualwrite.StoreCopiedError, match="new-store-id") as caught:
+        copy.write_here(9)
+    assert caught.value.store_id == before.store_id
+    assert "StoreCopiedError" in copy.recover()["error"] or "copy" in copy.recover()["error"]
+    assert stored_row(copy) == before
+    (finding,) = (f for f in examine(dualwrite.Settings(database_url=copy.url)).findings if "new-store-id" in str(f.change))
+    assert finding.severity is Severity.BROKEN
+
+    made = CliRunner().invoke(db.app, ["new-store-id", "--url", copy.url, "--yes"])
+    assert made.exit_code == 0, made.output
+    assert str(before.prepared_state) in made.output
+    copy.write_here(9)
+    assert stored_row(copy).store_id != before.store_id
+    assert original.recover()["outcomes"] == ["COMMITTED"]
+    original.write_here(3)
+    assert (original.rows(), copy.rows()) == ([1, 2, 3], [1, 2, 9])
+    assert original.messages() == [1, 2, 3, 9]
+
+
+@native
+def test_a_file_that_was_renamed_goes_on_by_itself(original: Scene, tmp_path: Path) -> None:
+    with original.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    original.engine.dispose()
+    source, target = Path(str(original.engine.url.database)), tmp_path / "renamed.db"
+    source.rename(target)
+    renamed = replace(original, events=events_at(f"sqlite:///{target}"))
+    assert renamed.recover()["outcomes"] == ["COMMITTED"]
+    backup = tmp_path / "backup.db"
+    copied_file(renamed, backup)
+    target.unlink()
+    shutil.copy(backup, target)  # put back under its new name
+    renamed.write_here(3)
+    assert renamed.agree() == [1, 2, 3]
+
+
+@native
+def test_a_file_that_has_moved_to_another_disk_is_the_original_if_its_operator_says_so(original: Scene, tmp_path: Path) -> None:
+    moved = copied_file(original, tmp_path / "moved.db")
+    kept = CliRunner().invoke(db.app, ["keep-store-id", "--url", moved.url, "--yes"])
+    assert kept.exit_code == 0, kept.output
+    assert moved.recover()["outcomes"] == ["COMMITTED"]
+    moved.write_here(3)
+    assert moved.agree() == [1, 2, 3]
+
+
+@native
+def test_a_database_made_from_a_template_is_a_copy(broker: DevCluster, postgres_server: PostgresServer) -> None:
+    """As a restored dump is: another database on the server; a physical replica would be the same one."""
+    original = Scene(events_at(postgres_server.create_database("original")), broker.bootstrap_servers)
+    original.events.make_room()
+    crash_writer(original, "after_db_commit")
+    original.engine.dispose()
+    name = "copied"
+    admin = sa.create_engine(original.engine.url.set(database="postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with admin.connect() as server:
+        _ended_sessions(server, original.engine.url.database)
+        server.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE original")
+    copy = replace(original, events=events_at(original.engine.url.set(database=name).render_as_string(hide_password=False)))
+    with pytest.raises(dualwrite.StoreCopiedError):
+        copy.write_here(9)
+    with dualwrite.store_from_url(copy.url) as store:
+        identity, (left,) = new_store_id(store, timeout=LIMIT)
+        assert (left.transactional_id, identity) == (original.transactional_id, store.identity())
+        assert left.prepared is not None
+    copy.write_here(9)
+    assert original.recover()["outcomes"] == ["COMMITTED"]
+    assert original.messages() == [1, 2, 9]
+
+
+def _ended_sessions(server: sa.Connection, database: str | None) -> None:
+    query = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = :name")
+    until(lambda: server.scalar(query, {"name": database}) == 0, "a session of the original is still there")
+
+
+@native
+def test_a_replica_that_takes_over_goes_on_with_a_warning(
+    broker: DevCluster, mariadb_server: MariaDBServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica of MariaDB or MySQL has an identifier of its own, so that it can't be told from a copy."""
+    scene = Scene(events_at(mariadb_server.create_database("replica")), broker.bootstrap_servers)
+    scene.events.make_room()
+    crash_writer(scene, "after_db_commit")
+    with dualwrite.store_from_url(scene.url) as store:
+        identity = store.identity()
+        assert identity is not None
+        assert store.set_identity(replace(identity, marks=frozenset({"server another, schema here"})), expected=identity)
+        is_told = bool(store.marks())
+        with caplog.at_level(logging.WARNING):
+            assert scene.recover()["outcomes"] == ["COMMITTED"]
+        assert ("keep-store-id" in caplog.text) == is_told
+        keep_store_id(store)
+        caplog.clear()
+        scene.write_here(3)
+        assert "keep-store-id" not in caplog.text
+    assert scene.agree() == [1, 2, 3]
+
+
+@native
+def test_a_copied_folder_is_refused(databases: Databases, broker: DevCluster, tmp_path: Path) -> None:
+    scene = databases.scene("rocksdb", broker)
+    crash_writer(scene, "after_db_commit")
+    shutil.copytree(scene.url.removeprefix("rocksdb:///"), tmp_path / "copy")
+    copy = replace(scene, events=events_at(f"rocksdb:///{tmp_path / 'copy'}"))
+    with pytest.raises(dualwrite.StoreCopiedError):
+        copy.write_here(9)
+    assert scene.recover()["outcomes"] == ["COMMITTED"]
+    with dualwrite.store_from_url(copy.url) as store:
+        _, (left,) = new_store_id(store, timeout=LIMIT)
+        assert left.transactional_id == scene.transactional_id
+    copy.write_here(9)
+    assert (scene.rows(), copy.rows(), scene.messages()) == ([1, 2], [1, 2, 9], [1, 2, 9])
+
+
+# --- what somebody else has open, or takes, at Kafka --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(databases: Databases, broker: DevCluster) -> Iterator[Callable[[Scene, str], NativeProducer]]:
+    """Begins a transaction on an id at Kafka, as the writer of a copy would."""
+    made = []
+
+    def begin(scene: Scene, kafka_id: str) -> NativeProducer:
+        producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id, two_phase=True)
+        made.append(producer)
+        producer.init_transactions(timeout=LIMIT)
+        producer.begin_transaction()
+        producer.send(f"foreign-{scene.topic}", "foreign")
+        producer.prepare_transaction(timeout=LIMIT)
+        return producer
+
+    yield begin
+    for producer in made:
+        producer.close()
+
+
+def test_what_is_found_open_while_an_id_is_taken_over_is_reported_aborted(
+    databases: Databases, broker: DevCluster, producer: str, foreign: Callable[[Scene, str], NativeProducer]
+) -> None:
+    scene = databases.scene("sqlite", broker)
+    scene.write_here(1)
+    row = stored_row(scene)
+    assert not row.unsettled_generations
+    kafka_id = row.kafka_id(row.generation + (producer == "librdkafka"))  # which it is about to take
+    foreign(scene, kafka_id)
+    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        assert [found.outcome.value for found in writer.recovery_report] == ["ABORTED"]
+        with coordinator_of(scene) as coordinator:
+            described = coordinator.describe(kafka_id)
+            assert described is not None
+            assert described.status is not TransactionStatus.ONGOING
+    scene.write_here(2)
+    assert scene.agree() == [1, 2]
+
+
+@native
+def test_a_writer_that_kafka_fences_while_its_claim_holds_says_who_else_that_is(
+    databases: Databases, broker: DevCluster, foreign: Callable[[Scene, str], NativeProducer]
+) -> None:
+    scene = databases.scene("sqlite", broker)
+    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        row = stored_row(scene)
+        foreign(scene, row.kafka_id(row.generation))
+        with pytest.raises(dualwrite.ProducerFencedError, match=r"copy of the database.*new-store-id"):
+            worker.write_event(writer, scene.topic, 1)
+        worker.write_event(writer, scene.topic, 2)
+    assert scene.agree() == [2]

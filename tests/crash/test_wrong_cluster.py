@@ -1,0 +1,183 @@
+"""A process that talks to another, reachable Kafka cluster costs nothing: not a transaction, not a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import dualwrite
+from crash.cases import crash_writer
+from crash.databases import DATABASES, Databases
+from crash.scene import Scene
+from dualwrite.cli import db
+from dualwrite.clusters import move_to_cluster
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.stores.base import LostKind, Settlement, StateRow
+from fixtures.broker import started
+from fixtures.pace import LIMIT
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
+
+CASES = [*(("native", database) for database in DATABASES), ("librdkafka", "sqlite")]
+"""Producer and database: what a store keeps is the same for both producers."""
+
+each = pytest.mark.parametrize(("producer", "scene"), CASES, indirect=True)
+native = pytest.mark.usefixtures("native")
+
+
+@pytest.fixture(scope="module")
+def other_broker() -> Iterator[DevCluster]:
+    """Another cluster, with two-phase commit as well."""
+    with started() as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite"])
+def scene(request: pytest.FixtureRequest, databases: Databases, broker: DevCluster) -> Scene:
+    return databases.scene(request.param, broker)
+
+
+@pytest.fixture
+def elsewhere(scene: Scene, other_broker: DevCluster) -> Scene:
+    """The same database and the same id, with the other cluster's address."""
+    return replace(scene, bootstrap=other_broker.bootstrap_servers)
+
+
+def stored_row(scene: Scene) -> StateRow:
+    with dualwrite.store_from_url(scene.url) as store:
+        row = store.read(scene.transactional_id)
+        assert row is not None
+        return row
+
+
+def as_by_an_older_release(scene: Scene) -> None:
+    """The row without a cluster."""
+    with dualwrite.store_from_url(scene.url) as store:
+        claim = store.claim(scene.transactional_id, "tests", timeout=LIMIT)
+        store.settle(claim, Settlement(cluster_id=""))
+
+
+def coordinator_of(scene: Scene) -> WireTransactionCoordinator:
+    return WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
+
+
+@each
+def test_recovery_on_another_cluster_changes_nothing_and_costs_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
+    crash_writer(scene, "after_db_commit")
+    before = stored_row(scene)
+    assert before.prepared_state is not None
+    report = elsewhere.recover()
+    assert "the id is in use on cluster" in report["error"]
+    assert (report["outcomes"], report["unacknowledged"]) == ([], [])
+    assert stored_row(scene) == before
+    assert scene.recover()["outcomes"] == ["COMMITTED"]
+    assert scene.agree() == [1, 2]
+
+
+@each
+def test_opening_on_another_cluster_changes_nothing_and_costs_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
+    crash_writer(scene, "after_db_commit")
+    before = stored_row(scene)
+    with pytest.raises(dualwrite.ClusterMismatchError, match="move-cluster") as caught:
+        elsewhere.write_here(9)
+    assert (caught.value.stored_cluster_id, caught.value.transactional_id) == (before.cluster_id, scene.transactional_id)
+    assert caught.value.seen_cluster_id not in ("", before.cluster_id)
+    assert stored_row(scene) == before
+    scene.write_here(3)
+    assert scene.agree() == [1, 2, 3]
+
+
+@native
+def test_a_live_writer_is_not_fenced_from_another_cluster(scene: Scene, elsewhere: Scene) -> None:
+    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        with writer.transaction() as tx:
+            tx.send(scene.topic, "1")
+        with pytest.raises(dualwrite.ClusterMismatchError):
+            elsewhere.write_here(9)
+        assert elsewhere.recover()["error"]
+        with writer.transaction() as tx:
+            tx.send(scene.topic, "2")
+    assert scene.messages() == [1, 2]
+
+
+@each
+def test_what_a_wrong_cluster_left_unverified_is_committed_by_the_right_one(
+    producer: str, scene: Scene, elsewhere: Scene
+) -> None:
+    """The row of an older release names no cluster."""
+    crash_writer(scene, "after_db_commit")
+    as_by_an_older_release(scene)
+    report = elsewhere.recover()
+    assert (report["outcomes"], [kind for kind, _ in report["unacknowledged"]]) == (["UNVERIFIED"], ["UNVERIFIED"])
+    report = scene.recover()
+    assert (report["outcomes"], report["unacknowledged"]) == (["COMMITTED"], [])
+    assert scene.agree() == [1, 2]
+    assert stored_row(scene).lost == ()
+    scene.write_here(3)
+    assert scene.agree() == [1, 2, 3]
+
+
+@native
+def test_what_the_right_cluster_has_committed_is_no_longer_unverified(scene: Scene, elsewhere: Scene) -> None:
+    crash_writer(scene, "after_kafka_commit")
+    as_by_an_older_release(scene)
+    assert elsewhere.recover()["outcomes"] == ["UNVERIFIED"]
+    report = scene.recover()
+    assert (report["outcomes"], report["unacknowledged"]) == (["ALREADY_COMMITTED"], [])
+
+
+@native
+def test_a_generation_with_something_unverified_is_not_used_again(scene: Scene, elsewhere: Scene) -> None:
+    """On another cluster its next transaction could have the very name of the unverified one (rule UG)."""
+    crash_writer(scene, "after_db_commit")
+    as_by_an_older_release(scene)
+    elsewhere.recover()
+    (unverified,) = stored_row(scene).lost
+    with dualwrite.connect(
+        elsewhere.events.database, kafka=elsewhere.settings, transactional_id=scene.transactional_id, on_lost="report"
+    ):
+        assert stored_row(scene).generation > unverified.generation
+
+
+@native
+def test_an_id_moves_to_another_cluster_once_it_is_settled(scene: Scene, elsewhere: Scene) -> None:
+    crash_writer(scene, "after_db_commit")
+    before = stored_row(scene)
+    arguments = ["move-cluster", "--url", scene.url, "--kafka", elsewhere.bootstrap, "--id", scene.transactional_id]
+    refused = CliRunner().invoke(db.app, [*arguments, "--yes"])
+    assert isinstance(refused.exception, dualwrite.NotSettledError)
+    assert stored_row(scene) == before
+    scene.recover()
+    moved = CliRunner().invoke(db.app, [*arguments, "--yes"])
+    assert moved.exit_code == 0, moved.output
+    assert before.cluster_id in moved.output
+    assert "already" in CliRunner().invoke(db.app, [*arguments, "--yes"]).output
+    elsewhere.write_here(3)
+    assert elsewhere.messages() == [3]
+    with pytest.raises(dualwrite.ClusterMismatchError):
+        scene.write_here(4)
+
+
+@native
+def test_what_is_given_up_on_a_cluster_is_recorded_and_found_again_there(scene: Scene, elsewhere: Scene) -> None:
+    crash_writer(scene, "after_db_commit")
+    state = stored_row(scene).prepared_state
+    old, new = coordinator_of(scene), coordinator_of(elsewhere)
+    with dualwrite.store_from_url(scene.url) as store:
+        with pytest.raises(dualwrite.NotSettledError, match="give-up-prepared"):
+            move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
+        (move,) = move_to_cluster(store, new, [scene.transactional_id], give_up_prepared=True, timeout=LIMIT)
+        assert move.given_up is not None
+        assert (move.given_up.kind, move.given_up.state) == (LostKind.UNVERIFIED, state)
+        assert move.to_cluster_id == new.cluster_id()
+        assert [kind for kind, _ in elsewhere.recover()["unacknowledged"]] == ["UNVERIFIED"]
+        move_to_cluster(store, old, [scene.transactional_id], timeout=LIMIT)  # after all
+    assert scene.recover()["outcomes"] == ["COMMITTED"]
+    assert scene.agree() == [1, 2]
+    for coordinator in (old, new):
+        coordinator.close()

@@ -1,0 +1,98 @@
+"""Rows of revision 0003, which name neither cluster nor store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from store_scene import ID
+
+from dualwrite import migration
+from dualwrite.errors import StateTableMissingError
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import Settlement
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.mariadb import MariaDBServer
+from dualwrite.testing.postgres import PostgresServer
+
+OLDER = (
+    "INSERT INTO kafka_transaction_state (transactional_id, fence, generation, prepared_transaction_state, "
+    "prepared_generation, settled_generation, transaction_number, lost, owner, claim_token, updated_at, forgotten, "
+    f"generation_kind) VALUES ('{ID}', 7, 3, '4711:3', 3, 2, 5, '[]', 'writer host:1', 't', '2026-11-21 10:00:00', false, "
+    "'native-2pc')"
+)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def older_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of revision 0003 with one row."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'older.db'}"
+    else:
+        server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
+        url = server.create_database(f"older_{abs(hash(tmp_path))}")
+    migration.upgrade(url, "0003")
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(OLDER)
+    engine.dispose()
+    return url
+
+
+def test_a_row_of_an_older_release_is_read_and_moves_on(older_url: str) -> None:
+    with SqlStateStore.from_url(older_url) as store, pytest.raises(StateTableMissingError, match="db upgrade"):
+        store.check()
+    migration.upgrade(older_url)
+    with SqlStateStore.from_url(older_url) as store:
+        store.check()
+        row = store.read(ID)
+        assert row is not None
+        assert (str(row.prepared_state), row.cluster_id, row.store_id, row.named_from) == ("4711:3", "", "", None)
+        assert (row.kafka_id(0), row.kafka_id(3)) == (ID, f"{ID}#3")
+        assert store.identity() is None
+        claim = store.claim(ID, "tests", timeout=5)
+        store.settle(claim, Settlement(clear_state=True, settled_generation=3))
+        assert store.take_generation(claim, ProducerKind.NATIVE_TWO_PHASE, reuse=True, cluster_id="C") == 4
+        row = store.read_claimed(claim)
+        identity = store.identity()
+        assert identity is not None
+        assert (row.kafka_id(3), row.kafka_id(4)) == (f"{ID}#3", f"{ID}#{identity.store_id}.4")
+    migration.downgrade(older_url, "0003")
+    migration.upgrade(older_url)
+    with SqlStateStore.from_url(older_url) as store:
+        assert store.read_claimed(claim).fence == claim.fence
+
+
+def test_a_database_tells_where_it_is(older_url: str) -> None:
+    migration.upgrade(older_url)
+    with SqlStateStore.from_url(older_url) as store, SqlStateStore.from_url(older_url) as other:
+        assert store.marks() == other.marks()
+        assert store.marks() or not store.tells_copies
+        store.take_generation(store.claim(ID, "tests", timeout=5), ProducerKind.NATIVE)
+        identity = store.identity()
+        assert identity is not None
+        assert identity.marks == store.marks()
+        other.check_original()
+
+
+def test_an_upgrade_to_0005_that_was_killed_can_be_finished(mariadb_server: MariaDBServer) -> None:
+    """DDL commits at once there: a part of the columns may be there before the version says so, on the way up and down."""
+    url = mariadb_server.create_database("half_0005")
+    migration.upgrade(url)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE kafka_transaction_state DROP COLUMN named_from")
+        connection.exec_driver_sql("DROP TABLE kafka_transaction_store")
+        connection.exec_driver_sql("UPDATE kafka_transaction_state_version SET version_num = '0004'")
+    migration.upgrade(url)
+    with SqlStateStore.from_url(url) as store:
+        store.check()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE kafka_transaction_state DROP COLUMN named_from")
+        connection.exec_driver_sql("DROP TABLE kafka_transaction_store")
+    migration.downgrade(url, "0004")
+    migration.upgrade(url)
+    with SqlStateStore.from_url(url) as store:
+        store.check()
+    engine.dispose()
