@@ -11,10 +11,10 @@ from store_scene import ID
 from dualwrite import migration
 from dualwrite.errors import StateTableMissingError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Settlement
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.older import see_it_move_on
 
 OLDER = (
     "INSERT INTO kafka_transaction_state (transactional_id, fence, generation, prepared_transaction_state, "
@@ -46,18 +46,7 @@ def test_a_row_of_an_older_release_is_read_and_moves_on(older_url: str) -> None:
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store:
         store.check()
-        row = store.read(ID)
-        assert row is not None
-        assert (str(row.prepared_state), row.cluster_id, row.store_id, row.named_from) == ("4711:3", "", "", None)
-        assert (row.kafka_id(0), row.kafka_id(3)) == (ID, f"{ID}#3")
-        assert store.identity() is None
-        claim = store.claim(ID, "tests", timeout=5)
-        store.settle(claim, Settlement(clear_state=True, settled_generation=3))
-        assert store.take_generation(claim, ProducerKind.NATIVE_TWO_PHASE, reuse=True, cluster_id="C") == 4
-        row = store.read_claimed(claim)
-        identity = store.identity()
-        assert identity is not None
-        assert (row.kafka_id(3), row.kafka_id(4)) == (f"{ID}#3", f"{ID}#{identity.store_id}.4")
+        claim = see_it_move_on(store, ID)
     migration.downgrade(older_url, "0003")
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store:
