@@ -208,12 +208,13 @@ def test_a_file_that_was_renamed_goes_on_by_itself(original: Scene, tmp_path: Pa
     source.rename(target)
     renamed = replace(original, events=events_at(f"sqlite:///{target}"))
     assert renamed.recover()["outcomes"] == ["COMMITTED"]
+    renamed.write_here(3)
     backup = tmp_path / "backup.db"
     copied_file(renamed, backup)
     target.unlink()
     shutil.copy(backup, target)  # put back under its new name
-    renamed.write_here(3)
-    assert renamed.agree() == [1, 2, 3]
+    renamed.write_here(4)
+    assert renamed.agree() == [1, 2, 3, 4]
 
 
 @native

@@ -276,7 +276,7 @@ class TxnStateStore(ABC):
     def identity(self) -> StoreIdentity | None:
         """The database's id at Kafka, with the marks that are kept beside it; None before the first generation was taken.
 
-        `take_generation` makes it, with the marks of then. Every store on the database gives the same; so does a copy of it.
+        `take_generation` makes it, and keeps the marks of then with it. Every store on the database gives the same; so does a copy of it.
         """
 
     @abstractmethod
@@ -291,39 +291,39 @@ class TxnStateStore(ABC):
         return frozenset()
 
     def check_original(self) -> None:
-        """See that this is the database in which its ids at Kafka were made, before anything is claimed. Keeps new marks.
+        """See that this is the database in which its ids at Kafka were made, before anything is claimed. Changes nothing.
 
         Raises:
             StoreCopiedError: It is a copy, or has moved (and `tells_copies`).
         """
         identity, found = self.identity(), self.marks()
-        if identity is None or not found or found == identity.marks:
+        if identity is None or not identity.marks or not found or found == identity.marks:
             return
         if not identity.is_elsewhere(found):
-            if identity.marks:
-                log.warning(
-                    "%s has changed its place from %s to %s. If it is a copy whose original is in use (on another machine, "
-                    "say): `dualwrite db new-store-id`, at once.",
-                    self.description,
-                    mark_words(identity.marks),
-                    mark_words(found),
-                )
-            self.set_identity(StoreIdentity(identity.store_id, found), expected=identity)
+            log.warning(
+                "%s has changed its place from %s to %s. If it is a copy whose original is in use (on another machine, say): "
+                "`dualwrite db new-store-id`, at once.",
+                *(self.description, mark_words(identity.marks), mark_words(found)),
+            )
             return
         error = copied(self.description, identity, found)
         if self.tells_copies:
             raise error
-        log.warning(
-            "%s If this is a replica that has taken over, go on: `dualwrite db keep-store-id` ends this warning.", error
-        )
+        log.warning("%s (A replica that has taken over: `dualwrite db keep-store-id` ends this warning.)", error)
 
     def _own_identity(self) -> StoreIdentity:
-        """The identity, made if there is none yet: for `take_generation`."""
+        """The identity, made if there is none yet, and with the marks of now unless it looks like a copy's.
+
+        For `take_generation`.
+        """
         while True:
-            found = self.identity()
-            if found is not None:
-                return found
-            self.set_identity(StoreIdentity.new(self.marks()), expected=None)
+            kept, found = self.identity(), self.marks()
+            if kept is None:
+                self.set_identity(StoreIdentity.new(found), expected=None)
+            elif not found or found == kept.marks or kept.is_elsewhere(found):
+                return kept
+            else:
+                self.set_identity(StoreIdentity(kept.store_id, found), expected=kept)
 
     @abstractmethod
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:

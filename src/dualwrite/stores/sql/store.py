@@ -297,7 +297,7 @@ class SqlStateStore(TxnStateStore):
 
     def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
-        first = None if self.identity() is not None else StoreIdentity.new(self.marks())
+        first = StoreIdentity.new(self.marks()) if self.identity() is None else self._own_identity()
 
         def work(connection: Connection) -> int:
             row = held(_locked(connection, claim.transactional_id), claim)

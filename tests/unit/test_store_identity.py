@@ -1,0 +1,55 @@
+"""Which database it is: the stored form, and telling a copy from its original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dualwrite.errors import StoredStateError
+from dualwrite.stores.identity import StoreIdentity, file_marks
+
+HERE = frozenset({"path /a", "inode 1"})
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    identity = StoreIdentity.new(HERE)
+    assert StoreIdentity.parse(str(identity)) == identity
+    assert StoreIdentity.parse(str(identity).encode()) == identity
+
+
+def test_each_has_a_random_id_of_its_own() -> None:
+    ids = {StoreIdentity.new(HERE).store_id for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(each) == 12 and set(each) <= set("0123456789abcdef") for each in ids)
+
+
+def test_what_is_of_no_known_form_is_an_error() -> None:
+    for text in ("", "{}", "[]", '{"store_id": "", "marks": []}', '{"store_id": "a"}', '{"store_id": "a", "marks": 1}'):
+        with pytest.raises(StoredStateError, match="put it back"):
+            StoreIdentity.parse(text)
+
+
+def test_one_mark_that_is_the_same_is_enough() -> None:
+    kept = StoreIdentity("a", HERE)
+    assert not kept.is_elsewhere(HERE)
+    assert not kept.is_elsewhere(frozenset({"path /b", "inode 1"}))
+    assert not kept.is_elsewhere(frozenset({"path /a", "inode 2"}))
+    assert kept.is_elsewhere(frozenset({"path /b", "inode 2"}))
+
+
+def test_where_one_side_can_not_tell_nothing_is_said() -> None:
+    assert not StoreIdentity("a", HERE).is_elsewhere(frozenset())
+    assert not StoreIdentity("a").is_elsewhere(HERE)
+
+
+def test_a_file_is_known_by_its_path_and_by_itself(tmp_path: Path) -> None:
+    first, copy, link = tmp_path / "first", tmp_path / "copy", tmp_path / "link"
+    first.write_text("x")
+    copy.write_text("x")
+    link.symlink_to(first)
+    assert file_marks(link) == file_marks(first)
+    assert not file_marks(copy) & file_marks(first)
+    before = file_marks(first)
+    assert file_marks(first.rename(tmp_path / "renamed")) & before
+    assert file_marks(tmp_path / "nothing") == frozenset()
