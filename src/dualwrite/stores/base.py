@@ -276,7 +276,8 @@ class TxnStateStore(ABC):
     def identity(self) -> StoreIdentity | None:
         """The database's id at Kafka, with the marks that are kept beside it; None before the first generation was taken.
 
-        `take_generation` makes it, and keeps the marks of then with it. Every store on the database gives the same; so does a copy of it.
+        `take_generation` makes it, and keeps the marks of then with it. Every store on the database gives the same, and so
+        does a copy of it.
         """
 
     @abstractmethod
