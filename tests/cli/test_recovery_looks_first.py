@@ -73,10 +73,10 @@ class AtOneBroker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def describe(self, kafka_transactional_id: str) -> TransactionDescription | None:
+    def describe(self, kafka_transactional_id: str, **limit: Any) -> TransactionDescription | None:
         if kafka_transactional_id.startswith(self._away):
             raise BrokerUnavailableError("No answer.", transactional_id=kafka_transactional_id)
-        return self._real.describe(kafka_transactional_id)
+        return self._real.describe(kafka_transactional_id, **limit)
 
 
 def rows_of(store: TxnStateStore) -> list[StateRow]:
