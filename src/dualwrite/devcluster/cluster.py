@@ -248,7 +248,9 @@ class DevCluster:
 
     def pause(self, node: int = 1) -> None:
         """SIGSTOP a node: its connections stay open, and nothing answers any more."""
-        self._signal(node, signal.SIGSTOP)
+        found = self._node(self._record(), node)
+        if found.process is None or not found.process.pause():
+            raise DevClusterError(f"Node {node} of {self.name!r} does not run.", cluster=self.name, node_id=node)
 
     def resume(self, node: int = 1) -> None:
         """SIGCONT a paused node."""

@@ -63,6 +63,27 @@ class BrokerProcess:
             return False
         return True
 
+    def pause(self, timeout: float = 10.0) -> bool:
+        """SIGSTOP, and wait until each thread stands still: on a busy machine some go on for milliseconds.
+
+        Returns:
+            False when the process is gone.
+        """
+        if not self.send(signal.SIGSTOP):
+            return False
+        deadline = time.monotonic() + timeout
+        while not self._stands_still() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return True
+
+    def _stands_still(self) -> bool:
+        threads = Path(f"/proc/{self.pid}/task")
+        if not threads.is_dir():
+            return self.paused
+        with suppress(OSError):  # a thread ends meanwhile: look again
+            return all((t / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for t in threads.iterdir())
+        return False
+
     def wait(self, timeout: float) -> bool:
         """Wait until it is gone, for `timeout` seconds at most; whether it is."""
         deadline = time.monotonic() + timeout
