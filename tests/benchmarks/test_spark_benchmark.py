@@ -38,6 +38,22 @@ def test_this_sink_is_measured_and_verified(
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
     file = tmp_path / "figures.json"
 
+    done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite", "--json", file, *servers)
+
+    assert done.returncode == 0, done.stderr
+    assert "| this sink" in done.stdout
+    assert "Verified: 3,000 rows" in done.stdout
+    found = json.loads(file.read_text())
+    assert {measured["name"]: measured["rows"] for measured in found["rounds"]} == {"dualwrite": 3000}
+
+
+@pytest.mark.soak
+def test_reading_and_the_parts_of_a_write_are_measured(
+    broker: DevCluster, postgres_url: str, spark_environment: dict[str, str], tmp_path: Path
+) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+    file = tmp_path / "figures.json"
+
     done = run(spark_environment, *SMALL, "--sinks", "read,dualwrite", "--json", file, *servers)
 
     assert done.returncode == 0, done.stderr

@@ -32,6 +32,7 @@ def test_going_on_after_a_flight_leaves_out_those_before_it() -> None:
     assert list(read_flights(10, after=10)) == []
 
 
+@pytest.mark.slow
 def test_the_whole_year() -> None:
     everything = Counter(flight.cancelled for flight in read_flights())
     assert everything == {False: DEPARTURES, True: FLIGHTS - DEPARTURES}

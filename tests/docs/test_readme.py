@@ -56,6 +56,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes | None]], run: Run) -> None:
     """One program of all Python blocks but Spark's; the marked shell blocks run where they stand."""
     python = program(README.replace(_SPARK, ""), broker)

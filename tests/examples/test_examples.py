@@ -21,6 +21,7 @@ from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -79,7 +80,13 @@ def test_the_plain_service_takes_each_order_once(
     assert committed(topic) == [b'{"id": "1", "item": "lamp"}', b'{"id": "2", "item": "chair"}']
 
 
-@pytest.mark.parametrize(("failpoint", "taken"), [("before_kafka_commit#2=exit", True), ("before_db_commit#2=exit", False)])
+@pytest.mark.parametrize(
+    ("failpoint", "taken"),
+    thinned(
+        [("before_kafka_commit#2=exit", True), ("before_db_commit#2=exit", False)],
+        quick=[("before_kafka_commit#2=exit", True)],
+    ),
+)
 def test_the_plain_service_recovers_itself_after_a_crash(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]], failpoint: str, taken: bool
 ) -> None:
