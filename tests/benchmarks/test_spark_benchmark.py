@@ -18,6 +18,14 @@ NO_PACKAGES = 3
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,org.postgresql:postgresql:42.7.7"
 SMALL = ("--times", 2, "--flights", 1500, "--rounds", 1, "--partitions", 2, "--memory", "768m")
 
+Servers = tuple[str, ...]
+
+
+@pytest.fixture
+def servers(broker: DevCluster, postgres_url: str) -> Servers:
+    """The arguments that name them."""
+    return ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+
 
 def run(environment: Mapping[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_") and name not in NOT_OURS}
@@ -32,10 +40,7 @@ def run(environment: Mapping[str, str], *arguments: object) -> subprocess.Comple
 
 
 @pytest.mark.slow
-def test_this_sink_is_measured_and_verified(
-    broker: DevCluster, postgres_url: str, spark_environment: dict[str, str], tmp_path: Path
-) -> None:
-    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+def test_this_sink_is_measured_and_verified(servers: Servers, spark_environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
 
     done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite", "--json", file, *servers)
@@ -49,9 +54,8 @@ def test_this_sink_is_measured_and_verified(
 
 @pytest.mark.soak
 def test_reading_and_the_parts_of_a_write_are_measured(
-    broker: DevCluster, postgres_url: str, spark_environment: dict[str, str], tmp_path: Path
+    servers: Servers, spark_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
     file = tmp_path / "figures.json"
 
     done = run(spark_environment, *SMALL, "--sinks", "read,dualwrite", "--json", file, *servers)
@@ -69,11 +73,7 @@ def test_reading_and_the_parts_of_a_write_are_measured(
 
 
 @pytest.mark.soak
-def test_sparks_own_sinks_are_measured_and_verified(
-    broker: DevCluster, postgres_url: str, spark_environment: dict[str, str]
-) -> None:
-    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
-
+def test_sparks_own_sinks_are_measured_and_verified(servers: Servers, spark_environment: dict[str, str]) -> None:
     done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite,spark", "--packages", PACKAGES, *servers)
 
     if done.returncode == NO_PACKAGES:  # also under CI: no registry that is reached there has to have them
