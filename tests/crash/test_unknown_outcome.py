@@ -339,7 +339,7 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
         (successor,) = found
         assert caught.value.database_committed is None
         assert "rolled back" not in str(caught.value)
-        assert "whoever claimed the id" in str(caught.value)
+        assert "somebody else has claimed the id since" in str(caught.value)
         assert [o.outcome for o in successor.recovery_report] == [Outcome.ABORTED]
         assert scene.agree() == [1, 10]
         with pytest.raises(dualwrite.FencedError):
