@@ -39,6 +39,7 @@ def connect(
     on_lost: OnLost | None = None,
     timeouts: Timeouts | None = None,
     session: SessionSource | None = None,
+    schema: str | None = None,
     settings: Settings | None = None,
 ) -> DualWriter:
     """Build a writer and open it. What is not given comes from `settings`, or else from the environment (`DUALWRITE_*`).
@@ -55,6 +56,7 @@ def connect(
         on_lost: See DualWriter.
         timeouts: Time limits.
         session: What `tx.session` is made by: a sessionmaker, or a Session class; see SqlStateStore. For a URL or an Engine.
+        schema: The schema in which the database has our tables; see SqlStateStore. For a URL or an Engine.
         settings: Where the rest comes from.
 
     Returns:
@@ -71,6 +73,7 @@ def connect(
         lanes=lanes,
         on_lost=on_lost,
         timeouts=timeouts,
+        schema=schema,
     )
     if chosen.transactional_id is None:
         raise ConfigurationError(
@@ -112,10 +115,11 @@ def open_recoverer(
     *,
     kafka: Kafka | None = None,
     timeouts: Timeouts | None = None,
+    schema: str | None = None,
     settings: Settings | None = None,
 ) -> Recoverer:
     """Build a Recoverer; arguments as in `connect`. To be closed: by `with`, or by `close()`."""
-    chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts)
+    chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts, schema=schema)
     config = _kafka_config(kafka, chosen)
     store = _store(database, chosen)
     return Recoverer(
@@ -142,7 +146,7 @@ def _store(database: Database | None, settings: Settings, session: SessionSource
             raise ConfigurationError("session is given beside a store.", next_step="SqlStateStore(…, session=…)")
         return database
     if isinstance(database, Engine):
-        return SqlStateStore(database, session=session)
+        return SqlStateStore(database, session=session, schema=settings.schema)
     url = database or settings.database_url
     if url is None:
         raise ConfigurationError(
@@ -158,7 +162,7 @@ def _store(database: Database | None, settings: Settings, session: SessionSource
             "RocksDBStore(rdict), ZooKeeperStore(client)",
         )
     if session is None:
-        return store_from_url(url)
+        return store_from_url(url, schema=settings.schema)
     if not keeps_a_table(url):
         raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="leave it out")
-    return SqlStateStore.from_url(url, session=session)
+    return SqlStateStore.from_url(url, session=session, schema=settings.schema)

@@ -36,6 +36,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.errors import ErrorMap
+from dualwrite.stores.sql.schema import (
+    SCHEMAS_ARE_DATABASES,
+    made_in_schema,
+    refuse_without_schemas,
+    schema_script,
+    script_in_schema,
+)
 from dualwrite.stores.sql.store import make_engine, parse_url
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
@@ -61,44 +68,46 @@ def scripts_folder() -> Path:
     )
 
 
-def upgrade(database: str | URL | Engine, revision: str = "head") -> None:
+def upgrade(database: str | URL | Engine, revision: str = "head", *, schema: str | None = None) -> None:
     """Bring the table to a revision; does nothing where it has it already. Two at once take turns.
 
     Args:
         database: A URL as for the store, or an engine.
         revision: A revision's name, or `head` for the newest.
+        schema: The schema in which the tables stand; see SqlStateStore.
 
     Raises:
-        ConfigurationError: There is no such revision, or no store for the URL.
+        ConfigurationError: There is no such revision or schema, or no store for the URL.
         StoreError: The database refuses or can't be reached.
     """
-    with _configured(database, "upgrading the table") as config:
+    with _configured(database, "upgrading the table", schema) as config:
         command.upgrade(config, revision)
 
 
-def downgrade(database: str | URL | Engine, revision: str) -> None:
+def downgrade(database: str | URL | Engine, revision: str, *, schema: str | None = None) -> None:
     """Bring the table back to a revision; `base` drops it, with every fence and every unsettled state.
 
     Args:
         database: A URL as for the store, or an engine.
         revision: A revision's name, or `base`.
+        schema: As for `upgrade`.
 
     Raises:
         ConfigurationError: There is no such revision, or no store for the URL.
         StoreError: The database refuses or can't be reached.
     """
-    with _configured(database, "downgrading the table") as config:
+    with _configured(database, "downgrading the table", schema) as config:
         command.downgrade(config, revision)
 
 
-def current(database: str | URL | Engine) -> str | None:
+def current(database: str | URL | Engine, *, schema: str | None = None) -> str | None:
     """The revision that the table has, or None where our migrations have not run.
 
     Raises:
         ConfigurationError: There is no store for the URL.
         StoreError: The database refuses or can't be reached.
     """
-    with _connected(database, "reading the table's revision") as connection:
+    with _connected(database, "reading the table's revision", schema) as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE_NAME})
         return context.get_current_revision()
 
@@ -110,14 +119,18 @@ def newest() -> str:
     return revision
 
 
-def sql(database: str | URL, revision: str = "head") -> str:
+def sql(database: str | URL, revision: str = "head", *, schema: str | None = None) -> str:
     """The SQL that `upgrade` would run on an empty database, for those who run it by other means. Connects to nothing.
 
     Raises:
         ConfigurationError: There is no such revision, or no store for the URL.
     """
-    url, _ = parse_url(database)
+    url, dialect = parse_url(database)
+    refuse_without_schemas(dialect.name, schema)
     text = io.StringIO()
+    if schema is not None:
+        preparer = url.get_dialect()().identifier_preparer
+        text.write(f"{schema_script(dialect.name, preparer.quote_identifier(schema))}\n\n")
     config = _config()
     config.output_buffer = text
     config.set_main_option("sqlalchemy.url", url.set(password=None).render_as_string().replace("%", "%%"))
@@ -139,7 +152,7 @@ class UsersOperations(Protocol):
         """Its connection."""
 
 
-def upgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str = "base") -> None:
+def upgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str = "base", schema: str | None = None) -> None:
     """Bring the table to a revision, inside a migration of your own and in its transaction, unless it is there already.
 
     With `alembic upgrade --sql` the same is written as SQL.
@@ -150,21 +163,27 @@ def upgrade_state_table(op: UsersOperations, revision: str, *, from_revision: st
             refused. `dualwrite db current` shows the newest.
         from_revision: The revision that the table has before, by your own chain: `base` for the first call, the `revision` of
             the call before for a later one. Read by `--sql` only, where there is no database to ask.
+        schema: The schema in which the tables stand (PostgreSQL).
 
     Raises:
         ConfigurationError: There is no such revision.
     """
     script = ScriptDirectory(str(scripts_folder()))
-    _run_in_chain(op, revision, from_revision, lambda heads: script._upgrade_revs(revision, _as_given(heads)))  # noqa: SLF001  (alembic's documentation has its users call it)
+
+    def steps(heads: tuple[str, ...]) -> Iterable[RevisionStep]:
+        return script._upgrade_revs(revision, _as_given(heads))  # noqa: SLF001  (alembic's documentation has its users call it)
+
+    _run_in_chain(op, revision, from_revision, steps, schema)
 
 
-def downgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str) -> None:
+def downgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str, schema: str | None = None) -> None:
     """Bring the table back to a revision, inside a migration of your own: the reverse of `upgrade_state_table`.
 
     Args:
         op: `alembic.op`.
         revision: A revision of ours, or `base`, which drops the table, with every fence and every unsettled state.
         from_revision: The `revision` of the call that this one takes back. Read by `--sql` only.
+        schema: As for `upgrade_state_table`.
 
     Raises:
         ConfigurationError: There is no such revision.
@@ -174,7 +193,7 @@ def downgrade_state_table(op: UsersOperations, revision: str, *, from_revision: 
     def steps(heads: tuple[str, ...]) -> Iterable[RevisionStep]:
         return script._downgrade_revs(revision, _as_given(heads)) if heads else ()  # noqa: SLF001  (as above)
 
-    _run_in_chain(op, revision, from_revision, steps)
+    _run_in_chain(op, revision, from_revision, steps, schema)
 
 
 def _as_given(heads: tuple[str, ...]) -> Any:
@@ -182,7 +201,11 @@ def _as_given(heads: tuple[str, ...]) -> Any:
 
 
 def _run_in_chain(
-    op: UsersOperations, revision: str, from_revision: str, steps: Callable[[tuple[str, ...]], Iterable[RevisionStep]]
+    op: UsersOperations,
+    revision: str,
+    from_revision: str,
+    steps: Callable[[tuple[str, ...]], Iterable[RevisionStep]],
+    schema: str | None,
 ) -> None:
     """Run steps of ours through `alembic.op` as it is set up for the user's migration, with our own version table."""
     if revision.startswith(_MOVING):
@@ -196,9 +219,11 @@ def _run_in_chain(
         if theirs.as_sql:
             offline = {"as_sql": True, "starting_rev": from_revision, "output_buffer": theirs.output_buffer}
             ours = MigrationContext.configure(dialect=theirs.dialect, opts={**options, **offline})
+            with script_in_schema(theirs.dialect, schema, ours.impl.static_output):
+                ours.run_migrations()
         else:
-            ours = MigrationContext.configure(op.get_bind(), opts=options)
-        ours.run_migrations()
+            with made_in_schema(op.get_bind(), schema):
+                MigrationContext.configure(op.get_bind(), opts=options).run_migrations()
 
 
 # --- inside -------------------------------------------------------------------------------------------------------------------
@@ -212,27 +237,30 @@ def _config() -> Config:
 
 
 @contextmanager
-def _configured(database: str | URL | Engine, doing: str) -> Iterator[Config]:
-    with _one_at_a_time, _connected(database, doing) as connection, _revision_checked():
+def _configured(database: str | URL | Engine, doing: str, schema: str | None) -> Iterator[Config]:
+    with _one_at_a_time, _connected(database, doing, schema) as connection, _revision_checked():
         config = _config()
         config.attributes["connection"] = connection
         yield config
 
 
 @contextmanager
-def _connected(database: str | URL | Engine, doing: str) -> Iterator[Connection]:
+def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> Iterator[Connection]:
     """A connection in a transaction that commits at the end of the block."""
     if isinstance(database, Engine):
         engine, dialect = database, dialect_of(database)
     else:
         url, dialect = parse_url(database)
+        if schema is not None and dialect.name in SCHEMAS_ARE_DATABASES:
+            url, schema = url.set(database=schema), None
         options = dialect.engine_options(url, connect_timeout=_CONNECT_TIMEOUT, lock_timeout=_LOCK_TIMEOUT)
         engine = make_engine(url, dialect, **options)
     try:
         with engine.connect() as connection:
             # The dialect's BEGIN: sqlite3 would begin only at the first INSERT, and leave half of a failed migration.
             dialect.begin(connection)
-            yield connection
+            with made_in_schema(connection, schema):
+                yield connection
             connection.commit()
             dialect.finish(connection, "COMMIT")
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as error:

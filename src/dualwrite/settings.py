@@ -3,6 +3,7 @@
 | variable | meaning |
 | --- | --- |
 | `DUALWRITE_DATABASE_URL` | the database's URL, as for `store_from_url` |
+| `DUALWRITE_SCHEMA` | the schema (MariaDB, MySQL: the database) in which our tables stand |
 | `DUALWRITE_KAFKA_BOOTSTRAP_SERVERS` | `bootstrap.servers` |
 | `DUALWRITE_KAFKA_<NAME>` | any other Kafka setting: `DUALWRITE_KAFKA_SECURITY_PROTOCOL` is `security.protocol` |
 | `DUALWRITE_TRANSACTIONAL_ID` | the logical transactional id |
@@ -48,6 +49,7 @@ class Settings:
             librdkafka: 1). See DualWriter.
         on_lost: What opening a writer does about unacknowledged lost transactions; see DualWriter.
         timeouts: Time limits.
+        schema: The schema in which a SQL database has our tables, or None for where it looks for tables by itself.
 
     Raises:
         ConfigurationError: A value is none of those allowed.
@@ -61,6 +63,7 @@ class Settings:
     lanes: int | None = None
     on_lost: OnLost = "raise"
     timeouts: Timeouts = field(default_factory=Timeouts)
+    schema: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("producer", self.producer, get_args(ProducerName))
@@ -92,6 +95,7 @@ class Settings:
             lanes=_whole_number(PREFIX + "LANES", given.get(PREFIX + "LANES")),
             on_lost=cast("OnLost", given.get(PREFIX + "ON_LOST", "raise")),
             timeouts=Timeouts(**limits),
+            schema=given.get(PREFIX + "SCHEMA"),
         )
 
     def with_changes(self, **changes: Any) -> Self:

@@ -25,20 +25,29 @@ Url = Annotated[
         "sqlite:////path/to/file.db. RocksDB and ZooKeeper have nothing to migrate.",
     ),
 ]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        envvar="DUALWRITE_SCHEMA",
+        show_envvar=True,
+        help="The schema (MariaDB, MySQL: the database) in which the tables stand; it must be there.",
+    ),
+]
 Revision = Annotated[str, typer.Option("--revision", help="A revision, `head` for the newest.")]
 
 
 @app.command()
-def upgrade(url: Url, revision: Revision = "head") -> None:
+def upgrade(url: Url, revision: Revision = "head", schema: Schema = None) -> None:
     """Make the table, or bring it to a newer revision. Does nothing where that is done already."""
     from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
 
     if not keeps_a_table(url):
         typer.echo(_nothing_to_migrate(url))
         return
-    before = migration.current(url)
-    migration.upgrade(url, revision)
-    after = migration.current(url)
+    before = migration.current(url, schema=schema)
+    migration.upgrade(url, revision, schema=schema)
+    after = migration.current(url, schema=schema)
     typer.echo(f"Already at revision {after}." if before == after else f"Upgraded from {before or 'nothing'} to {after}.")
 
 
@@ -46,6 +55,7 @@ def upgrade(url: Url, revision: Revision = "head") -> None:
 def downgrade(
     url: Url,
     revision: Annotated[str, typer.Option("--revision", help="A revision, or `base` to drop the table.")],
+    schema: Schema = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
 ) -> None:
@@ -55,29 +65,31 @@ def downgrade(
     _refuse_without_table(url)
     if revision == "base" and not yes:
         typer.confirm("This drops the table: unsettled Kafka transactions can't be recovered any more. Go on?", abort=True)
-    before = migration.current(url)
-    migration.downgrade(url, revision)
-    typer.echo(f"Downgraded from {before or 'nothing'} to {migration.current(url) or 'nothing: the table is dropped'}.")
+    before = migration.current(url, schema=schema)
+    migration.downgrade(url, revision, schema=schema)
+    typer.echo(
+        f"Downgraded from {before or 'nothing'} to {migration.current(url, schema=schema) or 'nothing: the table is dropped'}."
+    )
 
 
 @app.command()
-def current(url: Url) -> None:
+def current(url: Url, schema: Schema = None) -> None:
     """Show the revision of the table, and the newest of this release."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
     if not keeps_a_table(url):
         typer.echo(_nothing_to_migrate(url))
         return
-    typer.echo(f"{migration.current(url) or 'none'} (newest: {migration.newest()})")
+    typer.echo(f"{migration.current(url, schema=schema) or 'none'} (newest: {migration.newest()})")
 
 
 @app.command()
-def sql(url: Url, revision: Revision = "head") -> None:
+def sql(url: Url, revision: Revision = "head", schema: Schema = None) -> None:
     """Print the SQL that makes the table on an empty database. Connects to nothing; the URL only tells the database's kind."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
     _refuse_without_table(url)
-    typer.echo(migration.sql(url, revision))
+    typer.echo(migration.sql(url, revision, schema=schema))
 
 
 def _refuse_without_table(url: str) -> None:

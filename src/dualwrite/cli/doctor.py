@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Url, refuse, settings_for
+from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Schema, Url, refuse, settings_for
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
 from dualwrite.kafka import BrokerCapabilities
@@ -38,6 +38,7 @@ def doctor(
     url: Url = None,
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
+    schema: Schema = None,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic to look at, too; repeatable.")] = None,
     transactional_id: Annotated[
         str | None,
@@ -54,7 +55,7 @@ def doctor(
 
     With a database it also looks at the table and at settings that may lose an acknowledged commit. Changes nothing.
     """
-    settings = settings_for(url, kafka, kafka_config).with_changes(transactional_id=transactional_id)
+    settings = settings_for(url, kafka, kafka_config, schema).with_changes(transactional_id=transactional_id)
     if "bootstrap.servers" not in settings.kafka and settings.database_url is None:
         refuse("Neither Kafka nor a database is given: --kafka, --url, or the environment variables of these.")
     diagnosis = examine(settings, topics=topics or (), timeout=timeout)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dualwrite import recovery
-from dualwrite.cli.options import Url, Yes, ask, settings_for, store_for
+from dualwrite.cli.options import Schema, Url, Yes, ask, settings_for, store_for
 
 app = typer.Typer()
 
@@ -17,11 +17,12 @@ def forget(
     *,
     ids: Annotated[list[str], typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")],
     url: Url = None,
+    schema: Schema = None,
     yes: Yes = False,
 ) -> None:
     """Drop transactional ids that are no longer used. Refused while something of one is to be recovered or acknowledged."""
     ask(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
-    with store_for(settings_for(url)) as store:
+    with store_for(settings_for(url, schema=schema)) as store:
         for transactional_id in dict.fromkeys(ids):
             dropped = recovery.forget(store, transactional_id)
             if len(dropped) == 1:

@@ -120,7 +120,8 @@ def jobs_to_recover(
     if named or settings.database_url is None or not keeps_a_table(settings.database_url):
         yield None
         return
-    with JobSite(settings.database_url, dict(settings.kafka), timeouts=settings.timeouts).opened() as site:
+    where = JobSite(settings.database_url, dict(settings.kafka), timeouts=settings.timeouts, schema=settings.schema)
+    with where.opened() as site:
         rows = site.ledger.jobs()
         if prefix:
             ours = [row for row in rows if row.prefix == prefix]

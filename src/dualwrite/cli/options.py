@@ -27,6 +27,10 @@ KafkaSettings = Annotated[
     list[str] | None,
     typer.Option("--kafka-config", metavar="KEY=VALUE", help="A Kafka setting by librdkafka's name; repeatable."),
 ]
+Schema = Annotated[
+    str | None,
+    typer.Option("--schema", help="The schema in which the database has our tables.", show_default="DUALWRITE_SCHEMA"),
+]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")]
 Prefix = Annotated[str, typer.Option("--prefix", help="All ids that begin with it.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
@@ -36,7 +40,12 @@ CALLED_WRONGLY: Final = 2
 _WIDTH_OF_A_FILE: Final = 240  # a table that goes to a file or a pipe is not folded to a terminal's 80 columns
 
 
-def settings_for(url: str | None, kafka: str | None = None, kafka_settings: Iterable[str] | None = None) -> Settings:
+def settings_for(
+    url: str | None,
+    kafka: str | None = None,
+    kafka_settings: Iterable[str] | None = None,
+    schema: str | None = None,
+) -> Settings:
     """What the environment says, with the command line's values over it."""
     environment = Settings.from_environment()
     given = dict(environment.kafka)
@@ -47,14 +56,14 @@ def settings_for(url: str | None, kafka: str | None = None, kafka_settings: Iter
         if not separator or not name.strip():
             raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint="--kafka-config")
         given[name.strip()] = value.strip()
-    return environment.with_changes(database_url=url, kafka=given)
+    return environment.with_changes(database_url=url, kafka=given, schema=schema)
 
 
 def store_for(settings: Settings) -> TxnStateStore:
     """The database; to be closed."""
     if settings.database_url is None:
         refuse("No database is given: --url, or the environment variable DUALWRITE_DATABASE_URL.")
-    return store_from_url(settings.database_url)
+    return store_from_url(settings.database_url, schema=settings.schema)
 
 
 def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list[str]:

@@ -24,6 +24,7 @@ from dualwrite.cli.options import (
     Kafka,
     KafkaSettings,
     Prefix,
+    Schema,
     Url,
     Yes,
     ask,
@@ -52,6 +53,7 @@ def recover(
     url: Url = None,
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
+    schema: Schema = None,
     ids: Ids = None,
     prefix: Prefix = "",
     acknowledge: Annotated[
@@ -72,7 +74,7 @@ def recover(
     Jobs (Spark): a prefix names the job that holds exactly this one. Its open run is ended, its ids are settled, its staged
     rows deleted. Without a prefix, a job that is at work is left alone.
     """
-    settings = settings_for(url, kafka, kafka_config)
+    settings = settings_for(url, kafka, kafka_config, schema)
     store = store_for(settings)
     if dry_run:
         _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json)

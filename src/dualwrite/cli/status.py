@@ -12,7 +12,7 @@ import typer
 
 from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
-from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Url, settings_for, show_table, store_for
+from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, settings_for, show_table, store_for
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
@@ -54,6 +54,7 @@ def status(
     url: Url = None,
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
+    schema: Schema = None,
     prefix: Prefix = "",
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +63,7 @@ def status(
     The lanes of an id stand below it. With Kafka's address it also shows what the coordinator says of each unsettled
     generation, or of the newest. Jobs (Spark) are listed by their prefix.
     """
-    settings = settings_for(url, kafka, kafka_config)
+    settings = settings_for(url, kafka, kafka_config, schema)
     with store_for(settings) as store:
         rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
         description = store.description

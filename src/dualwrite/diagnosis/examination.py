@@ -80,7 +80,11 @@ def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = 
         )
     cluster = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _Cluster()
     seen = "" if cluster.capabilities is None else cluster.capabilities.cluster_id
-    database, found = (None, []) if settings.database_url is None else _examined_database(settings.database_url, seen)
+    database, found = (
+        (None, [])
+        if settings.database_url is None
+        else _examined_database(settings.database_url, settings.schema, seen_cluster_id=seen)
+    )
     return Diagnosis(
         servers=cluster.servers,
         kafka=cluster.capabilities,
@@ -136,11 +140,11 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
         raise ConfigurationError(f"message.max.bytes is {properties['message.max.bytes']!r}, not a number of bytes.") from error
 
 
-def _examined_database(url: str, seen_cluster_id: str) -> tuple[DatabaseFacts | None, list[Finding]]:
+def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) -> tuple[DatabaseFacts | None, list[Finding]]:
     from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
 
     try:
-        with store_from_url(url) as store:
+        with store_from_url(url, schema=schema) as store:
             trouble = None
             try:
                 store.check()
@@ -149,7 +153,7 @@ def _examined_database(url: str, seen_cluster_id: str) -> tuple[DatabaseFacts | 
             has_table = keeps_a_table(url)
             facts = DatabaseFacts(
                 address=store.description,
-                revision=migration.current(url) if has_table else None,
+                revision=migration.current(url, schema=schema) if has_table else None,
                 newest_revision=migration.newest() if has_table else None,
                 table_trouble=trouble,
                 settings=dict(store.durability()),

@@ -24,6 +24,7 @@ def recover(
     ids: Iterable[str] | None = None,
     prefix: str = "",
     timeouts: Timeouts | None = None,
+    schema: str | None = None,
     settings: Settings | None = None,
 ) -> RecoveryReport:
     """Settle what crashes left behind, in one call: a start-up hook of a service. See `Recoverer.recover`.
@@ -33,7 +34,7 @@ def recover(
     by its next run, or by `dualwrite recover --prefix`. Where Kafka does not answer, no id is taken: each one's error stands in
     the report.
     """
-    with open_recoverer(database, kafka=kafka, timeouts=timeouts, settings=settings) as recoverer:
+    with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
         return recoverer.recover(_chosen(recoverer, ids, prefix))
 
 
@@ -44,10 +45,11 @@ def plan_recovery(
     ids: Iterable[str] | None = None,
     prefix: str = "",
     timeouts: Timeouts | None = None,
+    schema: str | None = None,
     settings: Settings | None = None,
 ) -> RecoveryPlan:
     """What `recover` would do with the same arguments now, and why, for each id and generation. Changes nothing."""
-    with open_recoverer(database, kafka=kafka, timeouts=timeouts, settings=settings) as recoverer:
+    with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
         return recoverer.plan(_chosen(recoverer, ids, prefix))
 
 

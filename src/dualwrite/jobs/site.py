@@ -38,6 +38,7 @@ class JobSite:
         commit_timeout: Seconds that moving a batch's staged rows may take.
         lease_timeout: Seconds without a sign of life, after which another batch write that holds the prefix is given up.
         parallelism: How many transactions are completed at once.
+        schema: The schema in which the database has our tables.
     """
 
     url: str = field(repr=False)
@@ -48,6 +49,7 @@ class JobSite:
     commit_timeout: float = DEFAULT_COMMIT_TIMEOUT
     lease_timeout: float = DEFAULT_LEASE_TIMEOUT
     parallelism: int = 8
+    schema: str | None = None
 
     def __post_init__(self) -> None:
         if not keeps_a_table(self.url):
@@ -59,7 +61,7 @@ class JobSite:
     @contextmanager
     def opened(self) -> Iterator[OpenSite]:
         """Connect; what was opened is closed at the end of the block."""
-        store = SqlStateStore.from_url(self.url)
+        store = SqlStateStore.from_url(self.url, schema=self.schema)
         try:
             coordinator = WireTransactionCoordinator(KafkaConfig.of(dict(self.kafka)), timeout=self.timeouts.kafka)
             try:

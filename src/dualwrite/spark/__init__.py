@@ -16,6 +16,7 @@ its rows are in the table.
 | `dbtable` | the table, `table` or `schema.table` |
 | `upsertKeys` | columns by which a row replaces an earlier one; without it, rows are appended |
 | `stagingSchema` | where the staging table is made; the table's own schema otherwise |
+| `stateSchema` | the schema in which the database has our tables, where `db upgrade --schema` made them |
 | `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, in librdkafka's names |
 | `topic` | the topic of all messages; without it, the column `topic` |
 | `value.format` | `json` to make the value of columns: `value.columns`, or the whole row |

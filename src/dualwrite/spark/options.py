@@ -30,6 +30,7 @@ NAMES: Final = (
     "dbtable",
     "upsertKeys",
     "stagingSchema",
+    "stateSchema",
     "topic",
     "value.format",
     "value.columns",
@@ -119,6 +120,7 @@ class SinkOptions:
                 timeouts=Timeouts(claim=read["claim"], kafka=read["kafka"], delivery=read["delivery"]),
                 commit_timeout=read["commit"],
                 lease_timeout=read["lease"],
+                schema=given.get("stateSchema"),
             ),
             frame=FrameSettings(
                 given["dbtable"],

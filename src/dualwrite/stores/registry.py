@@ -21,7 +21,7 @@ URL_EXAMPLES: Final = (
 """What addresses look like, for errors and help texts."""
 
 
-def store_from_url(url: str) -> TxnStateStore:
+def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
     """The store for a URL, with connections of its own. Nothing connects yet (RocksDB: nothing is opened yet).
 
     Args:
@@ -29,6 +29,7 @@ def store_from_url(url: str) -> TxnStateStore:
             `mariadb+pymysql://…`, `sqlite:////path/to/file.db`, `rocksdb:////path/to/folder`,
             `zookeeper://host:port,host:port/chroot`; or a scheme that an installed package names in the entry points
             `dualwrite.state_stores`. The names above are always our own.
+        schema: The schema in which a SQL database has our tables; see SqlStateStore.
 
     Raises:
         ConfigurationError: There is no store for it, or it can't be read.
@@ -40,7 +41,12 @@ def store_from_url(url: str) -> TxnStateStore:
     if backend in _WITH_TABLE:
         from dualwrite.stores.sql import SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
-        return SqlStateStore.from_url(url)
+        return SqlStateStore.from_url(url, schema=schema)
+    if schema is not None:
+        raise ConfigurationError(
+            f"schema is {schema!r}, but the database is not a SQL database.",
+            next_step="leave it out (environment: DUALWRITE_SCHEMA)",
+        )
     if backend == "rocksdb":
         return _loaded(_rocksdb, backend, "rocksdict")(url)
     if backend == "zookeeper":

@@ -19,6 +19,10 @@ class Access:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    def use(self, engine: Engine) -> None:
+        """Make connections by this engine instead: one over the same pool, for tables in a schema."""
+        self._engine = engine
+
     def guard(self, transactional_id: str) -> Guard:
         """What the handles of one transaction share."""
         return Guard(transactional_id)

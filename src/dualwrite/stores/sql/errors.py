@@ -14,13 +14,15 @@ from dualwrite.errors import (
     StoreCommitFailedError,
     StoreError,
     StoreUnavailableError,
+    shell_word,
 )
 from dualwrite.stores.sql.dialect import BlockerHiddenError, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
 _SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you made)"
-_UPGRADE: Final = "run `dualwrite db upgrade --url {command_url}`"
+_UPGRADE: Final = "run `dualwrite db upgrade --url {command_url}{schema_option}`"
 _TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
     Trouble.CONNECTION: (
         StoreUnavailableError,
@@ -108,11 +110,13 @@ class ErrorMap:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
                 what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step
+        schema = schema_of(self.engine)
         facts = {
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),
             "doing": doing,
-            "table": TABLE_NAME,
+            "table": TABLE_NAME if schema is None else f"{schema}.{TABLE_NAME}",
+            "schema_option": "" if schema is None else f" --schema {shell_word(schema)}",
         }
         return kind(
             what.format_map(facts),

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.mysql_locks import holder_of_row
+from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
@@ -217,7 +218,8 @@ class MysqlDialect(StoreDialect):
         names = ", ".join(f"'{name}'" for name in _DURABILITY)
         found = {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")}
         engine = connection.exec_driver_sql(
-            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s", (TABLE_NAME,)
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
+            (schema_of(connection.engine), TABLE_NAME),
         ).scalar()
         return found if engine is None else {**found, "engine": engine}
 

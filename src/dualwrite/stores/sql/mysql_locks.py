@@ -14,13 +14,14 @@ from pymysql import Error as PyMySQLError
 from sqlalchemy import Engine
 
 from dualwrite.stores.sql.dialect import Blocker, BlockerHiddenError
+from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _LOOKING: Final = 3.0  # seconds
 _PAUSE: Final = 0.15  # InnoDB's list is made anew only for who has not looked at it for 0.1 s
 _NO_PRIVILEGE: Final = 1227
 
-_WAIT: Final = f"SELECT transactional_id FROM {TABLE_NAME} WHERE transactional_id = %s FOR UPDATE"  # noqa: S608  (a constant)
+_WAIT: Final = "SELECT transactional_id FROM {} WHERE transactional_id = %s FOR UPDATE"
 _HOLDER: Final = (
     "SELECT holder.trx_mysql_thread_id, holder.trx_started FROM {waits} AS waits "
     "JOIN information_schema.INNODB_TRX AS waiter ON waiter.trx_id = waits.{requesting} "
@@ -52,7 +53,12 @@ def holder_of_row(engine: Engine, transactional_id: str) -> Blocker | None:
     try:
         waiter, watcher = (pool.connect() for pool in pools)
         with contextlib.closing(waiter), contextlib.closing(watcher):
-            return _holder(waiter.dbapi_connection, watcher.dbapi_connection, transactional_id, _holder_query(engine))
+            return _holder(
+                waiter.dbapi_connection,
+                watcher.dbapi_connection,
+                (_WAIT.format(full_name(engine, TABLE_NAME)), (transactional_id,)),
+                _holder_query(engine),
+            )
     finally:
         for pool in pools:
             pool.dispose()
@@ -62,11 +68,11 @@ def _holder_query(engine: Engine) -> str:
     return _HOLDER_MARIADB if getattr(engine.dialect, "is_mariadb", False) else _HOLDER_MYSQL
 
 
-def _holder(waiter: Any, watcher: Any, transactional_id: str, query: str) -> Blocker | None:
+def _holder(waiter: Any, watcher: Any, wait: tuple[str, tuple[str]], query: str) -> Blocker | None:
     limit = int(_LOOKING)
     with waiter.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {limit}, SESSION lock_wait_timeout = {limit}")
-    waiting = threading.Thread(target=_wait, args=(waiter, transactional_id), name="dualwrite lock wait", daemon=True)
+    waiting = threading.Thread(target=_wait, args=(waiter, *wait), name="dualwrite lock wait", daemon=True)
     deadline = time.monotonic() + _LOOKING
     with watcher.cursor() as cursor:
         waiting.start()
@@ -83,9 +89,9 @@ def _holder(waiter: Any, watcher: Any, transactional_id: str, query: str) -> Blo
     return None
 
 
-def _wait(waiter: Any, transactional_id: str) -> None:
+def _wait(waiter: Any, query: str, parameters: tuple[str]) -> None:
     with contextlib.suppress(PyMySQLError), waiter.cursor() as cursor:  # it is given up, or killed
-        cursor.execute(_WAIT, (transactional_id,))
+        cursor.execute(query, parameters)
 
 
 def _found(cursor: Any, query: str, waiter_id: int) -> Blocker | None:

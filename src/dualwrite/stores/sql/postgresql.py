@@ -17,6 +17,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam
 from dualwrite.errors import StoreError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
 from dualwrite.stores.sql.errors import address
+from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.sql.table import state_table as t
 
@@ -220,7 +221,7 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         with engine.connect() as connection:
             self.begin_short(connection, 1.0)
-            pid = connection.scalar(_TABLE_LOCKS, {"name": TABLE_NAME})
+            pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine, TABLE_NAME)})
             if pid is None:
                 pid = connection.scalar(_ROW_LOCK, {"xmax": connection.scalar(_XMAX, {"id": transactional_id})})
             if pid is None:

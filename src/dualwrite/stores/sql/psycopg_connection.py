@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.adapt import AdaptersMap
-from sqlalchemy import URL, Engine, create_engine, event, text
+from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from dualwrite.errors import ConfigurationError
@@ -31,12 +31,13 @@ from dualwrite.stores.sql.psycopg_lenders import (
     checked_connection,
 )
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, view_of
+from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
 Source = Psycopg | PsycopgPool | Callable[[], Psycopg]
 
 _SAVEPOINT: Final = "transaction()"
-_TABLE: Final = f"SELECT to_regclass('{TABLE_NAME}')::oid"
+_TABLE: Final = "SELECT to_regclass('{}')::oid"
 
 
 class PsycopgAccess(Access):
@@ -77,12 +78,13 @@ class PsycopgAccess(Access):
         """
         if self._apart is None:
             return
+        query = _TABLE.format(full_name(self._engine, TABLE_NAME).replace("'", "''"))
         with self._engine.connect() as own:
-            ours = own.scalar(text(_TABLE))
+            ours = own.exec_driver_sql(query.replace("%", "%%")).scalar()
         users = self._apart.connect()
         try:
             cursor = users.cursor()
-            cursor.execute(_TABLE)
+            cursor.execute(query)
             theirs = (cursor.fetchone() or (None,))[0]
         finally:
             users.close()

@@ -29,6 +29,7 @@ from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import StoreDialect, Trouble
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address
+from dualwrite.stores.sql.schema import engine_in_schema
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of, state_row
 from dualwrite.stores.sql.table import state_table as t
@@ -67,6 +68,8 @@ class SqlStateStore(TxnStateStore):
             for its bind), methods and events hold: `before_commit` comes at the end of the block, while messages can be sent,
             `after_commit` once the database has committed, `after_rollback` once it has rolled back; none of the two where the
             outcome is not known. By default it is SQLAlchemy's Session, with `expire_on_commit=False`.
+        schema: The schema in which our tables stand (MariaDB, MySQL: the database), instead of where the database looks for
+            tables by itself. `dualwrite db upgrade --schema` makes them there.
 
     Raises:
         ConfigurationError: The database or the driver is none that this store knows, or the engine's pool gives the same
@@ -80,16 +83,18 @@ class SqlStateStore(TxnStateStore):
         owns_engine: bool = False,
         lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
         session: SessionSource | None = None,
+        schema: str | None = None,
     ) -> None:
         if isinstance(engine.pool, SingletonThreadPool | StaticPool):
             raise ConfigurationError(
                 f"The engine's {type(engine.pool).__name__} gives one connection to everybody; claims need one of their own.",
                 next_step="use a file: sqlite:////absolute/path/to/file.db",
             )
-        self._engine = engine
+        users = engine
+        self._engine = engine = engine_in_schema(engine, schema)
         self._owns_engine = owns_engine
         self._dialect = dialect_of(engine)
-        self._dialect.watch_engine(engine)
+        self._dialect.watch_engine(users)
         errors = ErrorMap(engine, self._dialect)
         self._room = TransactionRoom(engine, self._dialect, errors, Access(engine), session)
         if session is not None:
@@ -104,6 +109,7 @@ class SqlStateStore(TxnStateStore):
         connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
         lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
         session: SessionSource | None = None,
+        schema: str | None = None,
         **engine_options: Any,
     ) -> Self:
         """A store with an engine of its own, made for the purpose; nothing connects yet.
@@ -114,6 +120,7 @@ class SqlStateStore(TxnStateStore):
             connect_timeout: Seconds for one attempt to connect (PostgreSQL).
             lock_timeout: Seconds that settling and the like wait for a locked row; for SQLite also the busy timeout.
             session: As for the class.
+            schema: As for the class.
             engine_options: More arguments for SQLAlchemy's `create_engine`; they win over ours.
 
         Raises:
@@ -126,7 +133,7 @@ class SqlStateStore(TxnStateStore):
         ours["connect_args"] = {**ours.get("connect_args", {}), **theirs.pop("connect_args", {})}
         engine = make_engine(parsed, dialect, **{**ours, **theirs})
         dialect.prepare_engine(engine)
-        return cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session)
+        return cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
 
     @classmethod
     def from_psycopg(
@@ -136,6 +143,7 @@ class SqlStateStore(TxnStateStore):
         connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
         lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
         session: SessionSource | None = None,
+        schema: str | None = None,
     ) -> Self:
         """A store on psycopg connections of yours. Transactions run on them, and `tx.db` is your connection, guarded.
 
@@ -158,6 +166,7 @@ class SqlStateStore(TxnStateStore):
             connect_timeout: Seconds for one attempt to connect, for connections of the store's own.
             lock_timeout: Seconds that settling and the like wait for a locked row.
             session: As for the class.
+            schema: As for the class.
 
         Raises:
             ConfigurationError: It is none of these, or a connection that is closed.
@@ -169,7 +178,8 @@ class SqlStateStore(TxnStateStore):
 
         options = dialect.engine_options(make_url("postgresql+psycopg://"), connect_timeout=connect_timeout, lock_timeout=0)
         engine, access = psycopg_access(source, options["connect_args"])
-        store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session)
+        store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
+        access.use(store.engine)
         store._room = replace(store._room, access=access)
         return store
 

@@ -1,0 +1,161 @@
+"""Our tables in a schema of the user's choice: the one place where statements, names and migrations learn of it.
+
+Statements are written for tables without a schema, which the database looks for where it looks for the user's. A store in a
+schema has an engine of its own over the user's pool, which moves the tables of our MetaData in each statement of ours into it.
+The user's statements are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Column, Connection, Dialect, Engine, MetaData, Table, event, text
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import ClauseElement
+
+from dualwrite.errors import ConfigurationError
+from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.sql.table import metadata
+
+_OPTION: Final = "dualwrite_schema"
+SCHEMAS_ARE_DATABASES: Final = ("mysql", "mariadb")
+"""SQLAlchemy's names."""
+
+
+def refuse_without_schemas(name: str, schema: str | None) -> None:
+    """Refuse a schema for SQLite.
+
+    Raises:
+        ConfigurationError: A schema is given, and the database has none.
+    """
+    if schema is not None and name == "sqlite":
+        raise ConfigurationError(
+            f"schema is {schema!r}, but SQLite has no schemas.",
+            cause="an attached database does not do: with WAL a transaction over two files commits in each of them by itself",
+            next_step="leave schema out; the tables stand in the database's own file",
+        )
+
+
+def engine_in_schema(engine: Engine, schema: str | None) -> Engine:
+    """An engine over the same pool for which our tables stand in the schema; the engine itself for None.
+
+    Raises:
+        ConfigurationError: The database has no schemas.
+    """
+    refuse_without_schemas(engine.dialect.name, schema)
+    if schema is None:
+        return engine
+    own = engine.execution_options(**{_OPTION: schema})
+    moved: WeakKeyDictionary[ClauseElement, ClauseElement] = WeakKeyDictionary()
+
+    def move(connection: Connection, statement: Any, many: Any, parameters: Any, _options: Any) -> tuple[Any, Any, Any]:
+        is_users = isinstance(connection, GuardedConnection) and not connection.guard.lifted
+        if not is_users and isinstance(statement, ClauseElement):
+            found = moved.get(statement)
+            if found is None:
+                found = moved[statement] = _moved(statement, schema)
+            statement = found
+        return statement, many, parameters
+
+    event.listen(own, "before_execute", move, retval=True)
+    return own
+
+
+def schema_of(engine: Engine) -> str | None:
+    """The schema of our tables, or None where the database looks for them itself."""
+    schema: str | None = engine.get_execution_options().get(_OPTION)
+    return schema
+
+
+def full_name(engine: Engine, table: str) -> str:
+    """The name of a table of ours in SQL text."""
+    schema = schema_of(engine)
+    return table if schema is None else f"{quoted(engine, schema)}.{table}"
+
+
+def quoted(engine: Engine, name: str) -> str:
+    """A name as the database's SQL has it."""
+    return engine.dialect.identifier_preparer.quote_identifier(name)
+
+
+def _moved(statement: ClauseElement, schema: str) -> ClauseElement:
+    tables = {
+        found if isinstance(found, Table) else found.table
+        for found in visitors.iterate(statement)
+        if isinstance(found, Table) or (isinstance(found, Column) and found.table is not None)
+    }
+    ours = {table: _in_schema(table, schema) for table in tables if isinstance(table, Table) and table.metadata is metadata}
+
+    def replacement(element: Any, **_: Any) -> Any:
+        if isinstance(element, Table):
+            return ours.get(element)
+        if isinstance(element, Column) and element.table in ours:
+            return ours[element.table].c[element.name]
+        return None
+
+    moved: Any = visitors.replacement_traverse(statement, {}, replacement) if ours else statement
+    return cast("ClauseElement", moved)
+
+
+@cache
+def _in_schema(table: Table, schema: str) -> Table:
+    return table.to_metadata(MetaData(), schema=schema)
+
+
+# --- migrations ---------------------------------------------------------------------------------------------------------------
+
+
+def schema_script(dialect_name: str, quoted_schema: str) -> str:
+    """The statement after which a script's tables are made in the schema."""
+    return f"USE {quoted_schema};" if dialect_name in SCHEMAS_ARE_DATABASES else f"SET search_path TO {quoted_schema};"
+
+
+@contextmanager
+def made_in_schema(connection: Connection, schema: str | None) -> Iterator[None]:
+    """Have what the block makes by names without a schema made in this one (PostgreSQL), in the current transaction.
+
+    Raises:
+        ConfigurationError: There is no such schema, or the database does it in another way.
+    """
+    if schema is None:
+        yield
+        return
+    refuse_without_schemas(connection.dialect.name, schema)
+    _refuse_another_database(connection.dialect.name, schema)
+    if connection.scalar(text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema}) is None:
+        raise ConfigurationError(
+            f"There is no schema {schema!r} in the database, or it is hidden from us.", next_step=f"CREATE SCHEMA {schema}"
+        )
+    before = connection.scalar(text("SELECT current_setting('search_path')"))
+    setting = text("SELECT set_config('search_path', :path, true)")
+    connection.execute(setting, {"path": quoted(connection.engine, schema)})
+    yield
+    connection.execute(setting, {"path": before})
+
+
+@contextmanager
+def script_in_schema(dialect: Dialect, schema: str | None, write: Callable[[str], None]) -> Iterator[None]:
+    """The same for a part of a script; what follows it is again made where the database makes it by itself.
+
+    Raises: as `made_in_schema`.
+    """
+    if schema is None:
+        yield
+        return
+    refuse_without_schemas(dialect.name, schema)
+    _refuse_another_database(dialect.name, schema)
+    write(f"SET LOCAL search_path TO {dialect.identifier_preparer.quote_identifier(schema)};\n")
+    yield
+    write("SET LOCAL search_path TO DEFAULT;\n")
+
+
+def _refuse_another_database(dialect_name: str, schema: str) -> None:
+    if dialect_name in SCHEMAS_ARE_DATABASES:
+        raise ConfigurationError(
+            "On MariaDB and MySQL our tables can't be made in another database than the connection's.",
+            next_step=f"run `dualwrite db upgrade --schema {schema}`, or hand over the URL of that database",
+        )

@@ -1,0 +1,206 @@
+"""Our tables in a schema of the user's choice; those of the same names elsewhere are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from store_scene import STATE
+
+import dualwrite
+from dualwrite import migration
+from dualwrite.cli import main
+from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotSettledError, StateTableMissingError
+from dualwrite.jobs.tables import metadata
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from fixtures.pace import LIMIT
+
+SCHEMA = 'own "Schema"'
+_NEW = "DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own"
+TABLES = {*metadata.tables, VERSION_TABLE_NAME}
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database that has our tables where it looks for tables, and an empty schema beside."""
+    url: str = request.getfixturevalue("postgres_url" if request.param == "postgresql" else "mariadb_url")
+    engine = sa.create_engine(url)
+    name = engine.dialect.identifier_preparer.quote_identifier(SCHEMA)
+    drop = f"DROP SCHEMA IF EXISTS {name}{' CASCADE' if request.param == 'postgresql' else ''}"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(drop)
+        connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+    yield url
+    with engine.begin() as connection:
+        connection.exec_driver_sql(drop)
+    engine.dispose()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlStateStore]:
+    migration.upgrade(url, schema=SCHEMA)
+    with SqlStateStore.from_url(url, schema=SCHEMA, lock_timeout=LIMIT) as made:
+        yield made
+
+
+def tables_in(url: str, schema: str | None) -> set[str]:
+    engine = sa.create_engine(url)
+    try:
+        return set(sa.inspect(engine).get_table_names(schema=schema))
+    finally:
+        engine.dispose()
+
+
+def use_everything(store: SqlStateStore) -> None:
+    """Every method of a store, on a row of its own."""
+    store.check()
+    assert store.durability()
+    claim = store.claim("id", "tests", timeout=LIMIT)
+    claim = store.claim("id", "tests", timeout=LIMIT, expected_fence=claim.fence)
+    generation = store.take_generation(claim, ProducerKind.NATIVE)
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=generation, transaction_number=1)
+    transaction.commit()
+    assert store.read_claimed(claim).prepared_state == STATE
+    with pytest.raises(NotSettledError):
+        store.forget("id")
+    lost = LostTransaction(LostKind.LOST, STATE, generation, datetime(2026, 1, 1, tzinfo=UTC))
+    store.settle(claim, Settlement(clear_state=True, lost=lost, settled_generation=generation))
+    assert store.list() == ["id"]
+    assert [entry.state for entry in store.acknowledge("id")] == [STATE]
+    store.forget("id")
+    assert store.list() == []
+
+
+def test_a_store_in_a_schema_leaves_the_same_tables_elsewhere_alone(url: str, store: SqlStateStore) -> None:
+    use_everything(store)
+    row = store.read("id")
+    assert row is not None
+    assert row.forgotten
+    with SqlStateStore.from_url(url) as elsewhere:
+        assert elsewhere.read("id") is None
+        use_everything(elsewhere)
+    assert store.read("id") == row
+
+
+def test_the_user_s_statements_are_left_as_they_are(store: SqlStateStore) -> None:
+    """Also one that reads the table that we have elsewhere."""
+    claim = store.claim("id", "tests", timeout=LIMIT)
+    transaction = store.begin(claim)
+    count = sa.select(sa.func.count()).select_from(sa.table("kafka_transaction_state"))
+    assert transaction.handle.scalar(count) == 0
+    assert transaction.session.scalar(count) == 0
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert store.read_claimed(claim).prepared_state == STATE
+
+
+def test_migrations_go_up_and_down_in_a_schema(url: str) -> None:
+    before = tables_in(url, None)
+    migration.upgrade(url, "0001", schema=SCHEMA)
+    assert migration.current(url, schema=SCHEMA) == "0001"
+    for _ in range(2):
+        migration.upgrade(url, schema=SCHEMA)
+    assert migration.current(url, schema=SCHEMA) == migration.newest()
+    assert tables_in(url, SCHEMA) == TABLES
+    migration.downgrade(url, "base", schema=SCHEMA)
+    assert tables_in(url, SCHEMA) == {VERSION_TABLE_NAME}
+    assert tables_in(url, None) == before
+
+
+def test_the_script_makes_them_in_the_schema(url: str) -> None:
+    script = migration.sql(url, schema=SCHEMA)
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in filter(str.strip, script.split(";")):
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+    assert tables_in(url, SCHEMA) == TABLES
+    with SqlStateStore.from_url(url, schema=SCHEMA) as store:
+        use_everything(store)
+
+
+def test_a_row_that_is_locked_in_a_schema_names_its_holder(store: SqlStateStore) -> None:
+    claim = store.claim("id", "tests", timeout=LIMIT)
+    transaction = store.begin(claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    with pytest.raises(ClaimTimeoutError) as caught:
+        store.claim("id", "another", timeout=1)
+    assert caught.value.facts["blocker_pid"] is not None
+    transaction.rollback()
+
+
+def test_missing_tables_are_reported_with_the_command_that_makes_them_there(url: str) -> None:
+    command = r"""upgrade --url \S+ --schema 'own "Schema"'"""
+    with store_from_url(url, schema=SCHEMA) as store, pytest.raises(StateTableMissingError, match=command):
+        store.check()
+
+
+def test_the_command_line_and_the_environment_name_a_schema(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    assert main(["db", "upgrade", "--url", url, "--schema", SCHEMA]) == 0
+    assert tables_in(url, SCHEMA) == TABLES
+    with SqlStateStore.from_url(url, schema=SCHEMA) as store:
+        store.claim("in-the-schema", "tests", timeout=LIMIT)
+    assert main(["status", "--url", url, "--schema", SCHEMA]) == 0
+    assert "in-the-schema" in capsys.readouterr().out
+    monkeypatch.setenv("DUALWRITE_SCHEMA", SCHEMA)
+    assert main(["status", "--url", url]) == 0
+    assert "in-the-schema" in capsys.readouterr().out
+    assert main(["forget", "--url", url, "--id", "in-the-schema", "--yes"]) == 1
+    assert "can't be forgotten" in capsys.readouterr().err
+
+
+def test_psycopg_connections_of_the_user_s_with_our_tables_in_a_schema(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(_NEW)
+        migration.upgrade(postgres_url, schema="own")
+        with SqlStateStore.from_psycopg(connection, schema="own") as store:
+            use_everything(store)
+        with SqlStateStore.from_url(postgres_url) as elsewhere:
+            assert elsewhere.read("id") is None
+
+
+def test_a_chain_of_the_user_s_makes_them_in_a_schema_and_goes_on_where_it_was(postgres_url: str) -> None:
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(_NEW)
+        op = Operations(MigrationContext.configure(connection))
+        migration.upgrade_state_table(op, migration.newest(), schema="own")
+        op.create_table("users", sa.Column("id", sa.Integer))
+    assert tables_in(postgres_url, "own") == TABLES
+    assert "users" in tables_in(postgres_url, None)
+    with engine.begin() as connection:
+        op = Operations(MigrationContext.configure(connection))
+        migration.downgrade_state_table(op, "base", from_revision=migration.newest(), schema="own")
+    assert tables_in(postgres_url, "own") == {VERSION_TABLE_NAME}
+    assert tables_in(postgres_url, None) >= TABLES
+    engine.dispose()
+
+
+def test_a_schema_that_is_not_there_is_named(postgres_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="CREATE SCHEMA nowhere"):
+        migration.upgrade(postgres_url, schema="nowhere")
+
+
+def test_a_database_without_schemas_refuses_one(sqlite_url: str) -> None:
+    for call in (
+        lambda: SqlStateStore.from_url(sqlite_url, schema="own"),
+        lambda: SqlStateStore(sa.create_engine(sqlite_url), schema="own"),
+        lambda: migration.upgrade(sqlite_url, schema="own"),
+        lambda: migration.sql(sqlite_url, schema="own"),
+        lambda: dualwrite.connect(sqlite_url, kafka="127.0.0.1:1", transactional_id="id", schema="own"),
+        lambda: store_from_url("rocksdb:////nowhere", schema="own"),
+    ):
+        with pytest.raises(ConfigurationError, match="schema is 'own'"):
+            call()
