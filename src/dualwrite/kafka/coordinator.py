@@ -15,11 +15,8 @@ from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
 from dualwrite.errors import (
-    BrokerAuthorizationError,
     BrokerError,
     BrokerUnavailableError,
-    TwoPhaseCommitRefusedError,
-    UnknownTransactionStateError,
 )
 from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
 from dualwrite.kafka.config import KafkaConfig
@@ -27,6 +24,7 @@ from dualwrite.kafka.error_codes import ErrorCode, error_name
 from dualwrite.kafka.error_kinds import TIMEOUT_REFUSED
 from dualwrite.kafka.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.network import CoordinatorUnavailableError, Network
+from dualwrite.kafka.refusals import forbidden, status_of, two_phase_refused
 from dualwrite.kafka.retrying import repeated
 from dualwrite.kafka.sockets import ConnectionLostError
 from dualwrite.kafka.wire import Connection
@@ -374,7 +372,7 @@ class WireTransactionCoordinator:
                 raise
             except CoordinatorUnavailableError as error:
                 if error.code in _FORBIDDEN:
-                    raise _forbidden(error.code, kafka_transactional_id, "FindCoordinator", "Describe") from error
+                    raise forbidden(error.code, kafka_transactional_id, "FindCoordinator", "Describe") from error
                 raise
 
         return self._repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
@@ -415,7 +413,7 @@ class WireTransactionCoordinator:
         if code in _PASSING:
             raise _TryAgainError(f"{request} answered {error_name(code)}")
         if code in _FORBIDDEN:
-            raise _forbidden(code, kafka_transactional_id, request, operation)
+            raise forbidden(code, kafka_transactional_id, request, operation)
 
     def _check(self, code: int, kafka_transactional_id: str | None, request: str, operation: str) -> None:
         """Raise any error."""
@@ -427,50 +425,6 @@ class WireTransactionCoordinator:
                 code=code,
                 name=error_name(code),
             )
-
-
-def _forbidden(code: int, kafka_transactional_id: str, request: str, operation: str) -> BrokerAuthorizationError:
-    rights = "Describe" if operation == "Describe" else f"{operation} and Describe"
-    return BrokerAuthorizationError(
-        f"Kafka refuses {request}: {error_name(code)}.",
-        transactional_id=kafka_transactional_id,
-        next_step=f"grant the principal {rights} on the transactional ids that begin with this one "
-        "(a prefixed ACL: dualwrite appends '~', '#', the database's id and numbers)",
-        code=code,
-        name=error_name(code),
-    )
-
-
-def status_of(name: str, kafka_transactional_id: str) -> TransactionStatus:
-    """The transaction state of this name.
-
-    Raises:
-        UnknownTransactionStateError: A broker newer than this release has it.
-    """
-    try:
-        return TransactionStatus(name)
-    except ValueError:
-        raise UnknownTransactionStateError(
-            f"Kafka says that the last transaction is {name!r}, a state that this release of dualwrite does not know.",
-            transactional_id=kafka_transactional_id,
-            cause="the brokers are newer than this release",
-            next_step="upgrade dualwrite; nothing was ended, and what is prepared stays prepared",
-            state=name,
-        ) from None
-
-
-def two_phase_refused(kafka_transactional_id: str, answer: str, code: int | None = None) -> TwoPhaseCommitRefusedError:
-    """Two-phase commit was asked for and is not to be had; a broker gives one code for all three reasons."""
-    return TwoPhaseCommitRefusedError(
-        f"Kafka refuses two-phase commit: {answer}.",
-        transactional_id=kafka_transactional_id,
-        cause="the broker has it switched off, is older than 4.1, or the principal lacks the right to it",
-        next_step="set transaction.two.phase.commit.enable=true and unstable.api.versions.enable=true on every broker "
-        "(Apache Kafka 4.1 or newer), and grant the principal TwoPhaseCommit (and Write, Describe) on the transactional "
-        "ids; or go without (`dualwrite doctor` tells what the cluster offers)",
-        code=code,
-        name=answer,
-    )
 
 
 def _answer(answer: Any) -> EndTxnAnswer:
