@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,9 +19,8 @@ from store_scene import (
 )
 
 from dualwrite import migration
-from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError, StoreUnavailableError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement
+from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError
+from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.proxy import Link, TcpProxy
@@ -97,27 +95,6 @@ def test_a_transaction_that_was_lost_after_record_is_not_committed(mariadb_store
 
 # --- unknown --------------------------------------------------------------------------------------------------------------
 
-FAULTS: dict[str, tuple[Callable[[TcpProxy], None], bool]] = {
-    "cut before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut), False),
-    "reset before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset), False),
-    "cut after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut, when="answered"), True),
-    "reset after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered"), True),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_connection_to_mariadb_lost_in_commit(
-    proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy, proxied_claim: Claim, fault: str
-) -> None:
-    break_it, committed = FAULTS[fault]
-    transaction = recorded(proxied_mariadb_store, proxied_claim)
-    break_it(mariadb_proxy)
-    with pytest.raises(StoreCommitUnknownError) as caught:
-        transaction.commit()
-    assert not caught.value.retriable
-    transaction.rollback()
-    assert_the_truth_is_told(proxied_mariadb_store, proxied_claim, committed=committed)
-
 
 @pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset])
 def test_a_connection_lost_while_mariadb_commits(
@@ -165,30 +142,6 @@ def test_an_administrator_kills_the_connection_before_commit(mariadb_store: SqlS
     with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
     assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "answered"])
-def test_a_mariadb_server_killed_in_commit(own_mariadb_server: MariaDBServer, when: Any) -> None:
-    server = own_mariadb_server
-    migration.upgrade(server.url)
-    with TcpProxy("127.0.0.1", server.port) as proxy, SqlStateStore.from_url(server.url_at(proxy.port)) as store:
-        user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        transaction = recorded(store, claim)
-
-        def crash(link: Link) -> None:
-            server.kill()
-            link.cut()
-
-        proxy.on_client_bytes(COMMIT, crash, when=when)
-        with pytest.raises(StoreCommitUnknownError):
-            transaction.commit()
-        transaction.rollback()
-        with pytest.raises(StoreUnavailableError):
-            store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
-        server.start()
-        assert_the_truth_is_told(store, claim, committed=when == "answered")
 
 
 @pytest.mark.slow
@@ -248,13 +201,3 @@ def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
     with pytest.raises(FencedError) as caught:
         proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
     assert (caught.value.current_fence, caught.value.current_owner) == (2, "theirs")
-
-
-def test_what_was_not_answered_is_sent_again(proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy) -> None:
-    claim = proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT)
-    mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
-    proxied_mariadb_store.settle(claim, Settlement(settled_generation=0))
-    assert list(proxied_mariadb_store.read_claimed(claim).unsettled_generations) == []
-    mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
-    assert proxied_mariadb_store.take_generation(claim, ProducerKind.NATIVE) == 2
-    assert_nothing_is_checked_out(proxied_mariadb_store)

@@ -34,12 +34,16 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
 COMMIT = b"COMMIT\0"
+"""What PostgreSQL gets for it; MariaDB gets `MARIADB_COMMIT`."""
+MARIADB_COMMIT = b"\x03COMMIT"
+SERVERS = ("postgresql", pytest.param("mariadb", marks=pytest.mark.slow))
 
 
 @pytest.fixture
@@ -165,47 +169,57 @@ def test_a_connection_that_is_known_to_be_lost_before_commit(proxied_store: SqlS
 
 # --- unknown --------------------------------------------------------------------------------------------------------------
 
-FAULTS: dict[str, tuple[Callable[[TcpProxy], None], bool]] = {
-    "cut before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut), False),
-    "reset before COMMIT arrives": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset), False),
-    "cut after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut, when="answered"), True),
-    "reset after COMMIT was answered": (lambda p: p.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered"), True),
+FAULTS: dict[str, tuple[Callable[[TcpProxy, bytes], None], bool]] = {
+    "cut before COMMIT arrives": (lambda p, commit: p.on_client_bytes(commit, Link.cut), False),
+    "reset before COMMIT arrives": (lambda p, commit: p.on_client_bytes(commit, Link.cut_with_reset), False),
+    "cut after COMMIT was answered": (lambda p, commit: p.on_client_bytes(commit, Link.cut, when="answered"), True),
+    "reset after COMMIT was answered": (
+        lambda p, commit: p.on_client_bytes(commit, Link.cut_with_reset, when="answered"),
+        True,
+    ),
 }
 
 
+@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_connection_lost_in_commit(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, proxied_claim: Claim, fault: str
-) -> None:
+def test_a_connection_lost_in_commit(request: pytest.FixtureRequest, server: str, fault: str) -> None:
     break_it, committed = FAULTS[fault]
-    transaction = recorded(proxied_store, proxied_claim)
-    break_it(postgres_proxy)
+    postgres = server == "postgresql"
+    store: SqlStateStore = request.getfixturevalue("proxied_store" if postgres else "proxied_mariadb_store")
+    proxy: TcpProxy = request.getfixturevalue("postgres_proxy" if postgres else "mariadb_proxy")
+    user_metadata.create_all(store.engine)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
+    transaction = recorded(store, claim)
+    break_it(proxy, COMMIT if postgres else MARIADB_COMMIT)
     with pytest.raises(StoreCommitUnknownError) as caught:
         transaction.commit()
     assert not caught.value.retriable
     transaction.rollback()
-    assert_the_truth_is_told(proxied_store, proxied_claim, committed=committed)
+    assert_the_truth_is_told(store, claim, committed=committed)
 
 
 def test_a_connection_lost_while_commit_runs(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_url: str, proxied_claim: Claim
 ) -> None:
-    """The COMMIT goes on without us (a deferred trigger makes it slow); the next claim waits for it and sees it."""
+    """The COMMIT goes on without us (a deferred trigger waits for a lock); the next claim waits for it and sees it."""
     with proxied_store.engine.begin() as connection:
         connection.exec_driver_sql(
-            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$"
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$"
         )
         connection.exec_driver_sql(
             "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
-            "EXECUTE FUNCTION slowly()"
+            "EXECUTE FUNCTION wait()"
         )
     transaction = recorded(proxied_store, proxied_claim)
     postgres_proxy.on_client_bytes(COMMIT, Link.cut, when="after")
-    with pytest.raises(StoreCommitUnknownError):
-        transaction.commit()
-    with psycopg.connect(postgres_url.replace("+psycopg", "")) as watcher:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as watcher:
+        watcher.execute("SELECT pg_advisory_lock(42)")
+        with pytest.raises(StoreCommitUnknownError):
+            transaction.commit()
         (number,) = watcher.execute("SELECT transaction_number FROM kafka_transaction_state").fetchone() or (None,)
-    assert number == 0  # a plain read would say "not committed" here, and be wrong a second later
+        assert number == 0  # a plain read says "not committed" here, and is wrong when the trigger has its lock
+        watcher.execute("SELECT pg_advisory_unlock(42)")
     assert_the_truth_is_told(proxied_store, proxied_claim, committed=True)
 
 
@@ -219,26 +233,29 @@ def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Cla
     assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
 
 
+@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("when", thinned(["before", "answered"], quick=["answered"]))
-def test_a_server_killed_in_commit(own_postgres_server: PostgresServer, when: Any) -> None:
-    server = own_postgres_server
-    migration.upgrade(server.url)
-    with TcpProxy("127.0.0.1", server.port) as proxy, SqlStateStore.from_url(server.url_at(proxy.port)) as store:
+def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, when: Any) -> None:
+    own: PostgresServer | MariaDBServer = request.getfixturevalue(
+        "own_postgres_server" if server == "postgresql" else "own_mariadb_server"
+    )
+    migration.upgrade(own.url)
+    with TcpProxy("127.0.0.1", own.port) as proxy, SqlStateStore.from_url(own.url_at(proxy.port)) as store:
         user_metadata.create_all(store.engine)
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
 
         def crash(link: Link) -> None:
-            server.kill()
+            own.kill()
             link.cut()
 
-        proxy.on_client_bytes(COMMIT, crash, when=when)
+        proxy.on_client_bytes(COMMIT if server == "postgresql" else MARIADB_COMMIT, crash, when=when)
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
         transaction.rollback()
         with pytest.raises(StoreUnavailableError):
             store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
-        server.start()
+        own.start()
         assert_the_truth_is_told(store, claim, committed=when == "answered")
 
 
