@@ -16,6 +16,7 @@ import pytest
 from driven_scene import DrivenScene
 from spark_scene import LIMIT
 
+from fixtures.pace import TimeLimitError
 from spark.job import SparkJob
 from spark.processes import Role
 
@@ -45,7 +46,8 @@ class Killer:
         """Kill, now and then, until the job has ended."""
         deadline = time.monotonic() + LIMIT * 10
         while job.process.poll() is None:
-            assert time.monotonic() < deadline, f"{self._scene.micro_batches} batches; {job.output[-4000:]}"
+            if time.monotonic() > deadline:
+                raise TimeLimitError(f"{self._scene.micro_batches} batches; {job.output[-4000:]}")
             if self._next <= self._scene.micro_batches < BATCHES - 1:
                 time.sleep(random.uniform(0, 1))  # anywhere in a micro-batch
                 self._kill(job, next(self._whom))

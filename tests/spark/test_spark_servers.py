@@ -17,13 +17,14 @@ from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import PROMPT_TIMEOUTS, started
-from fixtures.pace import until
+from fixtures.pace import limit, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
 MakeScene = Callable[[str, DevCluster, str], SparkScene]
-TIMEOUT_MS = 8000
+TIMEOUT_MS = round(limit(6)) * 1000
+"""A time-out that is to expire, after a write has come to its commit."""
 
 
 @pytest.fixture(scope="module")

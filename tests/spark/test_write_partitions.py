@@ -29,6 +29,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.chunk_markers import forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
+from fixtures.pace import until
 from fixtures.tiers import thinned
 from spark.job import LIMIT
 
@@ -206,9 +207,8 @@ def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> N
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(replace(job, trouble="wait").run, frame(spark, 2))
         try:
-            while not (job.folder / "trouble").exists():
-                assert not first.done(), first.result()
-                time.sleep(0.05)
+            until(lambda: (job.folder / "trouble").exists() or first.done(), "the third chunk", seconds=LIMIT)
+            assert not first.done(), first.result()
             second = job.run(frame(spark, 2))
         finally:
             (job.folder / "go on").touch()

@@ -1,0 +1,37 @@
+"""A product of cases that is thinned: each case is in one tier, and none is named that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fixtures.tiers import thinned
+
+CASES = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+
+def tiers(found: list[Any]) -> list[str]:
+    """What each case is marked with."""
+    return ["".join(mark.name for mark in case.marks) for case in found]
+
+
+def test_what_is_not_kept_is_soak() -> None:
+    found = thinned(CASES, kept=[("a", 1), ("b", 2)])
+    assert [case.values for case in found] == CASES
+    assert tiers(found) == ["", "soak", "soak", ""]
+
+
+def test_what_is_kept_and_not_quick_is_slow() -> None:
+    assert tiers(thinned(CASES, kept=CASES[:3], quick=[("a", 2)])) == ["slow", "", "slow", "soak"]
+    assert tiers(thinned(CASES, kept=CASES[:1], quick=[])) == ["slow", "soak", "soak", "soak"]
+
+
+def test_without_kept_nothing_is_soak() -> None:
+    assert tiers(thinned(["x", "y"], quick=["y"])) == ["slow", ""]
+
+
+@pytest.mark.parametrize("named", [{"kept": [("c", 1)]}, {"quick": [("c", 1)]}])
+def test_a_case_that_is_not_there_can_not_be_named(named: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError, match=r"not among the cases: \[\('c', 1\)\]"):
+        thinned(CASES, **named)
