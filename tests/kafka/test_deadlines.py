@@ -28,6 +28,7 @@ from dualwrite.errors import BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.capabilities import probe
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from dualwrite.producer_kind import ProducerKind
@@ -306,6 +307,22 @@ def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiti
         stored = [p.records for r in server.received(ProduceRequest) for t in r.topic_data for p in t.partition_data]
         assert b"first" in b"".join(map(bytes, stored))
         assert b"second" in b"".join(map(bytes, stored))
+
+
+def test_a_prepare_of_librdkafkas_keeps_to_its_limit_where_the_coordinator_takes_no_packets(
+    broker: DevCluster, black_hole: int, new_name: Callable[[str], str]
+) -> None:
+    """The messages are stored; whether the transaction is ours can't be seen."""
+    config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "transaction.timeout.ms": 60_000})
+    coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=600)
+    producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
+    producer.init_transactions(timeout=PATIENCE)
+    producer.begin_transaction()
+    producer.send(new_name("topic"), b"v")
+    with pytest.raises((BrokerUnavailableError, DeliveryError), match="within"):
+        producer.prepare_transaction(timeout=3)
+    producer.close()
+    coordinator.close()
 
 
 # --- servers that are none -------------------------------------------------------------------------------------------------

@@ -187,3 +187,23 @@ def test_brokers_are_given_our_version() -> None:
         coordinator.close()
         (asked,) = server.received(ApiVersionsRequest)
         assert (asked.client_software_name, asked.client_software_version) == ("dualwrite", dualwrite.__version__)
+
+
+def test_an_answer_that_another_call_has_read_counts_also_where_the_connection_broke_after_it() -> None:
+    """A producer and its coordinator share a connection: whoever reads, each gets its own answers, and nothing is repeated."""
+    with WireServer() as server:
+        server._handlers[MetadataRequest] = lambda request: one_topic(request, server)
+        config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1})
+        coordinator = WireTransactionCoordinator(config, timeout=5)
+        producer = NativeProducer(config, "orders", coordinator, two_phase=True, network=coordinator.network)
+        producer.init_transactions(timeout=5)
+        producer.begin_transaction()
+        producer.send("topic", b"v")
+        assert coordinator.describe("orders") is None  # answered after the batch
+        for connection in coordinator.network._connections.values():
+            connection.close()
+        assert producer.prepare_transaction(timeout=5) is not None
+        producer.commit_transaction(timeout=5)
+        assert len(server.received(ProduceRequest)) == 1
+        producer.close()
+        coordinator.close()
