@@ -31,7 +31,7 @@ from fixtures.pace import LIMIT, ended, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("native")]
 
-EXAMPLES = int(os.environ.get("DUALWRITE_PROMISE_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("DUALWRITE_PROMISE_EXAMPLES", "2"))
 STEPS = int(os.environ.get("DUALWRITE_PROMISE_STEPS", "15"))
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
