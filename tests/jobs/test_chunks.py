@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from chunk_scene import ChunkScene, WorkerDiedError
 
-from crash.databases import Databases
+from crash.databases import DATABASES, Databases
 from crash.events import events_at
 from dualwrite import FencedError, SqlStateStore, StateTableMissingError, Transaction, UsageError, migration
 from dualwrite.devcluster import DevCluster
@@ -23,6 +23,7 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 ROWS = list(range(35))
 
@@ -33,7 +34,7 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
         yield made
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "rocksdb", "zookeeper"])
+@pytest.fixture(params=thinned(DATABASES, quick=["sqlite"]))
 def job(request: pytest.FixtureRequest, databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ChunkScene:
     """A job on each kind of database."""
     return scene_on(databases, request.param, broker, new_name)
@@ -274,7 +275,11 @@ def test_a_rocksdb_of_all_types(broker: DevCluster, new_name: Callable[[str], st
 
 def test_a_database_without_the_table(tmp_path: Path, broker: DevCluster, new_name: Callable[[str], str]) -> None:
     events = events_at(f"sqlite:///{tmp_path}/old.db")
-    migration.upgrade(events.url, "0002")
+    migration.upgrade(events.url)
+    engine = sa.create_engine(events.url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE kafka_job_chunk"))
+    engine.dispose()
     job = ChunkScene(events, broker.bootstrap_servers, new_name("job"), new_name("topic"))
     with pytest.raises(StateTableMissingError, match=r"kafka_job_chunk.*dualwrite db upgrade"):
         job.attempt(ROWS)

@@ -95,6 +95,7 @@ def test_the_answer_to_the_decision_is_lost(proxied_scene: JobScene, postgres_pr
     proxied_scene.assert_holds([1, 2, 3, 4, 5])
 
 
+@pytest.mark.slow
 def test_the_database_dies_in_the_decision(fragile: tuple[JobScene, PostgresServer]) -> None:
     scene, server = fragile
     outcomes = scene.write(scene.run(), PARTS)
@@ -112,6 +113,7 @@ def test_the_database_dies_in_the_decision(fragile: tuple[JobScene, PostgresServ
     scene.assert_holds([1, 2, 3, 4, 5])
 
 
+@pytest.mark.slow
 def test_the_database_dies_while_a_task_runs(fragile: tuple[JobScene, PostgresServer]) -> None:
     scene, server = fragile
     run = scene.run()
