@@ -343,7 +343,7 @@ def test_status_shows_lanes_below_their_id(
     code, out, _ = output_of(capsys, "status")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["gone~1", "live", "~1", "~2", "live-2"]
-    assert "live~2#1: " in lines[4]
+    assert f"{kafka_ids[1]}: " in lines[4]
 
 
 def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

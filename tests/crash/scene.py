@@ -20,6 +20,8 @@ import sqlalchemy as sa
 import dualwrite
 from crash import worker
 from crash.events import Events, SqlEvents
+from dualwrite.state import KafkaId
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, joined, take, until
@@ -148,6 +150,13 @@ class Scene:
     def engine(self) -> sa.Engine:
         assert isinstance(self.events, SqlEvents)
         return self.events.engine
+
+    def kafka_id(self, generation: int = 1) -> str:
+        """The id that Kafka sees, also before a writer has opened; in this process, so that no other may have the database."""
+        with dualwrite.store_from_url(self.url) as store:
+            while (identity := store.identity()) is None:
+                store.set_identity(StoreIdentity.new(store.marks()), expected=None)
+            return str(KafkaId(self.transactional_id, generation, identity.store_id))
 
     @property
     def topic(self) -> str:

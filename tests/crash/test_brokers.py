@@ -50,7 +50,7 @@ def kill_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
 
 
 def kill_coordinator(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
-    node = coordinator_of(scene.bootstrap, f"{scene.transactional_id}#1")
+    node = coordinator_of(scene.bootstrap, scene.kafka_id())
     cluster.kill(node)
     return lambda: cluster.start(node)
 

@@ -51,7 +51,7 @@ def scene(databases: Databases, forgetful: DevCluster) -> Scene:
 
 def make_topic_apart(cluster: DevCluster, scene: Scene) -> int:
     """Make the scene's topic with one replica, on a node that does not coordinate the scene's id; that node."""
-    coordinator = coordinator_of(scene.bootstrap, f"{scene.transactional_id}#1")
+    coordinator = coordinator_of(scene.bootstrap, scene.kafka_id())
     node = next(number for number in (1, 2, 3) if number != coordinator)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.create_topics([NewTopic(scene.topic, 1, replica_assignment=[[node]])])[scene.topic].result(LIMIT)
@@ -77,7 +77,7 @@ def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None
 def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene: Scene) -> None:
     """What the rule is for; where this fails, the release has been mended."""
     node = make_topic_apart(forgetful, scene)
-    config, kafka_id = KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1"
+    config, kafka_id = KafkaConfig.of(scene.bootstrap), scene.kafka_id()
     coordinator = WireTransactionCoordinator(config)
     producer = NativeProducer(config, kafka_id, coordinator, two_phase=True)
     try:
@@ -104,7 +104,7 @@ def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leade
     with started(nodes=3) as cluster:
         scene = databases.scene("sqlite", cluster)
         node = make_topic_apart(cluster, scene)
-        config, kafka_id = KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1"
+        config, kafka_id = KafkaConfig.of(scene.bootstrap), scene.kafka_id()
         coordinator = WireTransactionCoordinator(config)
         producer = NativeProducer(config, kafka_id, coordinator, two_phase=True)
         try:
@@ -129,7 +129,7 @@ def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leade
 @pytest.mark.parametrize("commit", thinned([True, False], kept=[True]), ids=["commit", "abort"])
 def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevCluster, scene: Scene, commit: bool) -> None:
     node = make_topic_apart(forgetful, scene)
-    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), f"{scene.transactional_id}#1", two_phase=True)
+    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), scene.kafka_id(), two_phase=True)
 
     def end(timeout: float) -> None:
         (producer.commit_transaction if commit else producer.abort_transaction)(timeout=timeout)

@@ -155,6 +155,6 @@ def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases
 def described(scene: Scene) -> Any:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
     try:
-        return coordinator.describe(f"{scene.transactional_id}#1")
+        return coordinator.describe(scene.kafka_id())
     finally:
         coordinator.close()

@@ -72,7 +72,7 @@ class Left:
         coordinator = WireTransactionCoordinator(KafkaConfig.of(self.scene.bootstrap))
 
         def aborted() -> bool:
-            found = coordinator.describe(f"{self.scene.transactional_id}#1")
+            found = coordinator.describe(self.scene.kafka_id())
             return found is not None and found.status is TransactionStatus.COMPLETE_ABORT
 
         try:

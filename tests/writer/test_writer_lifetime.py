@@ -390,7 +390,7 @@ def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
     def abort() -> None:
         row = scene.state_row()
         assert row.prepared_state is not None
-        kafka_id = f"{scene.transactional_id}#{row.prepared_generation}"
+        kafka_id = row.kafka_id(row.prepared_generation)
         state = row.prepared_state
         assert coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False).proven
 
