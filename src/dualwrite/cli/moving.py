@@ -12,6 +12,7 @@ from dualwrite.cli.options import (
     Kafka,
     KafkaSettings,
     Prefix,
+    Schema,
     Url,
     Yes,
     ask,
@@ -29,6 +30,7 @@ from dualwrite.kafka.coordinator import WireTransactionCoordinator
 def move_cluster(
     *,
     url: Url = None,
+    schema: Schema = None,
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
     ids: Ids = None,
@@ -44,7 +46,7 @@ def move_cluster(
     Stop the writers, and run `dualwrite recover` with the old cluster's address first: what is prepared can be committed only
     there. With --give-up-prepared it is recorded as UNVERIFIED instead, and what is open on the old cluster stays open there.
     """
-    settings = settings_for(url, kafka, kafka_config)
+    settings = settings_for(url, kafka, kafka_config, schema)
     limits = settings.timeouts
     with (
         store_for(settings) as store,
@@ -67,13 +69,13 @@ def move_cluster(
     )
 
 
-def new_id(*, url: Url = None, yes: Yes = False) -> None:
+def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
     """Make a copied database a store of its own, with other ids at Kafka. Its original keeps what is prepared.
 
     For a restored backup, dump, template or file whose original is still in use. Stop the writers on the copy first; one that
     is still at work gets FencedError at its next step. Kafka is not asked.
     """
-    settings = settings_for(url)
+    settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
         ask(f"Make {store.description} a store of its own, and leave what its rows say is prepared to the original?", yes=yes)
         identity, left = new_store_id(store, timeout=settings.timeouts.claim)
@@ -86,13 +88,13 @@ def new_id(*, url: Url = None, yes: Yes = False) -> None:
         )
 
 
-def keep_id(*, url: Url = None, yes: Yes = False) -> None:
+def keep_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
     """Have a database that has moved go on with its ids at Kafka: it is the original, in another place.
 
     For one that was put back from a backup in place of the original, was upgraded to a new server, or is a new primary. Never
     for a copy whose original is still in use: the two would end each other's Kafka transactions.
     """
-    settings = settings_for(url)
+    settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
         ask(f"Is {store.description} the only database in use with this id?", yes=yes)
         identity = keep_store_id(store)
