@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Connection, Engine
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.config import KafkaConfig
@@ -22,10 +22,45 @@ from dualwrite.timeouts import Timeouts
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
+    from dualwrite.stores.rocksdb import RocksDBStore
+    from dualwrite.stores.rocksdb.batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
+    from dualwrite.stores.zookeeper import ZooKeeperStore
+    from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 
 Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
+
+
+class ConnectOptions(TypedDict, total=False):
+    """What `connect` takes beside the database; it says what each is."""
+
+    kafka: Kafka | None
+    transactional_id: str | None
+    producer: ProducerName | None
+    two_phase: bool | None
+    lanes: int | None
+    on_lost: OnLost | None
+    timeouts: Timeouts | None
+    session: SessionSource | None
+    schema: str | None
+    settings: Settings | None
+
+
+@overload
+def connect(database: URL | Engine, **options: Unpack[ConnectOptions]) -> DualWriter[Connection]: ...
+
+
+@overload
+def connect(database: RocksDBStore, **options: Unpack[ConnectOptions]) -> DualWriter[TransactionBatch]: ...
+
+
+@overload
+def connect(database: ZooKeeperStore, **options: Unpack[ConnectOptions]) -> DualWriter[ZooKeeperBatch]: ...
+
+
+@overload
+def connect(database: str | TxnStateStore | None = None, **options: Unpack[ConnectOptions]) -> DualWriter[Any]: ...
 
 
 def connect(
@@ -41,7 +76,7 @@ def connect(
     session: SessionSource | None = None,
     schema: str | None = None,
     settings: Settings | None = None,
-) -> DualWriter:
+) -> DualWriter[Any]:
     """Build a writer and open it. What is not given comes from `settings`, or else from the environment (`DUALWRITE_*`).
 
     Args:
@@ -87,7 +122,7 @@ def connect(
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
     try:
         producers = choose_producer(config, coordinator, chosen, share_connections=True)
-        writer = DualWriter(
+        writer: DualWriter[Any] = DualWriter(
             store,
             transactional_id=chosen.transactional_id,
             producers=producers,

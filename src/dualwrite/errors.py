@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 _NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
 
@@ -26,8 +26,12 @@ class DualWriteError(Exception):
         transactional_id: The id it failed for, when there is one.
         cause: The likely cause, as far as it is known.
         next_step: What the reader can do now.
-        facts: Further facts; each becomes an attribute of the error.
+        facts: Further facts; each becomes an attribute of the error. Its class declares those that it may have; one that it
+            does not have is an AttributeError.
     """
+
+    lane: str
+    """The id of the lane that the error is about, where it is not the first one of its id."""
 
     retriable: ClassVar[bool] = False
     """Whether the same call, made again, may succeed without anybody changing anything."""
@@ -48,11 +52,13 @@ class DualWriteError(Exception):
         self.next_step = next_step
         self.facts = facts
 
-    def __getattr__(self, name: str) -> Any:
-        facts = self.__dict__.get("facts", {})
-        if name in facts:
-            return facts[name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+    if not TYPE_CHECKING:  # each class declares its own, so that a type checker finds a name that is none
+
+        def __getattr__(self, name: str) -> Any:
+            facts = self.__dict__.get("facts", {})
+            if name in facts:
+                return facts[name]
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __str__(self) -> str:
         text = self.what
@@ -99,6 +105,9 @@ class UsageError(DualWriteError, RuntimeError):
 class InvalidTransitionError(UsageError):
     """A producer's method was called in a state that does not allow it. Attributes: `state`, `allowed` (method names)."""
 
+    state: str
+    allowed: tuple[str, ...]
+
 
 class NestedTransactionError(UsageError):
     """`transaction()` inside another `transaction()` of the same writer."""
@@ -115,6 +124,8 @@ class WriterClosedError(UsageError):
 class TransactionControlError(UsageError):
     """The user's block tried to end or replace the transaction that the writer owns (commit, rollback, close, BEGIN)."""
 
+    call: str
+
 
 # --- who holds the id -------------------------------------------------------------------------------------------------
 
@@ -125,12 +136,20 @@ class FencedError(DualWriteError):
     Attributes: `fence` (ours), `current_fence` and `current_owner` where they are known.
     """
 
+    fence: int
+    current_fence: int | None
+    current_owner: str | None
+
 
 class ClaimTimeoutError(DualWriteError):
     """The row of the id stayed locked for longer than the claim may wait.
 
     Attributes: `timeout` (seconds), `blocker` (what holds the lock, where the database tells; PostgreSQL: its backend pid).
     """
+
+    timeout: float
+    blocker: str | None
+    blocker_pid: int | None
 
     retriable = True
 
@@ -141,6 +160,11 @@ class PrefixLeasedError(DualWriteError):
     Attributes: `prefix`, `job_id`, `batch_id` and `owner` of the holder.
     """
 
+    prefix: str
+    job_id: str
+    batch_id: int
+    owner: str
+
 
 class JobClosedError(DualWriteError):
     """The run that a task belongs to has ended, or was replaced by a newer one; nothing of the task is kept.
@@ -148,9 +172,17 @@ class JobClosedError(DualWriteError):
     Attributes: `prefix`, `job_id`, `batch_id`.
     """
 
+    prefix: str
+    job_id: str
+    batch_id: int
+
 
 class BatchRefusedError(DualWriteError):
     """A batch can't be committed, and surely was not; its messages are aborted. Attributes: `prefix`, `job_id`, `batch_id`."""
+
+    prefix: str
+    job_id: str
+    batch_id: int
 
 
 class JobPlanChangedError(DualWriteError):
@@ -159,6 +191,10 @@ class JobPlanChangedError(DualWriteError):
     Nothing was written by the attempt that found it. Attributes: `job_id`, `before` and `now` (a JobPlan's texts).
     """
 
+    job_id: str
+    before: str
+    now: str
+
 
 class ChunkChangedError(DualWriteError):
     """A chunk that was committed holds other rows now, or is gone: what feeds the job does not give the same rows again.
@@ -166,6 +202,12 @@ class ChunkChangedError(DualWriteError):
     Nothing was written by the attempt that found it. Attributes: `job_id`, `partition`, `chunk`, `committed_rows`, and `rows`
     (None where the chunk is gone).
     """
+
+    job_id: str
+    partition: int
+    chunk: int
+    committed_rows: int
+    rows: int | None
 
 
 # --- the database side ------------------------------------------------------------------------------------------------
@@ -187,6 +229,8 @@ class StateTableMissingError(StoreError):
 
 class StoredStateError(StoreError):
     """A stored row can't be read: its prepared state does not parse. Attributes: `text`."""
+
+    text: str
 
 
 class StoreCopiedError(StoreError):
@@ -217,9 +261,14 @@ class StoreCommitUnknownError(StoreError):
 class BrokerError(DualWriteError):
     """Something on Kafka's side. Attributes: `code` and `name` of Kafka's error where it gave one."""
 
+    code: int
+    name: str
+
 
 class BrokerUnavailableError(BrokerError):
     """No broker, or no transaction coordinator, answered in time."""
+
+    servers: str
 
     retriable = True
 
@@ -235,9 +284,14 @@ class UnknownTopicError(BrokerError):
 class MessageTooLargeError(BrokerError):
     """A message is larger than the producer or the broker takes. Attributes: `size` (bytes), `limit` where known."""
 
+    size: int
+    limit: int
+
 
 class UnknownTransactionStateError(BrokerError):
     """The coordinator names a transaction state that this release does not know; nothing was done. Attributes: `state`."""
+
+    state: str
 
 
 class DeliveryError(BrokerError):
@@ -272,6 +326,9 @@ class TransactionTimeoutError(BrokerError):
     Attributes: `elapsed`, `timeout` (seconds).
     """
 
+    elapsed: float
+    timeout: float
+
     retriable = True
 
 
@@ -298,12 +355,19 @@ class InDoubtTransactionError(DualWriteError):
     Attributes: `state` (text of the PreparedTxnState, or ""), `database_committed` (True, or None when unknown).
     """
 
+    state: str
+    database_committed: bool | None
+
 
 class LostTransactionError(DualWriteError):
     """The database committed and Kafka provably aborted (timed out): the messages of the transaction are lost.
 
     Possible only without broker-side two-phase commit. Attributes: `state`, `generation`.
     """
+
+    state: str
+    generation: int
+    delivery: Any  # a Delivery, or None; it stands above this file
 
 
 class UnverifiedTransactionError(DualWriteError):
@@ -312,8 +376,14 @@ class UnverifiedTransactionError(DualWriteError):
     Attributes: `state`, `generation`.
     """
 
+    state: str
+    generation: int
+    delivery: Any  # a Delivery, or None; it stands above this file
+
 
 class RecoveryError(DualWriteError):
     """Recovery of at least one id did not finish; the report tells which. Attributes: `report`."""
+
+    report: Any  # a RecoveryReport, which stands above this file
 
     retriable = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
@@ -14,9 +14,18 @@ from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
 
-class Transaction:
+    H = TypeVarWithDefault("H", default=Any)
+else:
+    H = TypeVar("H")
+
+
+class Transaction(Generic[H]):
     """One business transaction: what is written through `db` and sent through `send` becomes visible together, or not at all.
+
+    `Transaction[Connection]` is one whose `db` is a SQLAlchemy Connection; without a parameter `db` may be anything.
 
     Made by `DualWriter.transaction()`; of no use once its block has ended.
 
@@ -37,14 +46,15 @@ class Transaction:
         self.state: PreparedTxnState | None = None
 
     @property
-    def db(self) -> Any:
+    def db(self) -> H:
         """What to write to the database with: a SQLAlchemy Connection for SQL. It can't end the transaction.
 
         Raises:
             WriterClosedError: The block has ended.
         """
         self._check()
-        return self._store_transaction.handle
+        handle: H = self._store_transaction.handle
+        return handle
 
     @property
     def session(self) -> Any:

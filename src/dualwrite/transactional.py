@@ -10,7 +10,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.errors import UsageError
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import H, Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,11 +19,11 @@ _WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
 
 
 def transactional(
-    transaction: Callable[[], AbstractContextManager[Transaction]],
+    transaction: Callable[[], AbstractContextManager[Transaction[H]]],
     *,
     attempts: int,
     may_be_repeated: Callable[[BaseException], bool],
-) -> Callable[[Callable[Concatenate[Transaction, P], T]], Callable[P, T]]:
+) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
     """A decorator that runs a function inside `transaction()`, and hands it the Transaction as its first argument.
 
     Args:
@@ -37,7 +37,7 @@ def transactional(
     if attempts < 1:
         raise UsageError(f"attempts is {attempts}; 1 is the least.")
 
-    def decorate(function: Callable[Concatenate[Transaction, P], T]) -> Callable[P, T]:
+    def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
         @functools.wraps(function)
         def once(*args: P.args, **kwargs: P.kwargs) -> T:
             with transaction() as begun:

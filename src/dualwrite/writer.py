@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.errors import ConcurrentUseError, DualWriteError, NestedTransactionError, UsageError, WriterClosedError
 from dualwrite.failpoints import note_ignored_variable
@@ -20,15 +20,17 @@ from dualwrite.settings import OnLost, validate_lanes
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.timeouts import Timeouts
-from dualwrite.transaction import Transaction, forked
+from dualwrite.transaction import H, Transaction, forked
 from dualwrite.transactional import transactional
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class DualWriter:
+class DualWriter(Generic[H]):
     """Writes to one database and to Kafka as one, under one transactional id. One thread at a time.
+
+    `DualWriter[Connection]`, which `connect` makes for a SQLAlchemy Engine, has transactions of `Transaction[Connection]`.
 
     `dualwrite.connect` builds one. Opening it claims the id, settles what an earlier holder left, and takes the id over;
     from then on an earlier holder can neither commit to the database nor to Kafka.
@@ -173,7 +175,7 @@ class DualWriter:
     # --- transactions -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Iterator[Transaction[H]]:
         """One business transaction: leaving the block well commits both sides, an exception rolls both back.
 
         The user's own exception goes through unchanged. Besides it:
@@ -210,14 +212,14 @@ class DualWriter:
                 self._forget_transaction()
 
     @overload
-    def transactional(self, function: Callable[Concatenate[Transaction, P], T], /) -> Callable[P, T]: ...
+    def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
 
     @overload
-    def transactional(self, /, *, attempts: int) -> Callable[[Callable[Concatenate[Transaction, P], T]], Callable[P, T]]: ...
+    def transactional(self, /, *, attempts: int) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]: ...
 
     def transactional(
-        self, function: Callable[Concatenate[Transaction, P], T] | None = None, /, *, attempts: int = 1
-    ) -> Callable[P, T] | Callable[[Callable[Concatenate[Transaction, P], T]], Callable[P, T]]:
+        self, function: Callable[Concatenate[Transaction[H], P], T] | None = None, /, *, attempts: int = 1
+    ) -> Callable[P, T] | Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
         """Make every call of a function one transaction; the function gets the Transaction as its first argument.
 
         As `@writer.transactional`, or `@writer.transactional(attempts=3)`: then the whole function runs again, with

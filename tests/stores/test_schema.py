@@ -175,13 +175,12 @@ def test_a_chain_of_the_user_s_makes_them_in_a_schema_and_goes_on_where_it_was(p
     engine = sa.create_engine(postgres_url)
     with engine.begin() as connection:
         connection.exec_driver_sql(_NEW)
-        op = Operations(MigrationContext.configure(connection))
-        migration.upgrade_state_table(op, migration.newest(), schema="own")
-        op.create_table("users", sa.Column("id", sa.Integer))
+        with Operations.context(MigrationContext.configure(connection)) as op:
+            migration.upgrade_state_table(op, migration.newest(), schema="own")
+            op.create_table("users", sa.Column("id", sa.Integer))
     assert tables_in(postgres_url, "own") == TABLES
     assert "users" in tables_in(postgres_url, None)
-    with engine.begin() as connection:
-        op = Operations(MigrationContext.configure(connection))
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)) as op:
         migration.downgrade_state_table(op, "base", from_revision=migration.newest(), schema="own")
     assert tables_in(postgres_url, "own") == {VERSION_TABLE_NAME}
     assert tables_in(postgres_url, None) >= TABLES
