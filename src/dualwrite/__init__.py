@@ -1,8 +1,12 @@
-"""dualwrite: write to a database and to Kafka atomically, without an outbox relay (KIP-939)."""
+"""dualwrite: write to a database and to Kafka atomically, without an outbox relay (KIP-939).
 
+The errors are here at once; every other name is loaded when it is used first, with the libraries that it needs.
+"""
+
+import importlib as _importlib
 import os as _os
+from typing import TYPE_CHECKING, Any
 
-from dualwrite.assembly import connect, open_recoverer
 from dualwrite.errors import (
     BatchRefusedError,
     BrokerAuthorizationError,
@@ -47,18 +51,21 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.jobs.recovering import plan_recovery, recover
-from dualwrite.lifecycle import Phase
-from dualwrite.plan import GenerationPlan, IdPlan, RecoveryPlan
-from dualwrite.recovery import Recoverer
-from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
-from dualwrite.settings import Settings
-from dualwrite.state import PreparedTxnState
-from dualwrite.stores.registry import store_from_url
-from dualwrite.stores.sql import SqlStateStore
-from dualwrite.timeouts import Timeouts
-from dualwrite.transaction import Transaction
-from dualwrite.writer import DualWriter
+
+if TYPE_CHECKING:
+    from dualwrite.assembly import connect, open_recoverer
+    from dualwrite.jobs.recovering import plan_recovery, recover
+    from dualwrite.lifecycle import Phase
+    from dualwrite.plan import GenerationPlan, IdPlan, RecoveryPlan
+    from dualwrite.recovery import Recoverer
+    from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
+    from dualwrite.settings import Settings
+    from dualwrite.state import PreparedTxnState
+    from dualwrite.stores.registry import store_from_url
+    from dualwrite.stores.sql import SqlStateStore
+    from dualwrite.timeouts import Timeouts
+    from dualwrite.transaction import Transaction
+    from dualwrite.writer import DualWriter
 
 __version__ = "0.1.0"
 
@@ -126,6 +133,44 @@ __all__ = [
     "recover",
     "store_from_url",
 ]
+_WHERE = {
+    "DualWriter": "dualwrite.writer",
+    "GenerationOutcome": "dualwrite.report",
+    "GenerationPlan": "dualwrite.plan",
+    "IdPlan": "dualwrite.plan",
+    "IdReport": "dualwrite.report",
+    "Outcome": "dualwrite.report",
+    "Phase": "dualwrite.lifecycle",
+    "PreparedTxnState": "dualwrite.state",
+    "Recoverer": "dualwrite.recovery",
+    "RecoveryPlan": "dualwrite.plan",
+    "RecoveryReport": "dualwrite.report",
+    "Settings": "dualwrite.settings",
+    "SqlStateStore": "dualwrite.stores.sql",
+    "Timeouts": "dualwrite.timeouts",
+    "Transaction": "dualwrite.transaction",
+    "connect": "dualwrite.assembly",
+    "open_recoverer": "dualwrite.assembly",
+    "plan_recovery": "dualwrite.jobs.recovering",
+    "recover": "dualwrite.jobs.recovering",
+    "store_from_url": "dualwrite.stores.registry",
+}
+"""Which module has what is loaded later."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name's module, and keep the name."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """All names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
 
 if _os.environ.get("DUALWRITE_TESTING") == "1" and _os.environ.get("DUALWRITE_FAILPOINTS"):
     from dualwrite.testing.failpoints import arm_from_environment as _arm

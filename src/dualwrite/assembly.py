@@ -10,7 +10,8 @@ from sqlalchemy import URL, Connection, Engine
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import check_settings
+from dualwrite.kafka.native.settings import KNOWN_NAMES
+from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.producer_choice import choose_producer
 from dualwrite.recovery import Recoverer
 from dualwrite.settings import OnLost, ProducerName, Settings
@@ -117,7 +118,12 @@ def connect(
         )
     validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
     config = _kafka_config(kafka, chosen)
-    check_settings(config)  # before the claim: what can't work must not take the id from a writer that does
+    chosen_timeout_ms(config)  # refuses one that is too short
+    if chosen.producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
+        # before the claim: what can't work must not take the id from a writer that does
+        from dualwrite.kafka.librdkafka import check_settings  # noqa: PLC0415  (our own producer checks what it reads itself)
+
+        check_settings(config)
     store = _store(database, chosen, session)
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
     try:

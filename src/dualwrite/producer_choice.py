@@ -93,7 +93,9 @@ def _native(
 
 
 def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings) -> ProducerFactory:
-    from dualwrite.kafka.librdkafka import LibrdkafkaProducer  # noqa: PLC0415  (only who uses it loads it)
+    from dualwrite.kafka.librdkafka import LibrdkafkaProducer, check_settings  # noqa: PLC0415  (only who uses it loads it)
+
+    check_settings(config)
 
     def make(kafka_transactional_id: str) -> TransactionalProducer:
         return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.delivery)

@@ -33,6 +33,29 @@ def test_importing_dualwrite_loads_neither_command_line_nor_development_cluster(
     ]
 
 
+LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka", "tenacity"}
+"""What `import dualwrite` leaves to the first use of a name."""
+
+
+def test_importing_dualwrite_loads_no_library_at_all() -> None:
+    assert not imported_by("import dualwrite") & LATER
+
+
+@pytest.mark.parametrize("statement", ["dualwrite.connect", "from dualwrite import *", "dualwrite.recover"])
+def test_what_a_writer_needs_at_once_loads_neither_librdkafka_nor_alembic(statement: str) -> None:
+    assert not imported_by(f"import dualwrite\n{statement}") & {"alembic", "confluent_kafka"}
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    import dualwrite  # noqa: PLC0415  (what is tested)
+
+    assert set(dualwrite.__all__) <= set(dir(dualwrite))
+    for name in dualwrite.__all__:
+        assert getattr(dualwrite, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dualwrite.nothing  # type: ignore[attr-defined]  # what is tested
+
+
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
     return grimp.build_graph("dualwrite", include_external_packages=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +19,7 @@ from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.pace import LIMIT
 from writer.scene import Scene
 
 
@@ -31,10 +35,10 @@ def test_an_address_alone_keeps_the_other_kafka_settings_of_the_environment(monk
     monkeypatch.setenv("DUALWRITE_KAFKA_SASL_PASSWORD", "s3cret")
     for open_one in (open_recoverer, dualwrite.open_recoverer):
         with open_one("sqlite:///none.db", kafka="127.0.0.1:1") as recoverer:
-            config = recoverer._coordinator._network.config
+            config = recoverer._coordinator.network.config
             assert (config.servers, config.protocol, config.sasl.username) == ("127.0.0.1:1", "SASL_PLAINTEXT", "me")
     with dualwrite.open_recoverer("sqlite:///none.db", kafka={"bootstrap.servers": "127.0.0.1:1"}) as recoverer:
-        assert recoverer._coordinator._network.config.protocol == "PLAINTEXT"  # a dict is all of the settings
+        assert recoverer._coordinator.network.config.protocol == "PLAINTEXT"  # a dict is all of the settings
 
 
 @pytest.fixture
@@ -80,3 +84,27 @@ def test_an_engine_of_the_user_s_stays_open(sqlite_scene: Scene) -> None:
         sqlite_scene.write(writer, 1)
     sqlite_scene.recover()
     assert disposed == []
+
+
+WRITES = """
+import json, sys
+import dualwrite
+from sqlalchemy import text
+url, servers, name, topic = sys.argv[1:]
+with dualwrite.connect(url, kafka=servers, transactional_id=name, producer="native") as writer, writer.transaction() as tx:
+    tx.db.execute(text("SELECT 1"))
+    tx.send(topic, "1")
+print(json.dumps(sorted(sys.modules)))
+"""
+NOT_NEEDED = {"confluent_kafka", "alembic", "sqlalchemy.orm", "dualwrite.jobs", "dualwrite.migration", "pymysql", "kazoo"}
+"""kafka-python's admin and consumer are not among them: its package imports them by itself."""
+
+
+def test_a_writer_with_the_native_producer_on_postgresql_loads_what_it_uses(postgres_scene: Scene) -> None:
+    scene = postgres_scene
+    url = scene.engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-W", "ignore", "-c", WRITES, url, scene.servers, scene.transactional_id, scene.topic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not NOT_NEEDED & set(json.loads(done.stdout))
+    assert scene.messages() == [1]

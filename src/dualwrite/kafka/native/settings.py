@@ -16,6 +16,48 @@ DEFAULT_BUFFER_BYTES: Final = 32 * 2**20  # as buffer.memory of Kafka's own prod
 _KIB: Final = 1024
 
 
+KNOWN_NAMES: Final = frozenset(
+    {
+        "acks",
+        "batch.size",
+        "bootstrap.servers",
+        "client.id",
+        "compression.codec",
+        "compression.level",
+        "compression.type",
+        "enable.idempotence",
+        "max.in.flight",
+        "max.in.flight.requests.per.connection",
+        "message.max.bytes",
+        "metadata.broker.list",
+        "partitioner",
+        "queue.buffering.max.kbytes",
+        "request.required.acks",
+        "request.timeout.ms",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.password",
+        "sasl.username",
+        "security.protocol",
+        "socket.connection.setup.timeout.ms",
+        "socket.keepalive.enable",
+        "socket.timeout.ms",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "topic.metadata.refresh.interval.ms",
+        "transaction.timeout.ms",
+    }
+)
+"""Settings whose values our own code checks. Whether another name is one at all, and its value, librdkafka has to say."""
+
+
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
     """What the native producer takes from a KafkaConfig; the defaults are librdkafka's, but for the buffer.

@@ -1,0 +1,47 @@
+"""What importing costs: CPU of a new Python that imports, beside one that imports SQLAlchemy. Asks no server.
+
+python benchmarks/imports.py [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+
+STATEMENTS = {
+    "import sqlalchemy": "import sqlalchemy",
+    "import dualwrite": "import dualwrite",
+    "what connect needs at once": "import dualwrite; dualwrite.connect",
+    "the native producer": "import dualwrite; dualwrite.connect; from dualwrite.kafka import NativeProducer",
+    "librdkafka's producer": "import dualwrite; dualwrite.connect; from dualwrite.kafka import LibrdkafkaProducer",
+}
+
+
+def cpu_seconds(statement: str) -> float:
+    """User and system time of a Python that runs the statement, start included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", statement], check=True)  # noqa: S603  (the statements above)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    """Measure in turns, so that a machine that slows down slows all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
+    for _ in range(rounds):
+        for name, statement in STATEMENTS.items():
+            seconds[name].append(cpu_seconds(statement))
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    beside = medians["import sqlalchemy"]
+    for name, median in medians.items():
+        print(f"{name:28} {median:6.3f} s CPU  {median / beside:5.2f} x import sqlalchemy")
+
+
+if __name__ == "__main__":
+    main()
