@@ -240,6 +240,10 @@ class StoreCopiedError(StoreError):
     `kept` and `found` (where the ids were made, and what answers now).
     """
 
+    store_id: str
+    kept: str
+    found: str
+
 
 class NotSettledError(StoreError):
     """`forget` was asked to drop an id that still has something to recover or to acknowledge."""
@@ -314,6 +318,9 @@ class ClusterMismatchError(BrokerError):
 
     Attributes: `stored_cluster_id` (the row's) and `seen_cluster_id` (Kafka's `cluster.id` as it was answered).
     """
+
+    stored_cluster_id: str
+    seen_cluster_id: str
 
 
 class ProducerFencedError(BrokerError):
