@@ -1,0 +1,171 @@
+"""The names of SQLAlchemy, PyMySQL, psycopg and alembic that are not public, or not promised, and that dualwrite relies on.
+
+One test fails by the name that has moved, before a database is asked. The versions are bounded in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import PGconn
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.sql import visitors
+
+from dualwrite.errors import WriterClosedError
+from dualwrite.migration import newest, scripts_folder
+from dualwrite.stores.sql.guard import Guard, GuardedConnection, OwnedTransaction
+from dualwrite.stores.sql.orm import GuardedSession
+from dualwrite.stores.sql.psycopg_view import RecipeConnection, view_of
+
+
+@pytest.fixture
+def engine() -> Iterator[sa.Engine]:
+    made = sa.create_engine("sqlite://")
+    yield made
+    made.dispose()
+
+
+# --- SQLAlchemy ---------------------------------------------------------------------------------------------------------------
+
+
+def test_sqlalchemy_a_connection_asks_its_listeners_by_has_events(engine: sa.Engine) -> None:
+    """GuardedConnection sets `_has_events`; the engine's own are asked all the same."""
+    heard: list[str] = []
+
+    def hear(*_: Any) -> None:
+        heard.append("of the engine")
+
+    with engine.connect() as connection:
+        assert connection._has_events is False
+        source = inspect.getsource(sa.Connection)
+        assert "self._has_events or self.engine._has_events" in source
+        sa.event.listen(engine, "before_cursor_execute", hear)
+        connection.execute(sa.text("SELECT 1"))
+        sa.event.remove(engine, "before_cursor_execute", hear)
+    assert heard == ["of the engine"]
+
+
+def test_sqlalchemy_a_connection_takes_a_pooled_one_and_a_root_transaction_puts_itself_in_place(engine: sa.Engine) -> None:
+    guard = Guard("id")
+    connection = GuardedConnection(engine, guard, engine.raw_connection())
+    begun = connection.begin()
+    assert isinstance(begun, OwnedTransaction)
+    assert connection.get_transaction() is begun
+    begun.rollback()
+    connection.close()
+
+
+def test_sqlalchemy_a_session_says_flushing_and_begins_by_autobegin_t() -> None:
+    assert Session()._flushing is False
+    assert list(inspect.signature(Session._autobegin_t).parameters) == ["self", "begin"]
+
+
+def test_sqlalchemy_a_session_passes_autobegin_t_at_every_use_and_sends_events_by_dispatch(engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Thing(Base):
+        __tablename__ = "things"
+        number: Mapped[int] = mapped_column(primary_key=True)
+
+    guard = Guard("id")
+    connection = GuardedConnection(engine, guard)
+    session = GuardedSession(connection)
+    for event in ("before_commit", "after_commit", "after_rollback"):
+        getattr(session.dispatch, event)(session)
+    guard.ended = True
+    for use in (
+        lambda: session.add(Thing(number=1)),
+        lambda: session.execute(sa.text("SELECT 1")),
+        session.connection,
+        session.begin_nested,
+    ):
+        with pytest.raises(WriterClosedError):
+            use()
+    connection.close()
+
+
+def test_sqlalchemy_an_engine_has_its_driver_a_preparer_and_options(engine: sa.Engine) -> None:
+    assert engine.dialect.dbapi is not None
+    assert engine.dialect.loaded_dbapi.Error
+    assert engine.dialect.identifier_preparer.quote_identifier("a") == '"a"'
+    assert engine.execution_options(ours=1).get_execution_options()["ours"] == 1
+    assert engine.url._replace(password=None) == engine.url
+
+
+def test_sqlalchemy_statements_can_be_walked_and_rewritten() -> None:
+    table, other = (sa.Table(name, sa.MetaData(), sa.Column("c", sa.Integer)) for name in ("a", "b"))
+    statement = sa.update(table).where(table.c.c == 1).values(c=table.c.c + 1)
+    assert table in {found for found in visitors.iterate(statement) if isinstance(found, sa.Table)}
+
+    def replace(element: Any, **_: Any) -> Any:
+        if element is table:
+            return other
+        return other.c.c if isinstance(element, sa.Column) and element.table is table else None
+
+    text = str(visitors.replacement_traverse(statement, {}, replace))
+    assert text == "UPDATE b SET c=(b.c + :c_1) WHERE b.c = :c_2"
+
+
+# --- PyMySQL ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["_read_timeout", "_sock", "server_status", "unix_socket"])
+def test_pymysql_a_connection_has(name: str) -> None:
+    made: Any = pymysql.Connection(defer_connect=True)
+    if name == "unix_socket":
+        assert made.unix_socket is None
+    assert hasattr(made, name) or name in inspect.getsource(pymysql.Connection)
+
+
+@pytest.mark.parametrize("name", ["get_autocommit", "open", "thread_id"])
+def test_pymysql_a_connection_can(name: str) -> None:
+    assert hasattr(pymysql.Connection, name)
+
+
+# --- psycopg ------------------------------------------------------------------------------------------------------------------
+
+
+def test_psycopg_a_view_shares_the_state_of_a_connection_that_stands_in_its_dict() -> None:
+    connection: Any = psycopg.Connection(PGconn.connect_start(b"host=/nowhere"))
+    try:
+        for name in ("cursor_factory", "server_cursor_factory", "pgconn", "lock"):
+            assert name in connection.__dict__, name
+        view = view_of(RecipeConnection, connection)
+        view.adapters_map = AdaptersMap(psycopg.adapters)
+        view.returned = True
+        assert view.pgconn is connection.pgconn
+        assert view.adapters is view.adapters_map
+        view.prepare_threshold = None
+        assert connection.prepare_threshold is None
+    finally:
+        connection.close()
+
+
+# --- alembic ------------------------------------------------------------------------------------------------------------------
+
+
+def test_alembic_a_script_directory_gives_the_steps_of_an_upgrade_and_a_downgrade() -> None:
+    script: Any = ScriptDirectory(str(scripts_folder()))
+    up = script._upgrade_revs(newest(), ())
+    assert up[-1].revision.revision == newest()
+    assert len(script._downgrade_revs("base", (newest(),))) == len(up)
+
+
+def test_alembic_a_context_takes_our_steps_and_our_version_table(engine: sa.Engine) -> None:
+    asked: list[Any] = []
+    options = {"version_table": "ours", "fn": lambda heads, _context: asked.append(heads) or ()}
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        context.run_migrations()
+        assert asked == [()]
+        assert callable(context.impl.static_output)
