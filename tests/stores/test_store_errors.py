@@ -99,7 +99,7 @@ def test_a_missing_privilege(postgres_server: PostgresServer, postgres_url: str)
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
-        connection.execute("GRANT SELECT ON kafka_transaction_state TO reader")
+        connection.execute("GRANT SELECT ON kafka_transaction_state, kafka_transaction_store TO reader")
     with SqlStateStore.from_url(postgres_url.replace("dualwrite@", "reader@")) as store:
         store.check()
         with pytest.raises(StoreError, match="does not permit claiming") as caught:
