@@ -151,7 +151,7 @@ def test_the_command_line_and_the_environment_name_a_schema(
     assert main(["db", "upgrade", "--url", url, "--schema", SCHEMA]) == 0
     assert tables_in(url, SCHEMA) == TABLES
     with SqlStateStore.from_url(url, schema=SCHEMA) as store:
-        store.claim("in-the-schema", "tests", timeout=LIMIT)
+        store.take_generation(store.claim("in-the-schema", "tests", timeout=LIMIT), ProducerKind.NATIVE)
     assert main(["status", "--url", url, "--schema", SCHEMA]) == 0
     assert "in-the-schema" in capsys.readouterr().out
     monkeypatch.setenv("DUALWRITE_SCHEMA", SCHEMA)
