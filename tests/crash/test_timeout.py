@@ -198,17 +198,6 @@ def test_a_block_that_takes_too_long_is_rolled_back_on_both_sides(scene: Scene) 
     assert scene.messages() == [2]
 
 
-def test_a_state_that_another_cluster_never_saw_is_unverified(scene: Scene) -> None:
-    worker = scene.write(1, 3, "after_db_commit#2=kill")
-    worker.killed()
-    with started() as other:
-        moved = Scene(scene.events, other.bootstrap_servers, scene.transactional_id)
-        report = moved.recover()
-        assert report["outcomes"][-1] == "UNVERIFIED"
-        with pytest.raises(dualwrite.UnverifiedTransactionError):
-            connected(moved)
-
-
 def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
     with writer.transaction() as tx:
         tx.send(scene.topic, "1")
