@@ -200,6 +200,7 @@ def test_json_tells_what_is_unacknowledged(scene: Scene, capsys: pytest.CaptureF
             "state": "7:5@1000",
             "generation": 0,
             "recorded_at": "2026-01-01T00:00:00+00:00",
+            "delivery": None,
         }
     ]
     assert report["acknowledged"] == []

@@ -23,7 +23,7 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
 from dualwrite.stores.zookeeper import ZooKeeperBatch, ZooKeeperStore
 from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES, multi_size
-from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
+from dualwrite.stores.zookeeper.transaction import LONGEST_DELIVERY, ZooKeeperTransaction
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 
@@ -292,7 +292,7 @@ def test_a_transaction_of_just_the_limit_is_taken_by_the_server(
     batch.create(ORDER, b"x" * (DEFAULT_MAX_REQUEST_BYTES - over))
     with pytest.raises(StoreError, match=r"jute\.maxbuffer"):
         batch.check(ORDER, 0)
-    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.record(STATE, generation=0, transaction_number=1, delivery=LONGEST_DELIVERY)
     assert isinstance(transaction, ZooKeeperTransaction)
     operations = [transaction._ours, *batch.operations]
     padding = DEFAULT_MAX_REQUEST_BYTES - multi_size(operations)
@@ -304,15 +304,17 @@ def test_a_transaction_of_just_the_limit_is_taken_by_the_server(
 
 
 def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
-    with ZooKeeperStore.from_url(url, max_request_bytes=2_000) as store:
+    with ZooKeeperStore.from_url(url, max_request_bytes=10_000) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = store.begin(claim)
-        transaction.handle.create(ORDER, b"x" * 1_200)
+        with pytest.raises(StoreError) as caught:
+            transaction.handle.create(ORDER, b"x" * 10_000)
+        transaction.handle.create(ORDER, b"x" * (20_000 - caught.value.size))
         at = store.read_claimed(claim).updated_at
         for generation in range(5):
             store.settle(claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, generation, at)))
-        with pytest.raises(StoreError, match="2,000 is the limit"):
-            transaction.record(STATE, generation=0, transaction_number=1)
+        with pytest.raises(StoreError, match="10,000 is the limit"):
+            transaction.record(STATE, generation=0, transaction_number=1, delivery=LONGEST_DELIVERY)
         transaction.rollback()
         assert store.client.exists(ORDER) is None
 

@@ -50,7 +50,8 @@ from dualwrite.stores.zookeeper.sizes import operation_size, too_large
 _LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
 _LARGEST_NUMBER: Final = 2**63 - 1
 _LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER)
-_LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
+LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
+"""What `begin` keeps room for: a delivery is known only when the batch is complete."""
 _FRESH: Final = 0.5  # seconds
 _NOT_THE_CULPRIT: Final = (RolledBackError, RuntimeInconsistency)
 """What a multi that failed answers for the operations before and after the one that did."""
@@ -80,7 +81,7 @@ class ZooKeeperTransaction(StoreTransaction):
             _LONGEST_STATE,
             generation=_LARGEST_NUMBER,
             transaction_number=_LARGEST_NUMBER,
-            delivery=_LONGEST_DELIVERY,
+            delivery=LONGEST_DELIVERY,
         )
         self._batch = ZooKeeperBatch(
             self._nodes.connection,
