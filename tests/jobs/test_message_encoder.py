@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-MOMENT = datetime(2026, 1, 31, 12, 30, 15, 123999, UTC)
+MOMENT = datetime.now(UTC).replace(microsecond=123999) - timedelta(hours=1)  # retention takes what is older than a week
 
 
 @pytest.fixture(params=["native", "librdkafka"])
