@@ -43,8 +43,8 @@ def crash_recovery(scene: Scene, left: str, point: str, **environment: str) -> N
 def recovered(scene: Scene, expected: list[int]) -> None:
     """Recover by two processes at once, and again; then write on."""
     for report in scene.recover_twice_at_once():
-        assert report["error"] is None
-        assert report["unacknowledged"] == []
+        assert report["error"] is None, report["error"]
+        assert report["unacknowledged"] == [], report
     assert scene.agree() == expected
     again = scene.recover()
     assert (again["outcomes"], again["error"]) == ([], None)

@@ -93,3 +93,19 @@ def test_an_interrupted_claim_leaves_no_lock(store: SqlStateStore) -> None:
         assert_nobody_has_a_lock(store.engine)
     assert caught.value.__traceback__ is not None
     assert store.claim("id", "tests", timeout=LIMIT).fence == 2
+
+
+def test_an_interrupted_commit_leaves_no_lock_in_the_pool(store: SqlStateStore) -> None:
+    """SQLAlchemy takes the transaction for ended then, and gives the connection back without a rollback."""
+
+    def interrupt(_connection: sa.Connection) -> None:
+        raise KeyboardInterrupt
+
+    with store.engine.connect() as connection:
+        connection.begin()
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        sa.event.listen(store.engine, "commit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            connection.commit()
+        sa.event.remove(store.engine, "commit", interrupt)
+    assert_nobody_has_a_lock(store.engine)

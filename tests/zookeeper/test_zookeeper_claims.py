@@ -46,6 +46,24 @@ def test_a_claim_gives_up_where_others_are_always_faster(
     assert caught.value.timeout == 1
 
 
+def test_a_claim_made_while_the_row_is_read_is_seen_by_that_read(
+    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: somebody changes the row between the read and the check of its version, time and again."""
+    read = StateNodes.read
+    overtakers = [lambda: rival.claim(ID, "theirs", timeout=LIMIT)] * 10
+
+    def overtaken(self: StateNodes, *arguments: Any) -> Any:
+        found = read(self, *arguments)
+        if self is store._nodes and overtakers:
+            overtakers.pop()()
+        return found
+
+    monkeypatch.setattr(StateNodes, "read", overtaken)
+    with pytest.raises(FencedError, match="theirs"):
+        store.read_claimed(claim)
+
+
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 

@@ -62,10 +62,13 @@ class SqliteDialect(StoreDialect):
     def watch_engine(self, engine: Engine) -> None:
         """A connection that is given up ends its statements and rolls back first: closing it keeps its locks while one lives.
 
-        After Ctrl-C the traceback holds the cursor, and with it SQLite's connection, transaction and locks.
+        After Ctrl-C the traceback holds the cursor, and with it SQLite's connection, transaction and locks. And a connection
+        goes back to the pool without a transaction: after a commit that Ctrl-C cut short, SQLAlchemy takes its transaction for
+        ended and skips the rollback.
         """
         if not event.contains(engine, "invalidate", _roll_back_first):
             event.listen(engine, "invalidate", _roll_back_first)
+            event.listen(engine, "checkin", _roll_back_left_over)
 
     def begin(self, connection: Connection) -> None:
         """BEGIN IMMEDIATE takes the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY."""
@@ -173,6 +176,11 @@ def _roll_back_first(raw: sqlite3.Connection, _record: object, _error: BaseExcep
                 cursor.close()
         if raw.in_transaction:
             raw.execute("ROLLBACK")
+
+
+def _roll_back_left_over(raw: sqlite3.Connection | None, _record: object) -> None:
+    if raw is not None and raw.in_transaction:
+        raw.rollback()
 
 
 def _make_durable(raw: sqlite3.Connection, _record: object) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from kazoo.client import KazooClient
@@ -79,20 +80,16 @@ class StateNodes:
         return StateNode(parse_document(transactional_id, data), stat.version)
 
     def read_proven(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
-        """As `read`, and then a `check` of its version, which only a quorum can answer."""
-        node = self.read(transactional_id, deadline)
-        if node is not None:
-            path = state_path(transactional_id)
-
-            def check(client: KazooClient) -> Any:
-                request = client.transaction()
-                request.check(path, node.version)
-                return request.commit_async()
-
-            (result,) = self.connection.ask(check, deadline=deadline)
-            if isinstance(result, Exception):
+        """As `read`, and then a `check` of its version, which only a quorum can answer; again where it has changed between."""
+        path = state_path(transactional_id)
+        while (node := self.read(transactional_id, deadline)) is not None:
+            request_of = partial(_check_of, path=path, version=node.version)
+            (result,) = self.connection.ask(request_of, deadline=deadline)
+            if not isinstance(result, Exception):
+                return node
+            if not isinstance(result, CHANGED_MEANWHILE):
                 raise result
-        return node
+        return None
 
     def write(self, row: StateRow, read: StateNode | None, deadline: float | None = None) -> None:
         """Write a row in the place of what was read.
@@ -270,3 +267,9 @@ def _is_worth_another_read(error: BaseException) -> bool:
 
 def _is_worth_another_change(error: BaseException) -> bool:
     return isinstance(error, CHANGED_MEANWHILE) or trouble(error) is Trouble.CONNECTION
+
+
+def _check_of(client: KazooClient, *, path: str, version: int) -> Any:
+    request = client.transaction()
+    request.check(path, version)
+    return request.commit_async()
