@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 LOOK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction looks first whether its coordinator still knows the id."""
 
+LOOK_LIMIT: Final = 2.0
+"""Seconds for that look at most: a transaction without messages needs no Kafka, and does not wait for it."""
+
 
 class Session:
     """The id as one writer holds it. Knows nothing of transactions; the writer calls its steps in the recipe's order.
@@ -234,11 +237,13 @@ class Session:
         if time.monotonic() - self._used_at < LOOK_AFTER:
             return
         try:
-            described = self._coordinator.describe(self.kafka_transactional_id, timeout=self._timeouts.kafka)
+            limit = min(LOOK_LIMIT, self._timeouts.kafka)
+            described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)
         except BrokerUnavailableError as error:
             log.debug("%s: not looked at after a pause: %s", self._id, error)
             return
-        self._used_at = time.monotonic()
+        finally:
+            self._used_at = time.monotonic()
         if described is not None:
             return
         log.info("%s: the coordinator has forgotten %s; registering it anew", self._id, self.kafka_transactional_id)

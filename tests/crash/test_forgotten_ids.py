@@ -13,6 +13,7 @@ import dualwrite
 from crash import worker
 from crash.databases import Databases
 from crash.scene import Scene
+from dualwrite import session
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.config import KafkaConfig
 from dualwrite.kafka.coordinator import WireTransactionCoordinator
@@ -83,6 +84,22 @@ def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Sce
         worker.write_event(writer, scene.topic, 3)
         assert lost_entries(scene) == []
     assert scene.agree() == [1, 3]
+
+
+def test_a_transaction_without_messages_goes_on_while_kafka_is_away(
+    scene: Scene, forgetful: DevCluster, native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LOOK_AFTER", 0.0)
+    connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings, lanes=1)
+    with connected(transactional_id=scene.transactional_id) as writer:
+        worker.write_event(writer, scene.topic, 1)
+        forgetful.pause()
+        try:
+            with writer.transaction() as tx:
+                scene.events.write(tx.db, scene.transactional_id, 2)
+        finally:
+            forgetful.resume()
+    assert (scene.rows(), scene.messages()) == ([1, 2], [1])
 
 
 def forgotten_inside_a_block(scene: Scene, writer: dualwrite.DualWriter) -> None:
