@@ -177,18 +177,25 @@ class NativeProducer:
         deadline = Deadline.after(timeout)
         self._check_broker(deadline)
         timeout_ms = self._timeout_ms(deadline)
+        last_is_ending = False
         while True:
-            answer = self._coordinator.init_producer_id(
-                self._id,
-                timeout_ms=timeout_ms,
-                two_phase=self._two_phase,
-                keep_prepared=keep_prepared_txn,
-                timeout=deadline,
-            )
+            try:
+                answer = self._coordinator.init_producer_id(
+                    self._id,
+                    timeout_ms=timeout_ms,
+                    two_phase=self._two_phase,
+                    keep_prepared=keep_prepared_txn,
+                    timeout=deadline,
+                )
+            except BrokerUnavailableError as error:
+                if last_is_ending and deadline.expired:  # the time ended on the way to an answer that was known already
+                    raise self._not_ended(timeout) from error
+                raise
             if keep_prepared_txn and answer.code == ErrorCode.UNSUPPORTED_VERSION:
                 return self._kept_by_describing(deadline)
             if answer.code != ErrorCode.CONCURRENT_TRANSACTIONS:
                 break
+            last_is_ending = True
             deadline.sleep(_PAUSE)
             if deadline.expired:
                 raise self._not_ended(timeout)
