@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.producer import NativeProducer
 
 VALUE: Final = b"x" * 200

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from dualwrite.jobs import commit as committing
-from dualwrite.jobs.judge import JobJudge
-from dualwrite.jobs.loading import StagingWriter
-from dualwrite.jobs.messages import MessageEncoder
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.jobs import driver as committing
+from dualwrite.jobs.decision import JobDecision
+from dualwrite.jobs.frame.loading import StagingWriter
+from dualwrite.jobs.frame.messages import MessageEncoder
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.spark.source import BatchWriter, DualWriteDataSource
 
@@ -102,7 +102,7 @@ _PLACES: Final[Sequence[tuple[Any, str, str]]] = (
     (StagingWriter, "finish", COPYING),
     (NativeProducer, "prepare_transaction", PREPARING),
     (LibrdkafkaProducer, "prepare_transaction", PREPARING),
-    (JobJudge, "commit", DECIDING),
+    (JobDecision, "commit", DECIDING),
     (committing, "complete", COMPLETING),
     (committing, "delete_staged", CLEARING),
 )

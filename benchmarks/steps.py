@@ -12,9 +12,9 @@ import workload
 from alternatives import Target
 from dualwrite import DualWriter, Settings
 from dualwrite.kafka.base import TransactionalProducer
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.producer_choice import choose_producer
+from dualwrite.kafka.choose import choose_producer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
 from figures import percentile

@@ -53,17 +53,15 @@ from dualwrite.errors import (
 )
 
 if TYPE_CHECKING:
-    from dualwrite.assembly import connect, open_recoverer
-    from dualwrite.jobs.recovering import plan_recovery, recover
-    from dualwrite.lifecycle import Phase
-    from dualwrite.plan import GenerationPlan, IdPlan, RecoveryPlan
-    from dualwrite.recovery import Recoverer
-    from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
-    from dualwrite.settings import Settings
+    from dualwrite.api import connect, open_recoverer, plan_recovery, recover
+    from dualwrite.recipe.phases import Phase
+    from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
+    from dualwrite.recovery.recoverer import Recoverer
+    from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
+    from dualwrite.settings import Settings, Timeouts
     from dualwrite.state import PreparedTxnState
     from dualwrite.stores.registry import store_from_url
     from dualwrite.stores.sql import SqlStateStore
-    from dualwrite.timeouts import Timeouts
     from dualwrite.transaction import Transaction
     from dualwrite.writer import DualWriter
 
@@ -135,24 +133,24 @@ __all__ = [
 ]
 _WHERE = {
     "DualWriter": "dualwrite.writer",
-    "GenerationOutcome": "dualwrite.report",
-    "GenerationPlan": "dualwrite.plan",
-    "IdPlan": "dualwrite.plan",
-    "IdReport": "dualwrite.report",
-    "Outcome": "dualwrite.report",
-    "Phase": "dualwrite.lifecycle",
+    "GenerationOutcome": "dualwrite.recovery.report",
+    "GenerationPlan": "dualwrite.recovery.plan",
+    "IdPlan": "dualwrite.recovery.plan",
+    "IdReport": "dualwrite.recovery.report",
+    "Outcome": "dualwrite.recovery.report",
+    "Phase": "dualwrite.recipe.phases",
     "PreparedTxnState": "dualwrite.state",
-    "Recoverer": "dualwrite.recovery",
-    "RecoveryPlan": "dualwrite.plan",
-    "RecoveryReport": "dualwrite.report",
+    "Recoverer": "dualwrite.recovery.recoverer",
+    "RecoveryPlan": "dualwrite.recovery.plan",
+    "RecoveryReport": "dualwrite.recovery.report",
     "Settings": "dualwrite.settings",
     "SqlStateStore": "dualwrite.stores.sql",
-    "Timeouts": "dualwrite.timeouts",
+    "Timeouts": "dualwrite.settings",
     "Transaction": "dualwrite.transaction",
-    "connect": "dualwrite.assembly",
-    "open_recoverer": "dualwrite.assembly",
-    "plan_recovery": "dualwrite.jobs.recovering",
-    "recover": "dualwrite.jobs.recovering",
+    "connect": "dualwrite.api",
+    "open_recoverer": "dualwrite.api",
+    "plan_recovery": "dualwrite.api",
+    "recover": "dualwrite.api",
     "store_from_url": "dualwrite.stores.registry",
 }
 """Which module has what is loaded later."""

@@ -223,3 +223,21 @@ class TransactionDescription:
     timeout_ms: int
     start_time_ms: int
     partitions: frozenset[tuple[str, int]] = frozenset()
+
+
+def names(stored: PreparedTxnState | None, described: TransactionDescription | None) -> bool:
+    """Whether S is the name of D's current or last transaction.
+
+    While it is ongoing, the epoch is the transaction's own. Once it has ended, EndTxn v5 or a time-out has raised the epoch
+    by one; EndTxn v4 has not, which only a state with a start time can meet.
+    """
+    if stored is None or described is None or stored.producer_id != described.producer_id:
+        return False
+    if described.status is TransactionStatus.EMPTY:
+        return False
+    ongoing = described.status is TransactionStatus.ONGOING
+    if stored.has_own_epoch:
+        return described.epoch == (stored.epoch if ongoing else stored.epoch + 1)
+    if stored.start_time_ms != described.start_time_ms:
+        return False
+    return described.epoch == stored.epoch or (not ongoing and described.epoch == stored.epoch + 1)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.errors import ConcurrentUseError, DualWriteError, NestedTransactionError, UsageError, WriterClosedError
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
-from dualwrite.lanes import Lanes
-from dualwrite.lifecycle import Phase
-from dualwrite.recovery import name_lane
-from dualwrite.report import RecoveryReport
-from dualwrite.settings import OnLost, validate_lanes
+from dualwrite.recipe.lanes import Lanes
+from dualwrite.recipe.phases import Phase
+from dualwrite.recovery.recoverer import name_lane
+from dualwrite.recovery.report import RecoveryReport
+from dualwrite.settings import OnLost, Timeouts, validate_lanes
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.timeouts import Timeouts
 from dualwrite.transaction import H, Transaction, forked
-from dualwrite.transactional import transactional
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
 
 
 class DualWriter(Generic[H]):
@@ -122,7 +125,7 @@ class DualWriter(Generic[H]):
             note_ignored_variable()
             if self.phase is not Phase.OPENING:
                 raise UsageError(f"open() was called, but the writer {self.phase.value}.", transactional_id=self._id)
-            self._lanes.take(only_if_ours=False, on_lost=self._on_lost)
+            self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
         return self
 
     def reopen(self) -> Self:
@@ -133,7 +136,7 @@ class DualWriter(Generic[H]):
         with self._exclusively("reopen()"):
             if self.phase is Phase.CLOSED:
                 raise WriterClosedError("The writer is closed.", transactional_id=self._id)
-            self._lanes.take(only_if_ours=False, on_lost=self._on_lost)
+            self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
         return self
 
     def close(self) -> None:
@@ -225,7 +228,7 @@ class DualWriter(Generic[H]):
         As `@writer.transactional`, or `@writer.transactional(attempts=3)`: then the whole function runs again, with
         back-off, after an error that is retriable (serialization failures and the like, after which nothing is left).
         """
-        decorate = transactional(self.transaction, attempts=attempts, may_be_repeated=self._may_be_repeated)
+        decorate = _repeating(self.transaction, attempts=attempts, may_be_repeated=self._may_be_repeated)
         return decorate if function is None else decorate(function)
 
     def _may_be_repeated(self, error: BaseException) -> bool:
@@ -277,3 +280,40 @@ class DualWriter(Generic[H]):
             raise
         finally:
             self._user = None
+
+
+def _repeating(
+    transaction: Callable[[], AbstractContextManager[Transaction[H]]],
+    *,
+    attempts: int,
+    may_be_repeated: Callable[[BaseException], bool],
+) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
+    """A decorator that runs a function inside `transaction()`, and hands it the Transaction as its first argument.
+
+    Args:
+        transaction: Begins a transaction, as a context manager.
+        attempts: How often the whole function runs at most, with back-off.
+        may_be_repeated: Whether an error left nothing behind, and the same again may succeed.
+
+    Raises:
+        UsageError: `attempts` is below 1.
+    """
+    if attempts < 1:
+        raise UsageError(f"attempts is {attempts}; 1 is the least.")
+
+    def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def once(*args: P.args, **kwargs: P.kwargs) -> T:
+            with transaction() as begun:
+                return function(begun, *args, **kwargs)
+
+        @functools.wraps(function)
+        def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
+            retrying = Retrying(
+                retry=retry_if_exception(may_be_repeated), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True
+            )
+            return retrying(once, *args, **kwargs)
+
+        return once if attempts == 1 else repeated
+
+    return decorate

@@ -16,13 +16,13 @@ import pytest
 import dualwrite
 from dualwrite import Timeouts, migration
 from dualwrite.cli import main
-from dualwrite.decision import Decision
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.plan import REASONS
-from dualwrite.recovery import Recoverer, ids_with_lanes
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recovery.decision import Decision
+from dualwrite.recovery.plan import REASONS
+from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.registry import store_from_url

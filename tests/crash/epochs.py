@@ -14,7 +14,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from fixtures.pace import LIMIT, TimeLimitError
 
 _KEY: Final = struct.Struct(">hh")  # version, length of the id that follows

@@ -27,7 +27,7 @@ MOMENTS = {
     "prepared": "after_prepare",
     "committed by the database": "after_db_commit",
 }
-Trouble = Callable[[DevCluster, Scene], Callable[[], None]]
+ErrorClass = Callable[[DevCluster, Scene], Callable[[], None]]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_writer_goes_on_through_it(
     databases: Databases,
     three: DevCluster,
     monkeypatch: pytest.MonkeyPatch,
-    trouble: Trouble,
+    trouble: ErrorClass,
     moment: str,
     producer: str,
     lanes: str,

@@ -19,8 +19,8 @@ from crash.epochs import set_epochs
 from crash.scene import Scene, report_of
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState, TransactionDescription
 from dualwrite.stores.sql import SqlStateStore

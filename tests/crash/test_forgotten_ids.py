@@ -13,10 +13,10 @@ import dualwrite
 from crash import worker
 from crash.databases import Databases
 from crash.scene import Scene
-from dualwrite import session
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recipe import ownership
 from dualwrite.stores.base import LostTransaction
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import PROMPT_TIMEOUTS, started
@@ -89,7 +89,7 @@ def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Sce
 def test_a_transaction_without_messages_goes_on_while_kafka_is_away(
     scene: Scene, forgetful: DevCluster, native: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LOOK_AFTER", 0.0)
+    monkeypatch.setattr(ownership, "LOOK_AFTER", 0.0)
     connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings, lanes=1)
     with connected(transactional_id=scene.transactional_id) as writer:
         worker.write_event(writer, scene.topic, 1)

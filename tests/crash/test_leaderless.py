@@ -20,10 +20,10 @@ from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.inspect.topics import describe_topics
 from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.kafka.topics import describe_topics
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.broker import read_topic, started

@@ -20,13 +20,13 @@ from crash.databases import DATABASES, Databases
 from crash.events import events_at
 from crash.scene import Scene
 from dualwrite.cli import db, status
-from dualwrite.copies import keep_store_id, new_store_id
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity, examine
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.recovery.copies import keep_store_id, new_store_id
 from dualwrite.state import KafkaId, TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql.table import state_table

@@ -19,8 +19,8 @@ from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import LIMIT, until

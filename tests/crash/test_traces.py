@@ -19,9 +19,9 @@ from crash.scene import InThread, Scene
 from crash.worker import timeouts, write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.testing import failpoints
 from fixtures.pace import happened, joined, until

@@ -14,8 +14,8 @@ from crash.cases import PRODUCERS, crash_writer
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 

@@ -13,10 +13,10 @@ from crash.cases import crash_writer
 from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.cli import db
-from dualwrite.clusters import move_to_cluster
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.stores.base import LostKind, Settlement, StateRow
 from fixtures.broker import started
 from fixtures.pace import LIMIT

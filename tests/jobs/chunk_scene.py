@@ -11,9 +11,10 @@ import pyarrow as pa
 import dualwrite
 from crash.events import Events
 from dualwrite import DualWriter, Transaction
-from dualwrite.jobs.arrow_chunks import arrow_chunks
-from dualwrite.jobs.chunk_markers import JobPlan, forget_job
-from dualwrite.jobs.chunks import PartitionReport, write_chunks
+from dualwrite.chunks.arrow import arrow_chunks
+from dualwrite.chunks.markers import JobPlan
+from dualwrite.chunks.registry import forget_job
+from dualwrite.chunks.write import PartitionReport, write_chunks
 from dualwrite.testing.topics import read_committed
 
 Write = Callable[[Transaction, pa.Table], object]

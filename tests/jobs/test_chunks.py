@@ -15,10 +15,11 @@ from chunk_scene import ChunkScene, WorkerDiedError
 from crash.databases import DATABASES, Databases
 from crash.events import events_at
 from dualwrite import FencedError, SqlStateStore, StateTableMissingError, Transaction, UsageError, migration
+from dualwrite.chunks.markers import JobPlan
+from dualwrite.chunks.registry import forget_job, markers_of
+from dualwrite.chunks.write import PartitionReport
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ChunkChangedError, ConfigurationError, JobPlanChangedError
-from dualwrite.jobs.chunk_markers import JobPlan, forget_job, markers_of
-from dualwrite.jobs.chunks import PartitionReport
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy

@@ -16,14 +16,14 @@ from dualwrite.cli import recover
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BatchRefusedError, DualWriteError, FencedError, JobClosedError, LostTransactionError
 from dualwrite.jobs.base import TaskOutcome
-from dualwrite.jobs.by_hand import recover_job
+from dualwrite.jobs.completing import delete_staged
+from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import AttemptRow
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.staged_rows import StagedRows
-from dualwrite.jobs.sweep import delete_staged
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.recovery import Recoverer
+from dualwrite.jobs.recovery import recover_job
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError

@@ -10,10 +10,10 @@ from job_scene import JobScene, replaced
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, InDoubtTransactionError, StoreUnavailableError, TransactionTimeoutError
+from dualwrite.settings import Timeouts
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy, When
-from dualwrite.timeouts import Timeouts
 from fixtures.pace import LIMIT
 
 PARTS = [[1, 2, 3], [4, 5]]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.json_values import json_problem, json_values
+from dualwrite.jobs.frame.json_values import json_problem, json_values
 
 MOMENT = datetime(2026, 1, 31, 12, 30, 15, 123456, UTC)
 

@@ -11,10 +11,10 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, InvalidMessageError
-from dualwrite.jobs.messages import MessageEncoder
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.jobs.frame.messages import MessageEncoder
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT

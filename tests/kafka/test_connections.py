@@ -19,8 +19,8 @@ import dualwrite
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import UsageError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from fixtures.broker import USERS, make_topic, read_topic, started

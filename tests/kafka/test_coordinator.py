@@ -11,8 +11,8 @@ from confluent_kafka import Producer
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import INVALID_TXN_STATE, WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import INVALID_TXN_STATE, WireTransactionCoordinator
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.pace import LIMIT, joined, until
 

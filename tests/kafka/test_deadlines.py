@@ -25,17 +25,17 @@ from kafka.protocol.sasl import SaslHandshakeRequest
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, DeliveryError
-from dualwrite.kafka.capabilities import probe
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.inspect.capabilities import probe
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.recovery import Recoverer
-from dualwrite.settling import settle_id
+from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.recovery.resolve import resolve_id
+from dualwrite.settings import Timeouts
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.timeouts import Timeouts
 from fixtures.pace import LIMIT as PATIENCE
 from fixtures.pace import joined
 from fixtures.wire_server import HANG_UP, NODE_ID, WireServer
@@ -209,7 +209,7 @@ def test_all_generations_of_an_id_have_one_limit(store: SqlStateStore) -> None:
             store.take_generation(claim, ProducerKind.NATIVE)
         coordinator = WireTransactionCoordinator(config_of(server.port), timeout=600)
         with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
-            settle_id(store, coordinator, claim, timeout=LIMIT)
+            resolve_id(store, coordinator, claim, timeout=LIMIT)
         coordinator.close()
         described = {r.transactional_ids[0] for r in server.received(DescribeTransactionsRequest)}
         assert len(described) == 1

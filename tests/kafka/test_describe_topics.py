@@ -9,7 +9,7 @@ import pytest
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity
 from dualwrite.diagnosis.findings import judge_topic
-from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from fixtures.broker import make_topic, started
 from fixtures.pace import LIMIT, until
 

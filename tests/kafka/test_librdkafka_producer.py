@@ -20,9 +20,9 @@ from dualwrite.errors import (
     TransactionTimeoutError,
     TransactionTimeoutRefusedError,
 )
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures import pace
 from fixtures.broker import make_topic

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient
 from dualwrite.delivery import Delivery, Fate, Place
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import TransactionalProducer
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState
 from fixtures.broker import make_topic, wait_for_markers

@@ -8,8 +8,8 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ClusterMismatchError
-from dualwrite.kafka.config import Address, KafkaConfig
-from dualwrite.kafka.network import Network
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.broker import started
 

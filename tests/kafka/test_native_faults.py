@@ -24,12 +24,12 @@ from dualwrite.errors import (
     InvalidTransitionError,
     TwoPhaseCommitRefusedError,
 )
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native import accumulator
-from dualwrite.kafka.native.lifecycle import ALLOWED, ProducerState
 from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.kafka.network import Network
+from dualwrite.kafka.native.states import ALLOWED, ProducerState
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from fixtures.broker import USERS, make_topic, read_topic, started
 from fixtures.pace import LIMIT, until
@@ -290,7 +290,7 @@ class InterruptAt:
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
         name = frame.f_code.co_filename
-        if event in ("call", "c_return") and ("/kafka/native/" in name or "/kafka/wire.py" in name):
+        if event in ("call", "c_return") and ("/kafka/native/" in name or "/kafka/client/connection.py" in name):
             self._left -= 1
             if self._left == 0:
                 self.place = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -15,13 +15,13 @@ from confluent_kafka import KafkaError, Message, Producer
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.error_codes import error_name
+from dualwrite.kafka.client.cluster import CoordinatorUnavailableError, Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.error_codes import error_name
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.records import BatchBuilder, split
-from dualwrite.kafka.network import CoordinatorUnavailableError, Network
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until
 

@@ -19,11 +19,11 @@ from dualwrite.errors import (
     ProducerFencedError,
     TransactionTimeoutRefusedError,
 )
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
-from dualwrite.kafka.native.lifecycle import ProducerState
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.states import ProducerState
 from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from fixtures import pace

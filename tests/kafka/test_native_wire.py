@@ -12,10 +12,10 @@ from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, InitProducerI
 
 import dualwrite
 from dualwrite.errors import BrokerError, BrokerUnavailableError, ProducerFencedError, UnknownTransactionStateError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.lifecycle import ProducerState
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import PreparedTxnState
 from fixtures.pace import LIMIT
 from fixtures.wire_server import NODE_ID, PRODUCER_ID, WireServer, init_producer_id_answer

@@ -15,10 +15,10 @@ from kafka.protocol.producer import InitProducerIdRequest
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError, ConfigurationError
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inquiry import Inquiry
-from dualwrite.kafka.network import Network
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.inspect.inquiry import Inquiry
 from dualwrite.state import TransactionStatus
 from fixtures.broker import USERS, started
 from fixtures.pace import LIMIT, until
@@ -327,4 +327,4 @@ def test_without_settings_to_be_seen_a_missing_version_has_two_possible_reasons(
 
 def test_the_probe_needs_no_librdkafka() -> None:
     graph = grimp.build_graph("dualwrite", include_external_packages=True)
-    assert graph.find_shortest_chain("dualwrite.kafka.capabilities", "confluent_kafka") is None
+    assert graph.find_shortest_chain("dualwrite.kafka.inspect.capabilities", "confluent_kafka") is None

@@ -12,7 +12,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import InvalidMessageError, InvalidTransitionError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.base import ColumnProducer
 from dualwrite.kafka.native import accumulator
-from dualwrite.kafka.native.columns import RecordColumns
+from dualwrite.kafka.native.arrow_records import RecordColumns
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT

@@ -14,9 +14,9 @@ from kafka.protocol.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError, BrokerError, ConfigurationError, UnknownTopicError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import USERS, make_topic, read_topic

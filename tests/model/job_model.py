@@ -25,7 +25,7 @@ from model.job_state import (
 
 Steps = Iterator[tuple[str, State]]
 
-# --- settling.py: the id and the fence stand in the process -----------------------------------------------------------------
+# --- recovery/resolve.py: the id and the fence stand in the process ------------------------------------------------------------
 
 
 def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (the steps are what it is about)
@@ -175,7 +175,7 @@ def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, St
     return f"sends under epoch {p.epoch} of id {p.id}", go(with_id(s, p.id, status="O", sent=rows), n, pc)
 
 
-# --- completing.py and sweep.py: ids one by one, in any order ----------------------------------------------------------------
+# --- jobs/completing.py: ids one by one, in any order ---------------------------------------------------------------------------
 
 
 def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:
@@ -188,7 +188,7 @@ def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:
 
 
 def next_step(scene: Scene, s: State, n: int) -> Steps:
-    """settle_ids: claim the next id with the fence that was read, and settle it."""
+    """resolve_ids: claim the next id with the fence that was read, and settle it."""
     p = s.processes[n]
     kind = scene.processes[n][0]
     if not p.todo:
@@ -211,7 +211,7 @@ def next_step(scene: Scene, s: State, n: int) -> Steps:
             yield f"leaves id {i} to whoever claimed it", t
 
 
-# --- judge.py and commit.py ---------------------------------------------------------------------------------------------------
+# --- jobs/decision.py and jobs/driver.py --------------------------------------------------------------------------------------
 
 
 def commit_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901  (as above)

@@ -1,4 +1,4 @@
-"""An explicit-state model of the recipe: `session.py`, `settling.py`, `lane.py` and `recovery.py`, step by step.
+"""An explicit-state model of the recipe: `recipe/ownership.py`, `recovery/resolve.py`, `recipe/lane.py` and `recovery/recoverer.py`, step by step.
 
 Every function `…_step` gives the next atomic, visible action of a process, or several where it may go one way or another. A
 pause is simply not to be chosen; a crash is never to be chosen again.
@@ -98,7 +98,7 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
     yield f"claims, fence {row.fence}", go(t, n, "describe" if t.processes[n].todo else "settled", taking=False)
 
 
-# --- settling.py --------------------------------------------------------------------------------------------------------------
+# --- recovery/resolve.py ------------------------------------------------------------------------------------------------------
 
 
 def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (the steps are what it is about)
@@ -173,7 +173,7 @@ def requested(s: State, n: int, request: tuple[Any, ...], proven: str, refused: 
         yield f"{request} is delayed, and its sender dies", go(t._replace(late=tuple(sorted((*t.late, request)))), n, "over")
 
 
-# --- session.py ---------------------------------------------------------------------------------------------------------------
+# --- recipe/ownership.py ------------------------------------------------------------------------------------------------------
 
 
 def take_step(scene: Scene, s: State, n: int) -> Steps:

@@ -21,10 +21,10 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing.pgbouncer import PgBouncer, Program, find_program
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.pgbouncer import PgBouncer, Program, find_program
 
 COMMIT = b"COMMIT\0"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.decision import Decision, decide, names
-from dualwrite.state import MAX_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus
+from dualwrite.recovery.decision import Decision, decide
+from dualwrite.state import MAX_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus, names
 
 S = TransactionStatus
 D = Decision

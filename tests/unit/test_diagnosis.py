@@ -12,7 +12,7 @@ from dualwrite.diagnosis import DatabaseFacts, Finding, Guarantee, Severity
 from dualwrite.diagnosis.findings import judge_database, judge_kafka, judge_topic
 from dualwrite.diagnosis.promise import Promise, duration, promise
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
-from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
 
 BROKEN, WEAK, NOTE = Severity
 BEST = BrokerCapabilities(

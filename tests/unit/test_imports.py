@@ -77,10 +77,10 @@ def below(graph: grimp.ImportGraph, module: str) -> set[str]:
     "module",
     [
         "dualwrite.stores.base",
-        "dualwrite.decision",
+        "dualwrite.recovery.decision",
         "dualwrite.state",
-        "dualwrite.lifecycle",
-        "dualwrite.report",
+        "dualwrite.recipe.phases",
+        "dualwrite.recovery.report",
         "dualwrite.errors",
     ],
 )
@@ -91,5 +91,5 @@ def test_what_stores_and_pure_parts_import_leads_to_no_kafka_client_and_no_datab
 
 
 def test_the_pure_parts_do_no_io(graph: grimp.ImportGraph) -> None:
-    for module in ("dualwrite.decision", "dualwrite.state", "dualwrite.lifecycle"):
+    for module in ("dualwrite.recovery.decision", "dualwrite.state", "dualwrite.recipe.phases"):
         assert not below(graph, module) & {"socket", "os", "threading", "time", "logging", "pathlib"}

@@ -8,7 +8,7 @@ import pytest
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
 from dualwrite.jobs.base import JobRun
-from dualwrite.jobs.rules import Committed, JobRow, Opening, after_close, opened
+from dualwrite.jobs.lease import Committed, JobRow, Opening, after_close, opened
 
 NONE = Committed(this=False, newest=None)
 STREAM = JobRun("orders", "query", 7, keeps_lease=True)

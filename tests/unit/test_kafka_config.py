@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.config import Address, KafkaConfig, parse_addresses
+from dualwrite.kafka.client.config import Address, KafkaConfig, parse_addresses
 from fixtures.revocation import revocation_list
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}

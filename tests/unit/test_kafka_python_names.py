@@ -16,13 +16,13 @@ from kafka.protocol import admin, metadata, producer, sasl
 from kafka.protocol.parser import KafkaProtocol
 from kafka.record.default_records import DefaultRecordBatch
 
-from dualwrite.kafka.config import MECHANISMS
-from dualwrite.kafka.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.cluster import GROUP, TRANSACTION
+from dualwrite.kafka.client.config import MECHANISMS
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.native.compression import compression_by_name
-from dualwrite.kafka.native.group import TXN_OFFSET_COMMIT_VERSION
 from dualwrite.kafka.native.records import BatchBuilder
 from dualwrite.kafka.native.sender import PRODUCE_VERSION
-from dualwrite.kafka.network import GROUP, TRANSACTION
+from dualwrite.kafka.native.txn_offsets import TXN_OFFSET_COMMIT_VERSION
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dualwrite.errors import (
     TransactionTimeoutRefusedError,
     UnknownTopicError,
 )
-from dualwrite.kafka.librdkafka_errors import broker_error, is_retriable, kafka_error
+from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable, kafka_error
 
 KINDS = [
     ("UNKNOWN_TOPIC_OR_PART", UnknownTopicError),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import UsageError
-from dualwrite.lifecycle import TRANSITIONS, Event, Phase, WriterState
+from dualwrite.recipe.phases import TRANSITIONS, Event, Phase, WriterState
 
 P, E = Phase, Event
 

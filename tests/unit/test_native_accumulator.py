@@ -18,7 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import InvalidMessageError, MessageTooLargeError, UnknownTopicError
-from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.partitioners import partitioner_by_name

@@ -19,9 +19,9 @@ from dualwrite.errors import (
     ProducerFencedError,
     UnknownTopicError,
 )
-from dualwrite.kafka.error_codes import PERMANENT, error_name
-from dualwrite.kafka.librdkafka_errors import broker_error
-from dualwrite.kafka.native.answers import Verdict, failure, verdict_on
+from dualwrite.kafka.client.error_codes import PERMANENT, error_name
+from dualwrite.kafka.librdkafka.errors import broker_error
+from dualwrite.kafka.native.retry_policy import Verdict, failure, verdict_on
 
 CODES = sorted(
     {

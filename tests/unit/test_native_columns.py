@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualwrite.kafka.native.columns import RecordColumns
+from dualwrite.kafka.native.arrow_records import RecordColumns
 from dualwrite.kafka.native.compression import NAMES, compression_by_name
-from dualwrite.kafka.native.records import RECORD_OVERHEAD, BatchBuilder
-from dualwrite.kafka.native.varints import SMALL
+from dualwrite.kafka.native.records import RECORD_OVERHEAD, SMALL, BatchBuilder
 
 EDGES = [0, 63, 64, 127, 128, 8191, 8192, SMALL - 200]
 SOME_IDS = {"producer_id": 7, "epoch": 3, "base_sequence": 11}

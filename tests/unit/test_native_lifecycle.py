@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from dualwrite.errors import InvalidTransitionError
-from dualwrite.kafka.native.lifecycle import ALLOWED, ProducerState, check_allowed
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.states import ALLOWED, ProducerState, check_allowed
 
 CALLS = sorted({call for calls in ALLOWED.values() for call in calls})
 

@@ -15,8 +15,16 @@ from kafka.record.util import decode_varint, encode_varint
 
 from dualwrite.errors import UsageError
 from dualwrite.kafka.native.compression import NAMES, compression_by_name
-from dualwrite.kafka.native.records import BATCH_OVERHEAD, BatchBuilder, next_sequence, split
-from dualwrite.kafka.native.varints import SIGNED, SMALL, signed_varint, unsigned_varint
+from dualwrite.kafka.native.records import (
+    BATCH_OVERHEAD,
+    SIGNED,
+    SMALL,
+    BatchBuilder,
+    next_sequence,
+    signed_varint,
+    split,
+    unsigned_varint,
+)
 
 Headers = list[tuple[str, bytes | None]]
 Record = tuple[bytes | None, bytes | None, Headers, int]

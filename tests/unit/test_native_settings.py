@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.settings import NativeSettings
 

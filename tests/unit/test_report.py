@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from dualwrite.errors import BrokerUnavailableError, LostTransactionError, RecoveryError, UnverifiedTransactionError
-from dualwrite.report import GenerationOutcome, IdReport, Outcome, RecoveryReport, raise_for_lost
+from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport, raise_for_lost
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction
 

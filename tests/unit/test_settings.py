@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.settings import Settings
-from dualwrite.timeouts import Timeouts
+from dualwrite.settings import Settings, Timeouts
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.timeouts import Timeouts
+from dualwrite.settings import Timeouts
 
 
 def test_the_defaults_are_valid() -> None:

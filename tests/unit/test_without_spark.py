@@ -19,7 +19,7 @@ def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
-@pytest.mark.parametrize("module", ["dualwrite", "dualwrite.cli.recover", "dualwrite.migration", "dualwrite.jobs.by_hand"])
+@pytest.mark.parametrize("module", ["dualwrite", "dualwrite.cli.recover", "dualwrite.migration", "dualwrite.jobs.recovery"])
 def test_the_rest_does_without_spark(module: str) -> None:
     done = run(f"import {module}", *SPARKS)
     assert done.returncode == 0, done.stderr

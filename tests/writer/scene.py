@@ -14,11 +14,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import dualwrite
 from dualwrite import DualWriter, Timeouts, Transaction
-from dualwrite.assembly import Database
+from dualwrite.api import Database
 from dualwrite.kafka.base import ListedTransaction
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.recovery import ids_with_lanes
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.state import TransactionStatus, lane_id
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql import SqlStateStore

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from kazoo.client import KazooClient
 
 import dualwrite
-from dualwrite.assembly import open_recoverer
+from dualwrite.api import open_recoverer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.sql import SqlStateStore

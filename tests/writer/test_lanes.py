@@ -30,8 +30,8 @@ from dualwrite import (
     UnverifiedTransactionError,
     WriterClosedError,
 )
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import lane_id
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints

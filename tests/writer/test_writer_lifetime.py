@@ -24,8 +24,8 @@ from dualwrite import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints

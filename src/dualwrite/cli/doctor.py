@@ -21,7 +21,7 @@ from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Schema, Url, ref
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
 from dualwrite.kafka import BrokerCapabilities
-from dualwrite.kafka.topics import TopicFacts
+from dualwrite.kafka.inspect.topics import TopicFacts
 
 BROKEN: Final = 1
 _STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.NOTE: ""}

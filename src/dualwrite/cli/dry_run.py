@@ -10,8 +10,8 @@ import typer
 
 from dualwrite.cli.jobs import job_json
 from dualwrite.cli.options import show_table
-from dualwrite.jobs.rules import JobRow
-from dualwrite.plan import GenerationPlan, IdPlan, RecoveryPlan
+from dualwrite.jobs.lease import JobRow
+from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.state import state_text
 from dualwrite.stores.base import LostTransaction
 

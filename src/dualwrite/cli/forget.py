@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dualwrite import recovery
 from dualwrite.cli.options import Schema, Url, Yes, ask, settings_for, store_for
+from dualwrite.recovery import recoverer
 
 app = typer.Typer()
 
@@ -24,7 +24,7 @@ def forget(
     ask(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
     with store_for(settings_for(url, schema=schema)) as store:
         for transactional_id in dict.fromkeys(ids):
-            dropped = recovery.forget(store, transactional_id)
+            dropped = recoverer.forget(store, transactional_id)
             if len(dropped) == 1:
                 typer.echo(f"{transactional_id} is forgotten; its fence stays.")
             else:

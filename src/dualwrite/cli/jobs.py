@@ -11,12 +11,12 @@ import typer
 
 from dualwrite.cli.options import ask, refuse, show_table
 from dualwrite.errors import shell_word
-from dualwrite.jobs.by_hand import plan_job, recover_job
+from dualwrite.jobs.context import JobSite, OpenSite
+from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.rules import JobRow
-from dualwrite.jobs.site import JobSite, OpenSite
-from dualwrite.plan import RecoveryPlan
-from dualwrite.report import RecoveryReport
+from dualwrite.jobs.recovery import plan_job, recover_job
+from dualwrite.recovery.plan import RecoveryPlan
+from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import keeps_a_table

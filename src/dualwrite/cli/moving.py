@@ -21,10 +21,10 @@ from dualwrite.cli.options import (
     show_table,
     store_for,
 )
-from dualwrite.clusters import move_to_cluster
-from dualwrite.copies import keep_store_id, new_store_id
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recovery.clusters import move_to_cluster
+from dualwrite.recovery.copies import keep_store_id, new_store_id
 
 
 def move_cluster(

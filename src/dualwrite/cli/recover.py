@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dualwrite.assembly import open_recoverer
+from dualwrite.api import open_recoverer
 from dualwrite.cli.dry_run import lost_json, show_plan
 from dualwrite.cli.jobs import jobs_to_recover
 from dualwrite.cli.options import (
@@ -33,8 +33,8 @@ from dualwrite.cli.options import (
     show_table,
     store_for,
 )
-from dualwrite.recovery import Recoverer, ids_with_lanes
-from dualwrite.report import IdReport, RecoveryReport
+from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
+from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.state import split_lane_id
 from dualwrite.stores.base import LostTransaction, TxnStateStore

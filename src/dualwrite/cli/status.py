@@ -14,9 +14,9 @@ from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, settings_for, show_table, store_for
 from dualwrite.errors import BrokerError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.recovery import ids_with_lanes
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import LANE_MARK, KafkaId, TransactionDescription, TransactionStatus, split_lane_id, state_text
 from dualwrite.stores.base import StateRow

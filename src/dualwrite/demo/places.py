@@ -20,8 +20,8 @@ from dualwrite.demo.tables import Tables
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
 from dualwrite.errors import BrokerError, NotSettledError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.recovery import forget
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.recovery.recoverer import forget
 from dualwrite.stores.sql import SqlStateStore
 
 PARTITIONS: Final = 3

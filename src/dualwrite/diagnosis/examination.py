@@ -16,9 +16,9 @@ from dualwrite.diagnosis.findings import (
 )
 from dualwrite.diagnosis.promise import Promise, promise
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
-from dualwrite.kafka.capabilities import PROBE_ID, BrokerCapabilities, probe
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, probe
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from dualwrite.settings import Settings
 from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Final
 
 from dualwrite.diagnosis.promise import LIBRDKAFKA, NATIVE, Guarantee, duration, promise
-from dualwrite.kafka.capabilities import BrokerCapabilities, TwoPhaseObstacle
-from dualwrite.kafka.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+from dualwrite.kafka.inspect.capabilities import BrokerCapabilities, TwoPhaseObstacle
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
 
 _SHORT_BUDGET_MS: Final = 60_000
 _DEFAULT_MESSAGE_MAX_BYTES: Final = 1_000_000  # librdkafka's message.max.bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from dualwrite.kafka.capabilities import BrokerCapabilities
+from dualwrite.kafka.inspect.capabilities import BrokerCapabilities
 
 NATIVE: Final = "native"
 LIBRDKAFKA: Final = "librdkafka"

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError
+from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError, StoreUnavailableError
 from dualwrite.jobs.base import Prepared
-from dualwrite.jobs.site import OpenSite
-from dualwrite.plan import KafkaLook
-from dualwrite.recovery import describe_owner
-from dualwrite.report import IdReport, RecoveryReport
-from dualwrite.settling import settle_id
+from dualwrite.jobs.context import OpenSite
+from dualwrite.jobs.frame.staged_rows import StagedRows
+from dualwrite.jobs.job_rows import AttemptRow
+from dualwrite.recovery.plan import KafkaLook
+from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
+from dualwrite.recovery.resolve import resolve_id
 from dualwrite.stores.base import Claim
+from dualwrite.stores.sql.dialect import ErrorClass
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +40,7 @@ def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
     return _in_parallel(site, claims, lambda claim: _settled(site, claim))
 
 
-def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
+def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
     """Settle ids by the states in their rows, each only while it has the fence that was read.
 
     One that was claimed since is left to its claimant.
@@ -55,10 +60,10 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Colle
             look.at(row)
         try:
             claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
-            return settle_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+            return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
         except FencedError as error:
             if name in awaited:
-                return _seen_settled(site, claim)
+                return _wait_until_resolved(site, claim)
             return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
 
     return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], settle)
@@ -67,12 +72,12 @@ def settle_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Colle
 def _settled(site: OpenSite, claim: Claim) -> IdReport:
     """Settle under the task's own claim; where somebody has claimed since, see that it gets done."""
     try:
-        return settle_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+        return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
     except FencedError:
-        return _seen_settled(site, claim)
+        return _wait_until_resolved(site, claim)
 
 
-def _seen_settled(site: OpenSite, claim: Claim) -> IdReport:
+def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
     """Wait until whoever claimed after us has settled what we left, as every claimant does first."""
     name, state = claim.transactional_id, None
     deadline = time.monotonic() + site.site.timeouts.kafka
@@ -101,3 +106,53 @@ def _in_parallel(site: OpenSite, claims: Sequence[Claim], settle: Callable[[Clai
         return RecoveryReport()
     with ThreadPoolExecutor(min(site.site.parallelism, len(claims)), "dualwrite-settle") as threads:
         return RecoveryReport(tuple(threads.map(one, claims)))
+
+
+log = logging.getLogger(__name__)
+
+_LOCK_TIMEOUT: Final = 1.0
+_DOING: Final = "deleting staged rows"
+
+
+def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
+    """Settle what earlier runs have left open, and delete what they have staged.
+
+    An id that a task of a newer run has claimed meanwhile has another fence: it is left to that task, which settles it before
+    it begins.
+
+    Args:
+        site: Where.
+        left: What was left behind, listed while the job's row was locked.
+        staged: Where their rows were staged.
+    """
+    report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_settled])
+    for found in report:
+        if found.outcome is not Outcome.NOTHING:
+            log.info("%s: swept generation %d: %s", found.transactional_id, found.generation, found.outcome.value)
+    delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
+    return report
+
+
+def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
+    """Delete what was staged under ids, up to a fence each; a claim that came later has another. How many rows there were.
+
+    MariaDB and MySQL lock the rows that a task is about to load, a paused one perhaps. They are passed over: its fence was
+    raised, so that it can but roll them back. What somebody else is about to delete is left to them, or to the next sweep.
+    """
+    if not up_to:
+        return 0
+    short = replace(site.store.short_transactions, lock_timeout=_LOCK_TIMEOUT, work_time=site.site.commit_timeout)
+    try:
+        return short.run(lambda connection: staged.delete(connection, up_to), _DOING)
+    except StoreUnavailableError as error:
+        if not short.is_caused_by(error, ErrorClass.LOCKED):
+            raise
+    deleted = 0
+    for name, fence in short.query(lambda connection: staged.committed_keys(connection, up_to), _DOING):
+        try:
+            deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DOING)
+        except StoreUnavailableError as error:
+            if not short.is_caused_by(error, ErrorClass.LOCKED):
+                raise
+            log.info("The staged rows of %s (fence %d) are left to the next sweep: somebody has a lock on them.", name, fence)
+    return deleted

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
-from dualwrite.jobs.rules import JobRow
+from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.tables import attempt_table as a
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.jobs.tables import job_table as j

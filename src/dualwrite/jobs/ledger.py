@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from dualwrite.errors import PrefixLeasedError, StateTableMissingError
-from dualwrite.jobs.base import JobRun
+from dualwrite.jobs.base import AttemptId, JobRun
 from dualwrite.jobs.job_rows import (
     LOCKED,
     SHARED,
@@ -31,15 +31,14 @@ from dualwrite.jobs.job_rows import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.names import AttemptId
-from dualwrite.jobs.rules import Committed, JobRow, Opening, closed, opened
+from dualwrite.jobs.lease import Committed, JobRow, Opening, closed, opened
 from dualwrite.jobs.tables import attempt_table as a
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.jobs.tables import job_table as j
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.dialect import Trouble
+from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.table import state_table as t
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class JobLedger:
             return Opened(outcome, row)
 
         retrying = Retrying(
-            retry=retry_if_exception(lambda error: self._short.came_of(error, Trouble.DUPLICATE)),
+            retry=retry_if_exception(lambda error: self._short.is_caused_by(error, ErrorClass.DUPLICATE)),
             stop=stop_after_attempt(_OPEN_ATTEMPTS),
             wait=wait_random(0, 0.05),
             reraise=True,

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import BigInteger, Boolean, Column, Integer, String, Table, Text
 from sqlalchemy.dialects import mysql
 
-from dualwrite.jobs.chunk_table import chunk_table
+from dualwrite.chunks.table import chunk_table
 from dualwrite.stores.base import MAX_OWNER_LENGTH
 from dualwrite.stores.sql.table import UtcDateTime, metadata
 

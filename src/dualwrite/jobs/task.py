@@ -18,20 +18,19 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from dualwrite.clusters import check_cluster
 from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
-from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
+from dualwrite.jobs.base import AttemptId, JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.clock import database_clock
+from dualwrite.jobs.completing import cleanup
+from dualwrite.jobs.context import OpenSite
+from dualwrite.jobs.frame.staged_rows import StagedRows
+from dualwrite.jobs.lease import Opening
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.names import AttemptId
-from dualwrite.jobs.rules import Opening
-from dualwrite.jobs.site import OpenSite
-from dualwrite.jobs.staged_rows import StagedRows
-from dualwrite.jobs.sweep import sweep
 from dualwrite.kafka.base import TransactionalProducer
-from dualwrite.recovery import describe_owner
-from dualwrite.session import Session
+from dualwrite.recipe.ownership import Ownership
+from dualwrite.recovery.clusters import check_cluster
+from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class TaskAttempt(Generic[Batch]):
         )
         hit("job_after_open")
         if made.earlier is not None and made.left:
-            sweep(self._site, made.left, StagedRows(made.earlier.staging_table))
+            cleanup(self._site, made.left, StagedRows(made.earlier.staging_table))
         return made.outcome
 
     def _written(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
@@ -141,21 +140,21 @@ class TaskAttempt(Generic[Batch]):
         producers = site.producers(str(self._id))  # asks Kafka before anything is claimed
         self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeouts.claim)
         hit("job_after_claim")
-        session = Session(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
+        ownership = Ownership(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
         with signs_of_life(site.ledger, self._run, str(self._id), every=min(BEAT, site.site.lease_timeout / 3)) as still_ours:
-            session.hold(claim)
-            session.settle()
-            session.start()
+            ownership.adopt(claim)
+            ownership.resolve()
+            ownership.start()
             hit("job_after_start")
             try:
-                return self._produced_and_staged(session, batches, still_ours)
+                return self._produced_and_staged(ownership, batches, still_ours)
             except short.driver_errors as error:
                 raise short.errors.translated(error, "staging a task's rows", str(self._id)) from error
             finally:
-                session.drop_producer()  # ends no transaction
+                ownership.drop_producer()  # ends no transaction
 
-    def _produced_and_staged(self, session: Session, batches: Iterator[Batch], still_ours: Pulse) -> tuple[int, Prepared]:
-        producer, claim, short = session.producer, session.claim, self._site.store.short_transactions
+    def _produced_and_staged(self, ownership: Ownership, batches: Iterator[Batch], still_ours: Pulse) -> tuple[int, Prepared]:
+        producer, claim, short = ownership.producer, ownership.claim, self._site.store.short_transactions
         began_at = short.query(database_clock, "reading the database's clock", str(self._id))
         producer.begin_transaction()
         try:
@@ -187,7 +186,7 @@ class TaskAttempt(Generic[Batch]):
             transactional_id=str(self._id),
             fence=claim.fence,
             owner=claim.owner,
-            generation=session.generation,
+            generation=ownership.generation,
             state=state,
             delivery=producer.delivery,
             began_at=began_at,

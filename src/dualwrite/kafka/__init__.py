@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dualwrite.kafka.capabilities import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
-from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 
 if TYPE_CHECKING:
-    from dualwrite.kafka.librdkafka import LibrdkafkaProducer
+    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
     from dualwrite.kafka.native.producer import NativeProducer
 
 __all__ = [
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
         return NativeProducer
     if name == "LibrdkafkaProducer":
-        from dualwrite.kafka.librdkafka import LibrdkafkaProducer  # noqa: PLC0415  (see above)
+        from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer  # noqa: PLC0415  (see above)
 
         return LibrdkafkaProducer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

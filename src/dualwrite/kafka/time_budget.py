@@ -7,8 +7,8 @@ from typing import Final
 
 from dualwrite.deadline import Limit
 from dualwrite.errors import ConfigurationError, TransactionTimeoutError
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 
 MORE_TIME: Final = (
     "raise transaction.timeout.ms where you set it, and the broker's transaction.max.timeout.ms, which is its default and its "

@@ -10,15 +10,14 @@ from typing import Any, Final, Self, TypeVar, cast, get_args
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from dualwrite.chunks.markers import validate_job_id
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.chunk_markers import validate_job_id
-from dualwrite.jobs.frame_sink import ALL_COLUMNS, FrameSettings
+from dualwrite.jobs.base import validate_prefix
+from dualwrite.jobs.context import DEFAULT_COMMIT_TIMEOUT, JobSite
+from dualwrite.jobs.frame.sink import ALL_COLUMNS, FrameSettings
 from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
-from dualwrite.jobs.names import validate_prefix
-from dualwrite.jobs.site import DEFAULT_COMMIT_TIMEOUT, JobSite
-from dualwrite.settings import ProducerName
+from dualwrite.settings import ProducerName, Timeouts
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES
-from dualwrite.timeouts import Timeouts
 
 T = TypeVar("T")
 

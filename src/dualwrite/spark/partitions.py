@@ -15,11 +15,11 @@ from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
+from dualwrite.chunks.arrow import arrow_chunks
+from dualwrite.chunks.markers import ChunkMarkers, JobPlan
+from dualwrite.chunks.write import DEFAULT_ATTEMPTS, Chunk, PartitionReport, write_chunks
 from dualwrite.errors import ConfigurationError, UsageError
-from dualwrite.jobs.arrow_chunks import arrow_chunks
-from dualwrite.jobs.chunk_markers import ChunkMarkers, JobPlan
-from dualwrite.jobs.chunks import DEFAULT_ATTEMPTS, Chunk, PartitionReport, write_chunks
-from dualwrite.jobs.names import validate_prefix
+from dualwrite.jobs.base import validate_prefix
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter

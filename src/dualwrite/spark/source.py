@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.base import JobRun, TaskOutcome
-from dualwrite.jobs.commit import JobCommitter
-from dualwrite.jobs.frame_sink import FrameSink
+from dualwrite.jobs.driver import JobCommitter
+from dualwrite.jobs.frame.sink import FrameSink
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.spark.options import SinkOptions
 from dualwrite.stores.sql import SqlStateStore

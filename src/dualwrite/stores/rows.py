@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from dualwrite.decision import names
 from dualwrite.delivery import Delivery
 from dualwrite.errors import ClusterMismatchError, FencedError, NotSettledError, shell_word
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState, TransactionDescription
+from dualwrite.state import PreparedTxnState, TransactionDescription, names
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostTransaction, Settlement, StateRow
 
 # --- claims -------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
-from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.client.config import KafkaConfig
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000

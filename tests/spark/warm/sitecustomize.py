@@ -10,9 +10,9 @@ import importlib
 import sys
 
 NEEDED = (
-    "dualwrite.jobs.commit",
+    "dualwrite.jobs.driver",
     "dualwrite.jobs.task",
-    "dualwrite.kafka.coordinator",
+    "dualwrite.kafka.client.coordinator",
     "dualwrite.kafka.native.producer",
     "dualwrite.stores.sql",
     "psycopg",

@@ -17,7 +17,7 @@ from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
 
 if TYPE_CHECKING:
-    from dualwrite.kafka.native.columns import RecordColumns  # needs pyarrow
+    from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow
 
 WORTHWHILE_BYTES: Final = 64 * 1024
 """For each partition: with less in a call, messages go one by one, into batches that the next call fills further."""

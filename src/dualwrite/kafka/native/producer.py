@@ -24,17 +24,17 @@ from dualwrite.errors import (
     UsageError,
 )
 from dualwrite.kafka.base import EndTxnAnswer, Headers
-from dualwrite.kafka.config import KafkaConfig
-from dualwrite.kafka.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.error_codes import ErrorCode
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.messages import as_bytes, check_number, header_list, keyed, not_as_many_keys
 from dualwrite.kafka.native.accumulator import RecordAccumulator
-from dualwrite.kafka.native.answers import failure
-from dualwrite.kafka.native.group import commit_offsets
-from dualwrite.kafka.native.lifecycle import ProducerState, check_allowed
+from dualwrite.kafka.native.retry_policy import failure
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
-from dualwrite.kafka.network import Network
+from dualwrite.kafka.native.states import ProducerState, check_allowed
+from dualwrite.kafka.native.txn_offsets import commit_offsets
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionStatus
@@ -318,7 +318,7 @@ class NativeProducer:
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
         """See ColumnProducer. Its batches go out with the call: for thousands of messages; fewer go the way of `send_many`."""
-        from dualwrite.kafka.native.columns import RecordColumns  # noqa: PLC0415  (needs pyarrow)
+        from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
 
         self._check_allowed("send_columns")
         self._sender.raise_failure()

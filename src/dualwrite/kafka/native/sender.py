@@ -18,16 +18,16 @@ from kafka.protocol.producer import ProduceRequest
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
-from dualwrite.kafka.config import Address
-from dualwrite.kafka.error_codes import ErrorCode
-from dualwrite.kafka.native.answers import NO_ANSWER, Verdict, failure, verdict_on
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.connection import Connection, Inbox
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.sockets import ConnectionLostError
+from dualwrite.kafka.native.metadata import Topics
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.records import EncodedRecords
+from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, verdict_on
 from dualwrite.kafka.native.settings import NativeSettings
-from dualwrite.kafka.native.topics import Topics
-from dualwrite.kafka.network import Network
-from dualwrite.kafka.sockets import ConnectionLostError
-from dualwrite.kafka.wire import Connection, Inbox
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.config import KafkaConfig
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.compression import Compression, compression_by_name
 from dualwrite.kafka.native.partitioners import Partitioner, partitioner_by_name
 

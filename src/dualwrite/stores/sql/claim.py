@@ -14,13 +14,13 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from dualwrite.stores.base import Claim
 from dualwrite.stores.rows import claimed, fenced
-from dualwrite.stores.sql.dialect import Trouble
+from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.errors import locked_too_long
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of
 from dualwrite.stores.sql.table import state_table as t
 
-_RETRIED: Final = frozenset({Trouble.CONNECTION, Trouble.CONFLICT, Trouble.DUPLICATE})
+_RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
 _WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
 
 _RAISED: Final = {
@@ -73,7 +73,7 @@ class ClaimAttempt:
         errors = self.short.errors
         retrying = Retrying(
             retry=retry_if_exception(
-                lambda error: isinstance(error, self.short.driver_errors) and errors.trouble(error) in _RETRIED
+                lambda error: isinstance(error, self.short.driver_errors) and errors.classify(error) in _RETRIED
             ),
             stop=stop_after_delay(self.timeout),
             wait=_WAIT,
@@ -83,7 +83,7 @@ class ClaimAttempt:
         try:
             return retrying(self._once, deadline)
         except self.short.driver_errors as error:
-            if errors.trouble(error) is Trouble.LOCKED:
+            if errors.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(errors, self.transactional_id, self.timeout, error, doing) from error
             raise errors.translated(error, doing, self.transactional_id) from error
 

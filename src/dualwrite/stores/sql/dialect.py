@@ -15,7 +15,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 
-class Trouble(Enum):
+class ErrorClass(Enum):
     """What an error of the database means to us."""
 
     CONNECTION = "the connection could not be made, or broke"
@@ -128,7 +128,7 @@ class StoreDialect(ABC):
     # --- commit -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def doomed(self, connection: Connection) -> str | None:
+    def commit_blocker(self, connection: Connection) -> str | None:
         """Why COMMIT would not commit, asked right before it is sent, or None."""
 
     def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
@@ -161,7 +161,7 @@ class StoreDialect(ABC):
     # --- errors -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def trouble(self, error: BaseException) -> Trouble:
+    def classify(self, error: BaseException) -> ErrorClass:
         """What a driver's error means, outside COMMIT."""
 
     def known_blocker(self, engine: Engine) -> Blocker | None:

@@ -16,53 +16,53 @@ from dualwrite.errors import (
     StoreUnavailableError,
     shell_word,
 )
-from dualwrite.stores.sql.dialect import BlockerHiddenError, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import BlockerHiddenError, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
 _SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you made)"
 _UPGRADE: Final = "run `dualwrite db upgrade --url {command_url}{schema_option}`"
-_TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
-    Trouble.CONNECTION: (
+_TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
+    ErrorClass.CONNECTION: (
         StoreUnavailableError,
         "The database {where} can't be reached, or ended the connection, while {doing}.",
         f"see that it runs and that the address is right: {_SETTING}; then try again",
     ),
-    Trouble.REFUSED: (
+    ErrorClass.REFUSED: (
         StoreUnavailableError,
         "The database {where} refused us while {doing}.",
         f"check address, user, password and rights: {_SETTING}",
     ),
-    Trouble.NO_TABLE: (StateTableMissingError, "The table {table} is missing in {where}.", _UPGRADE),
-    Trouble.OLD_TABLE: (StateTableMissingError, "The table {table} in {where} is older than this dualwrite.", _UPGRADE),
-    Trouble.LOCKED: (
+    ErrorClass.NO_TABLE: (StateTableMissingError, "The table {table} is missing in {where}.", _UPGRADE),
+    ErrorClass.OLD_TABLE: (StateTableMissingError, "The table {table} in {where} is older than this dualwrite.", _UPGRADE),
+    ErrorClass.LOCKED: (
         StoreUnavailableError,
         "The database {where} kept a lock from us for too long while {doing}.",
         "try again, or end the transaction that holds the lock",
     ),
-    Trouble.CONFLICT: (
+    ErrorClass.CONFLICT: (
         StoreCommitFailedError,
         "The database {where} gave up our transaction while {doing}; nothing of it was committed.",
         "run the whole transaction again",
     ),
-    Trouble.DENIED: (
+    ErrorClass.DENIED: (
         StoreError,
         "The database {where} does not permit {doing}.",
         "grant SELECT, INSERT and UPDATE on {table}, in a database that takes writes",
     ),
-    Trouble.ABORTED: (
+    ErrorClass.ABORTED: (
         StoreError,
         "The database's transaction can't be committed: an earlier statement in it failed, and the block went on.",
         "let the error leave the block, or run the statement under a savepoint (begin_nested)",
     ),
-    Trouble.PREPARED: (
+    ErrorClass.PREPARED: (
         StoreError,
         "The database {where} lost a prepared statement, or has another by its name, while {doing}.",
         "behind a pooler such as PgBouncer set psycopg's prepare_threshold to None: connect_args={{'prepare_threshold': None}}",
     ),
-    Trouble.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
-    Trouble.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
+    ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
+    ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
 }
 
 
@@ -92,9 +92,9 @@ class ErrorMap:
     engine: Engine
     dialect: StoreDialect
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def classify(self, error: BaseException) -> ErrorClass:
         """What the error means."""
-        return self.dialect.trouble(error)
+        return self.dialect.classify(error)
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
         """Our error for the driver's, outside COMMIT.
@@ -104,9 +104,9 @@ class ErrorMap:
             doing: What was tried, fit for "… failed while <doing>".
             transactional_id: The id it was tried for.
         """
-        trouble = self.trouble(error)
-        kind, what, next_step = _TEXTS[trouble]
-        if trouble is Trouble.LOCKED:
+        error_class = self.classify(error)
+        kind, what, next_step = _TEXTS[error_class]
+        if error_class is ErrorClass.LOCKED:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
                 what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step

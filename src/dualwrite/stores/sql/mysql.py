@@ -15,7 +15,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.mysql_locks import holder_of_row
 from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME
@@ -23,57 +23,57 @@ from dualwrite.stores.sql.table import TABLE_NAME
 _MARKER: Final = "dualwrite_transaction"
 _NO_SUCH_SAVEPOINT: Final = 1305
 _LOST_CONNECTION: Final = "08"  # SQLSTATE; a node of a Galera cluster that is not ready says so by it, too
-_TROUBLES: Final = {
-    0: Trouble.CONNECTION,  # PyMySQL: closed
-    1040: Trouble.CONNECTION,  # too many connections
-    1053: Trouble.CONNECTION,  # shutdown in progress
-    1077: Trouble.CONNECTION,
-    1079: Trouble.CONNECTION,
-    1152: Trouble.CONNECTION,
-    1184: Trouble.CONNECTION,
-    1203: Trouble.CONNECTION,  # too many connections of this user
-    1226: Trouble.CONNECTION,
-    1927: Trouble.CONNECTION,  # MariaDB: killed
-    2002: Trouble.CONNECTION,
-    2003: Trouble.CONNECTION,
-    2006: Trouble.CONNECTION,
-    2013: Trouble.CONNECTION,
-    2014: Trouble.CONNECTION,
-    2027: Trouble.CONNECTION,
-    2055: Trouble.CONNECTION,
-    4031: Trouble.CONNECTION,  # MySQL: idle for too long
-    1044: Trouble.REFUSED,
-    1045: Trouble.REFUSED,
-    1046: Trouble.REFUSED,  # no database selected
-    1049: Trouble.REFUSED,  # unknown database
-    1129: Trouble.REFUSED,
-    1130: Trouble.REFUSED,  # this host may not connect
-    1251: Trouble.REFUSED,
-    1698: Trouble.REFUSED,
-    1820: Trouble.REFUSED,  # the password must be changed
-    1862: Trouble.REFUSED,
-    2026: Trouble.REFUSED,  # TLS
-    2059: Trouble.REFUSED,  # authentication plugin
-    3118: Trouble.REFUSED,  # account locked
-    4151: Trouble.REFUSED,
-    1205: Trouble.LOCKED,
-    3572: Trouble.LOCKED,  # MySQL: NOWAIT
-    1969: Trouble.LOCKED,  # MariaDB: max_statement_time
-    3024: Trouble.LOCKED,  # MySQL: max_execution_time
-    1020: Trouble.CONFLICT,  # MariaDB: innodb_snapshot_isolation
-    1213: Trouble.CONFLICT,
-    3101: Trouble.CONFLICT,  # MySQL: group replication
-    1062: Trouble.DUPLICATE,
-    1586: Trouble.DUPLICATE,
-    1146: Trouble.NO_TABLE,
-    1054: Trouble.OLD_TABLE,
-    1142: Trouble.DENIED,
-    1143: Trouble.DENIED,
-    1227: Trouble.DENIED,
-    1370: Trouble.DENIED,
-    1290: Trouble.DENIED,  # read_only
-    1792: Trouble.DENIED,  # read-only transaction
-    1836: Trouble.DENIED,
+_ERROR_CLASSES: Final = {
+    0: ErrorClass.CONNECTION,  # PyMySQL: closed
+    1040: ErrorClass.CONNECTION,  # too many connections
+    1053: ErrorClass.CONNECTION,  # shutdown in progress
+    1077: ErrorClass.CONNECTION,
+    1079: ErrorClass.CONNECTION,
+    1152: ErrorClass.CONNECTION,
+    1184: ErrorClass.CONNECTION,
+    1203: ErrorClass.CONNECTION,  # too many connections of this user
+    1226: ErrorClass.CONNECTION,
+    1927: ErrorClass.CONNECTION,  # MariaDB: killed
+    2002: ErrorClass.CONNECTION,
+    2003: ErrorClass.CONNECTION,
+    2006: ErrorClass.CONNECTION,
+    2013: ErrorClass.CONNECTION,
+    2014: ErrorClass.CONNECTION,
+    2027: ErrorClass.CONNECTION,
+    2055: ErrorClass.CONNECTION,
+    4031: ErrorClass.CONNECTION,  # MySQL: idle for too long
+    1044: ErrorClass.REFUSED,
+    1045: ErrorClass.REFUSED,
+    1046: ErrorClass.REFUSED,  # no database selected
+    1049: ErrorClass.REFUSED,  # unknown database
+    1129: ErrorClass.REFUSED,
+    1130: ErrorClass.REFUSED,  # this host may not connect
+    1251: ErrorClass.REFUSED,
+    1698: ErrorClass.REFUSED,
+    1820: ErrorClass.REFUSED,  # the password must be changed
+    1862: ErrorClass.REFUSED,
+    2026: ErrorClass.REFUSED,  # TLS
+    2059: ErrorClass.REFUSED,  # authentication plugin
+    3118: ErrorClass.REFUSED,  # account locked
+    4151: ErrorClass.REFUSED,
+    1205: ErrorClass.LOCKED,
+    3572: ErrorClass.LOCKED,  # MySQL: NOWAIT
+    1969: ErrorClass.LOCKED,  # MariaDB: max_statement_time
+    3024: ErrorClass.LOCKED,  # MySQL: max_execution_time
+    1020: ErrorClass.CONFLICT,  # MariaDB: innodb_snapshot_isolation
+    1213: ErrorClass.CONFLICT,
+    3101: ErrorClass.CONFLICT,  # MySQL: group replication
+    1062: ErrorClass.DUPLICATE,
+    1586: ErrorClass.DUPLICATE,
+    1146: ErrorClass.NO_TABLE,
+    1054: ErrorClass.OLD_TABLE,
+    1142: ErrorClass.DENIED,
+    1143: ErrorClass.DENIED,
+    1227: ErrorClass.DENIED,
+    1370: ErrorClass.DENIED,
+    1290: ErrorClass.DENIED,  # read_only
+    1792: ErrorClass.DENIED,  # read-only transaction
+    1836: ErrorClass.DENIED,
 }
 _ROLLED_BACK: Final = frozenset({1205, 1213, 1290})
 """What COMMIT answers before it has begun to commit, and with it has rolled back: FLUSH TABLES WITH READ LOCK kept it waiting
@@ -183,7 +183,7 @@ class MysqlDialect(StoreDialect):
 
     # --- commit -----------------------------------------------------------------------------------------------------------
 
-    def doomed(self, connection: Connection) -> str | None:
+    def commit_blocker(self, connection: Connection) -> str | None:
         """As the server told with its last answer that was no error."""
         if connection.invalidated or not _raw(connection).open:
             return "the connection was lost before COMMIT was sent"
@@ -225,19 +225,19 @@ class MysqlDialect(StoreDialect):
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""
         lost = getattr(error, "connection_invalidated", False)
         error = driver_error(error)
         if not isinstance(error, PyMySQLError):
-            return Trouble.OTHER
+            return ErrorClass.OTHER
         code = _code(error)
-        if code in _TROUBLES:
-            return _TROUBLES[code]
+        if code in _ERROR_CLASSES:
+            return _ERROR_CLASSES[code]
         sqlstate = getattr(error, "sqlstate", None)  # from PyMySQL 1.2 on
         if lost or isinstance(error, InterfaceError) or (sqlstate is not None and sqlstate.startswith(_LOST_CONNECTION)):
-            return Trouble.CONNECTION
-        return Trouble.OTHER
+            return ErrorClass.CONNECTION
+        return ErrorClass.OTHER
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
         """See StoreDialect."""

@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
@@ -28,22 +28,22 @@ _LOST_CONNECTION: Final = ("08", "57P0")
 _INVALID_AUTHORIZATION: Final = "28"
 # With these the server may have ended the session at any moment of COMMIT, or says itself that it does not know (40003).
 _UNKNOWN: Final = ("08", "57P0", "40003", "58", "XX")
-_TROUBLES: Final = {
-    "55P03": Trouble.LOCKED,  # lock_not_available: lock_timeout
-    "57014": Trouble.LOCKED,  # query_canceled: statement_timeout
-    "25P03": Trouble.CONNECTION,  # idle_in_transaction_session_timeout
-    "40001": Trouble.CONFLICT,
-    "40P01": Trouble.CONFLICT,
-    "23505": Trouble.DUPLICATE,
-    "42P01": Trouble.NO_TABLE,
-    "3F000": Trouble.NO_TABLE,  # no schema in search_path
-    "42703": Trouble.OLD_TABLE,
-    "42501": Trouble.DENIED,
-    "25006": Trouble.DENIED,  # read-only transaction: a standby
-    "25P02": Trouble.ABORTED,
-    "26000": Trouble.PREPARED,  # invalid_sql_statement_name
-    "42P05": Trouble.PREPARED,  # duplicate_prepared_statement
-    "53300": Trouble.CONNECTION,  # too many connections
+_ERROR_CLASSES: Final = {
+    "55P03": ErrorClass.LOCKED,  # lock_not_available: lock_timeout
+    "57014": ErrorClass.LOCKED,  # query_canceled: statement_timeout
+    "25P03": ErrorClass.CONNECTION,  # idle_in_transaction_session_timeout
+    "40001": ErrorClass.CONFLICT,
+    "40P01": ErrorClass.CONFLICT,
+    "23505": ErrorClass.DUPLICATE,
+    "42P01": ErrorClass.NO_TABLE,
+    "3F000": ErrorClass.NO_TABLE,  # no schema in search_path
+    "42703": ErrorClass.OLD_TABLE,
+    "42501": ErrorClass.DENIED,
+    "25006": ErrorClass.DENIED,  # read-only transaction: a standby
+    "25P02": ErrorClass.ABORTED,
+    "26000": ErrorClass.PREPARED,  # invalid_sql_statement_name
+    "42P05": ErrorClass.PREPARED,  # duplicate_prepared_statement
+    "53300": ErrorClass.CONNECTION,  # too many connections
 }
 _REFUSALS: Final = (
     "authentication failed",
@@ -172,7 +172,7 @@ class PostgresqlDialect(StoreDialect):
             )
         return True
 
-    def doomed(self, connection: Connection) -> str | None:
+    def commit_blocker(self, connection: Connection) -> str | None:
         """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
         match _raw(connection).info.transaction_status:
             case TransactionStatus.INTRANS:
@@ -201,21 +201,21 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect; `transaction_read_only` is on at a standby."""
         return {row.name: row.setting for row in connection.execute(_DURABILITY)}
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""
         invalidated = getattr(error, "connection_invalidated", False)
         error = driver_error(error)
         if not isinstance(error, PsycopgError):
-            return Trouble.OTHER
+            return ErrorClass.OTHER
         if _STATEMENT_POOLING in str(error):
-            return Trouble.REFUSED
+            return ErrorClass.REFUSED
         if error.sqlstate is None:
             return _without_sqlstate(error, invalidated=invalidated)
         if error.sqlstate.startswith(_LOST_CONNECTION):
-            return Trouble.CONNECTION
+            return ErrorClass.CONNECTION
         if error.sqlstate.startswith(_INVALID_AUTHORIZATION):
-            return Trouble.REFUSED
-        return _TROUBLES.get(error.sqlstate, Trouble.OTHER)
+            return ErrorClass.REFUSED
+        return _ERROR_CLASSES.get(error.sqlstate, ErrorClass.OTHER)
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
         """See StoreDialect."""
@@ -255,11 +255,11 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
     return found is not None and int(found[0]) != raw.info.backend_pid
 
 
-def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> Trouble:
+def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> ErrorClass:
     """What an error means that libpq raised itself, or that it passes on from a failed attempt to connect as text only."""
     if not invalidated and any(refusal in str(error) for refusal in _REFUSALS):
-        return Trouble.REFUSED
-    return Trouble.CONNECTION if invalidated or isinstance(error, OperationalError | InterfaceError) else Trouble.OTHER
+        return ErrorClass.REFUSED
+    return ErrorClass.CONNECTION if invalidated or isinstance(error, OperationalError | InterfaceError) else ErrorClass.OTHER
 
 
 def _raw(connection: Connection) -> PsycopgConnection[Any]:

@@ -11,14 +11,14 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
-from dualwrite.stores.sql.dialect import WORK_TIME, StoreDialect, Trouble
+from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
 from dualwrite.stores.sql.errors import ErrorMap, locked_too_long
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
-_RETRIED: Final = frozenset({Trouble.CONNECTION, Trouble.CONFLICT})
+_RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT})
 _WAIT: Final = wait_exponential(multiplier=0.02, max=0.5) + wait_random(0, 0.02)
 
 
@@ -92,7 +92,7 @@ class ShortTransactions:
             except BaseException as error:
                 connection.close()  # the pool rolls back
                 again = wait_slice is not None and left > wait_slice
-                if not (again and isinstance(error, self.driver_errors) and self.errors.trouble(error) is Trouble.LOCKED):
+                if not (again and isinstance(error, self.driver_errors) and self.errors.classify(error) is ErrorClass.LOCKED):
                     raise
             else:
                 return connection
@@ -121,7 +121,7 @@ class ShortTransactions:
 
         retrying = Retrying(
             retry=retry_if_exception(
-                lambda error: isinstance(error, self.driver_errors) and self.errors.trouble(error) in _RETRIED
+                lambda error: isinstance(error, self.driver_errors) and self.errors.classify(error) in _RETRIED
             ),
             stop=stop_after_attempt(_ATTEMPTS) if patience is None else stop_after_delay(patience),
             wait=_WAIT,
@@ -130,14 +130,14 @@ class ShortTransactions:
         try:
             return retrying(once)
         except self.driver_errors as error:
-            if transactional_id is not None and self.errors.trouble(error) is Trouble.LOCKED:
+            if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(self.errors, transactional_id, self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
 
-    def came_of(self, error: BaseException, trouble: Trouble) -> bool:
+    def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
         """Whether this is what an error means that `run` or `query` raised, or the driver's error behind it."""
         behind = error.__cause__ or error
-        return isinstance(behind, self.driver_errors) and self.errors.trouble(behind) is trouble
+        return isinstance(behind, self.driver_errors) and self.errors.classify(behind) is error_class
 
     def query(self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None) -> T:
         """Run reading `work`, once more where the pool's connection turns out dead.
@@ -149,7 +149,7 @@ class ShortTransactions:
             try:
                 return self._queried(work)
             except self.driver_errors as error:
-                if self.errors.trouble(error) is not Trouble.CONNECTION:
+                if self.errors.classify(error) is not ErrorClass.CONNECTION:
                     raise
             return self._queried(work)
         except self.driver_errors as error:

@@ -13,21 +13,21 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 
 _MARKER: Final = "dualwrite_transaction"
 _LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SURELY_FAILED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CONSTRAINT})
-_TROUBLES: Final = {
-    sqlite3.SQLITE_BUSY: Trouble.LOCKED,
-    sqlite3.SQLITE_LOCKED: Trouble.LOCKED,
-    sqlite3.SQLITE_CONSTRAINT: Trouble.DUPLICATE,
-    sqlite3.SQLITE_READONLY: Trouble.DENIED,
-    sqlite3.SQLITE_PERM: Trouble.DENIED,
-    sqlite3.SQLITE_AUTH: Trouble.DENIED,
-    sqlite3.SQLITE_CANTOPEN: Trouble.REFUSED,
-    sqlite3.SQLITE_NOTADB: Trouble.REFUSED,
-    sqlite3.SQLITE_CORRUPT: Trouble.REFUSED,
+_ERROR_CLASSES: Final = {
+    sqlite3.SQLITE_BUSY: ErrorClass.LOCKED,
+    sqlite3.SQLITE_LOCKED: ErrorClass.LOCKED,
+    sqlite3.SQLITE_CONSTRAINT: ErrorClass.DUPLICATE,
+    sqlite3.SQLITE_READONLY: ErrorClass.DENIED,
+    sqlite3.SQLITE_PERM: ErrorClass.DENIED,
+    sqlite3.SQLITE_AUTH: ErrorClass.DENIED,
+    sqlite3.SQLITE_CANTOPEN: ErrorClass.REFUSED,
+    sqlite3.SQLITE_NOTADB: ErrorClass.REFUSED,
+    sqlite3.SQLITE_CORRUPT: ErrorClass.REFUSED,
 }
 _SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 
@@ -111,7 +111,7 @@ class SqliteDialect(StoreDialect):
             raise
         return True
 
-    def doomed(self, connection: Connection) -> str | None:
+    def commit_blocker(self, connection: Connection) -> str | None:
         """See StoreDialect."""
         return None if _raw(connection).in_transaction else "SQLite has already rolled the transaction back"
 
@@ -139,16 +139,16 @@ class SqliteDialect(StoreDialect):
         (mode,) = raw.execute("PRAGMA journal_mode").fetchone()
         return {"synchronous": _SYNCHRONOUS.get(level, str(level)), "journal_mode": mode}
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""
         error = driver_error(error)
         code = _code(error)
         text = str(error)
         if code == sqlite3.SQLITE_ERROR:
             if "no such table" in text:
-                return Trouble.NO_TABLE
-            return Trouble.OLD_TABLE if "no such column" in text or "has no column" in text else Trouble.OTHER
-        return _TROUBLES.get(code, Trouble.OTHER)
+                return ErrorClass.NO_TABLE
+            return ErrorClass.OLD_TABLE if "no such column" in text or "has no column" in text else ErrorClass.OTHER
+        return _ERROR_CLASSES.get(code, ErrorClass.OTHER)
 
     def known_blocker(self, engine: Engine) -> Blocker | None:
         """SQLite does not tell who it is."""

@@ -26,7 +26,7 @@ from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
-from dualwrite.stores.sql.dialect import StoreDialect, Trouble
+from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.schema import engine_in_schema
@@ -233,7 +233,7 @@ class SqlStateStore(TxnStateStore):
         try:
             return self._short.run(work, "keeping the database's id")
         except StoreError as error:
-            if self._short.came_of(error, Trouble.DUPLICATE):
+            if self._short.is_caused_by(error, ErrorClass.DUPLICATE):
                 return False
             raise
 
@@ -271,7 +271,7 @@ class SqlStateStore(TxnStateStore):
 
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore."""
-        return isinstance(error, self._room.driver_errors) and self._dialect.trouble(error) is Trouble.CONFLICT
+        return isinstance(error, self._room.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class SqlStateStore(TxnStateStore):
         try:
             return self._short.run(work, "taking a generation", claim.transactional_id)
         except StoreError as error:
-            if not self._short.came_of(error, Trouble.DUPLICATE):  # another writer has just made the identity
+            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just made the identity
                 raise
             return self._short.run(work, "taking a generation", claim.transactional_id)
 

@@ -30,7 +30,7 @@ from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.access import Access
-from dualwrite.stores.sql.dialect import StoreDialect, Trouble, driver_error
+from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
@@ -121,7 +121,7 @@ class SqlStoreTransaction(StoreTransaction):
         try:
             self._begin_once()
         except self._room.driver_errors as error:
-            if self._room.errors.trouble(error) is not Trouble.CONNECTION:
+            if self._room.errors.classify(error) is not ErrorClass.CONNECTION:
                 raise self._translated(error, "beginning a transaction") from error
             try:
                 self._begin_once()
@@ -244,7 +244,7 @@ class SqlStoreTransaction(StoreTransaction):
     def _record_failed(self, error: BaseException) -> DualWriteError:
         """Under REPEATABLE READ a newer claim shows as a serialization failure: only a new transaction can tell them apart."""
         failure = self._translated(error, "recording the prepared state")
-        if self._room.errors.trouble(error) is Trouble.CONFLICT:
+        if self._room.errors.classify(error) is ErrorClass.CONFLICT:
             self.rollback()
             with contextlib.suppress(*self._room.driver_errors), self._room.engine.connect() as connection:
                 current = connection.execute(CURRENT, {"id": self._claim.transactional_id}).first()
@@ -281,9 +281,9 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _send_commit(self, connection: GuardedConnection) -> None:
         dialect = self._room.dialect
-        doomed = dialect.doomed(connection)
-        if doomed is not None:
-            raise self._commit_failed(doomed)
+        commit_blocker = dialect.commit_blocker(connection)
+        if commit_blocker is not None:
+            raise self._commit_failed(commit_blocker)
         try:
             with InterruptsFirst():
                 connection.commit()

@@ -25,7 +25,7 @@ from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError
 from dualwrite.stores.zookeeper.paths import STATE_ROOT
 
 
-class Trouble(Enum):
+class ErrorClass(Enum):
     """What an error of kazoo's means to us."""
 
     CONNECTION = "the connection could not be made, or broke, or the session ended"
@@ -35,8 +35,8 @@ class Trouble(Enum):
     OTHER = "anything else"
 
 
-_KINDS: Final[dict[Trouble, tuple[type[Exception], ...]]] = {
-    Trouble.CONNECTION: (
+_KINDS: Final[dict[ErrorClass, tuple[type[Exception], ...]]] = {
+    ErrorClass.CONNECTION: (
         NotSentError,
         NoAnswerError,
         ConnectionLoss,
@@ -47,13 +47,13 @@ _KINDS: Final[dict[Trouble, tuple[type[Exception], ...]]] = {
         ConnectionDropped,
         ThrottledOpError,
     ),
-    Trouble.REFUSED: (AuthFailedError, SASLException, SessionClosedRequireSaslError),
-    Trouble.DENIED: (NoAuthError,),
-    Trouble.READ_ONLY: (NotReadOnlyCallError,),
+    ErrorClass.REFUSED: (AuthFailedError, SASLException, SessionClosedRequireSaslError),
+    ErrorClass.DENIED: (NoAuthError,),
+    ErrorClass.READ_ONLY: (NotReadOnlyCallError,),
 }
 _CREDENTIALS: Final = "user:password in the URL, auth_data or sasl_options"
-_TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
-    Trouble.CONNECTION: (
+_TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
+    ErrorClass.CONNECTION: (
         StoreUnavailableError,
         "ZooKeeper at {where} can't be reached, or ended the connection, while {doing}.",
         (
@@ -61,12 +61,12 @@ _TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
             "then try again"
         ),
     ),
-    Trouble.REFUSED: (
+    ErrorClass.REFUSED: (
         StoreUnavailableError,
         "ZooKeeper at {where} refused us while {doing}.",
         f"check the credentials: {_CREDENTIALS}",
     ),
-    Trouble.DENIED: (
+    ErrorClass.DENIED: (
         StoreError,
         "ZooKeeper at {where} does not permit {doing}.",
         (
@@ -74,18 +74,18 @@ _TEXTS: Final[dict[Trouble, tuple[type[StoreError], str, str | None]]] = {
             f"other credentials: {_CREDENTIALS}"
         ),
     ),
-    Trouble.READ_ONLY: (
+    ErrorClass.READ_ONLY: (
         StoreUnavailableError,
         "ZooKeeper at {where} takes no writes now, {doing} failed.",
         "the server that we reached is without a quorum; try again",
     ),
-    Trouble.OTHER: (StoreError, "ZooKeeper at {where} failed while {doing}.", None),
+    ErrorClass.OTHER: (StoreError, "ZooKeeper at {where} failed while {doing}.", None),
 }
 
 
-def trouble(error: BaseException) -> Trouble:
+def classify(error: BaseException) -> ErrorClass:
     """What the error means."""
-    return next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), Trouble.OTHER)
+    return next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), ErrorClass.OTHER)
 
 
 def translated(error: BaseException, where: str, doing: str, transactional_id: str | None = None) -> StoreError:
@@ -97,9 +97,9 @@ def translated(error: BaseException, where: str, doing: str, transactional_id: s
         doing: What was tried, fit for "… failed while <doing>".
         transactional_id: The id it was tried for.
     """
-    found = trouble(error)
+    found = classify(error)
     if isinstance(error, NotSentError) and "authentication failed" in str(error):
-        found = Trouble.REFUSED
+        found = ErrorClass.REFUSED
     kind, what, next_step = _TEXTS[found]
     return kind(
         what.format(where=where, doing=doing),

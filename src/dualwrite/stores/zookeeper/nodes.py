@@ -19,7 +19,7 @@ from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
-from dualwrite.stores.zookeeper.errors import Trouble, sentence, translated, trouble
+from dualwrite.stores.zookeeper.errors import ErrorClass, classify, sentence, translated
 from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, state_path, transactional_id_of
 from dualwrite.stores.zookeeper.sizes import request_size, too_large
 
@@ -262,11 +262,11 @@ def condition(node: StateNode) -> int:
 def _is_worth_another_read(error: BaseException) -> bool:
     if isinstance(error, NotSentError):
         return False  # the time for a connection has passed already
-    return isinstance(error, BadVersionError) or trouble(error) is Trouble.CONNECTION
+    return isinstance(error, BadVersionError) or classify(error) is ErrorClass.CONNECTION
 
 
 def _is_worth_another_change(error: BaseException) -> bool:
-    return isinstance(error, CHANGED_MEANWHILE) or trouble(error) is Trouble.CONNECTION
+    return isinstance(error, CHANGED_MEANWHILE) or classify(error) is ErrorClass.CONNECTION
 
 
 def _check_of(client: KazooClient, *, path: str, version: int) -> Any:

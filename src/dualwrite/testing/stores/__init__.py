@@ -19,8 +19,8 @@ Give it your store by a scene, and pytest runs it::
             with MyScene() as scene:
                 yield scene
 
-Every test says in its docstring which sentence of the contract, or which rule (F1 to FA, in `dualwrite.settling` and
-`dualwrite.lane`), it shows; a failure says what the contract demands and what the store did. Where the contract leaves a
+Every test says in its docstring which sentence of the contract, or which rule (F1 to FA, in `dualwrite.recovery.resolve` and
+`dualwrite.recipe.lane`), it shows; a failure says what the contract demands and what the store did. Where the contract leaves a
 choice, `StoreScene.capabilities` tells which one the store made; it is tested as well. What a scene can't do (it has no
 `corrupt`, no `opener`, …) is skipped with the reason: read those lines, since what is skipped is not shown.
 

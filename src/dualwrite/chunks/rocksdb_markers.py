@@ -1,0 +1,88 @@
+"""Chunk markers in RocksDB: keys of the column family `kafka_job_chunk`, in the batch of their chunk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from rocksdict import WriteOptions
+
+from dualwrite.chunks.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, committed_meanwhile
+from dualwrite.errors import StoreError
+from dualwrite.stores.rocksdb import RocksDBStore
+from dualwrite.transaction import Transaction
+
+FAMILY: Final = "kafka_job_chunk"
+
+_SEPARATOR: Final = b"\0"  # no job's id has it
+_DIGITS: Final = 10
+_ZERO: Final = b"0" * _DIGITS
+
+
+class RocksDBChunkMarkers(ChunkMarkers):
+    """See ChunkMarkers. A key is the job's id, partition and chunk. Keys and values are bytes, whatever the database takes.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: RocksDBStore) -> None:
+        self._store = store
+
+    def prepare(self) -> None:
+        """See ChunkMarkers; makes the column family."""
+        self._store.create_column_family(FAMILY)
+
+    def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
+        """See ChunkMarkers."""
+        start = _partition_key(job_id, partition)
+        found = {}
+        for key, value in transaction.db.items(FAMILY, from_key=start):
+            if not key.startswith(start):
+                break
+            number, (rows, digest) = int(key[len(start) :]), json.loads(value)
+            found[number] = ChunkMarker(number, rows, digest)
+        return found
+
+    def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
+        """See ChunkMarkers; one process has the database, so that a look before the write is enough."""
+        key = _partition_key(job_id, partition) + b"%0*d" % (_DIGITS, marker.number)
+        family = transaction.db.column_family(FAMILY)
+        if key in family:
+            raise committed_meanwhile(job_id, partition, marker)
+        family.put(key, json.dumps([marker.rows, marker.digest]).encode())
+
+    def forget(self, job_id: str) -> int:
+        """See ChunkMarkers; the plan last."""
+        self.prepare()
+        store = self._store
+        family = store.rdict.get_column_family(FAMILY)
+        start, plan = job_id.encode() + _SEPARATOR, _partition_key(job_id, WHOLE_JOB)
+        counted = 0
+        try:
+            for key in family.keys(from_key=start):
+                if not isinstance(key, bytes) or not key.startswith(start):
+                    break
+                if not key.startswith(plan):
+                    family.delete(key)
+                    counted += 1
+            family.delete(plan + _ZERO, _synced())  # RocksDB syncs its log as a whole: what was deleted before stays so, too
+        except Exception as error:  # rocksdict has no class of its own for its errors
+            raise StoreError(
+                f"The markers of the job {job_id!r} in {store.description} can't be removed.", cause=str(error)
+            ) from error
+        finally:
+            family.close()
+        return counted
+
+
+def _partition_key(job_id: str, partition: int) -> bytes:
+    """What the keys of a partition begin with."""
+    return _SEPARATOR.join((job_id.encode(), b"%0*d" % (_DIGITS, partition), b""))
+
+
+def _synced() -> WriteOptions:
+    options = WriteOptions()
+    options.sync = True
+    return options

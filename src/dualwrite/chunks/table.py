@@ -1,0 +1,24 @@
+"""The table `kafka_job_chunk`: one row for each committed chunk of a job, and one for each job (alembic revision 0003)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Integer, String, Table
+
+from dualwrite.chunks.markers import MAX_DIGEST_LENGTH, MAX_JOB_ID_LENGTH
+from dualwrite.stores.sql.table import UtcDateTime, metadata
+
+CHUNK_TABLE_NAME: Final = "kafka_job_chunk"
+
+chunk_table: Final = Table(
+    CHUNK_TABLE_NAME,
+    metadata,
+    Column("job_id", String(MAX_JOB_ID_LENGTH), primary_key=True),
+    Column("partition_number", Integer, primary_key=True, autoincrement=False),
+    Column("chunk_number", Integer, primary_key=True, autoincrement=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("digest", String(MAX_DIGEST_LENGTH), nullable=False),
+    Column("committed_at", UtcDateTime, nullable=False),
+)
+"""Partition -1 is the job itself: there the digest is how the job is cut, as JSON text."""

@@ -1,0 +1,272 @@
+"""Arrow record batches into a staging table: COPY on PostgreSQL, many rows a statement elsewhere; no COMMIT."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+from sqlalchemy import Connection, Dialect, Table
+from sqlalchemy import types as sql
+
+from dualwrite.errors import StoreError, UsageError
+from dualwrite.jobs.frame.columns import TargetColumn
+from dualwrite.jobs.frame.json_values import json_texts
+from dualwrite.jobs.frame.table_names import quoted_name
+from dualwrite.jobs.frame.types import MYSQL, is_binary, plain
+
+_ROWS_A_STATEMENT: Final = 1000
+# Arrow quotes every text and no null, so that PostgreSQL tells an empty text from NULL
+_CSV: Final = csv.WriteOptions(include_header=False, batch_size=1 << 16)
+
+_Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
+
+
+class StagingWriter(ABC):
+    """Loads the rows of one task into a staging table, in the transaction of the given connection, which the caller ends.
+
+    Until `finish` the connection is this writer's. Left by an exception, it ends what it has begun; the transaction then
+    can only be rolled back. Errors of the database come as SQLAlchemy's, or as the driver's own.
+
+    Args:
+        connection: In a transaction.
+        table: The staging table; its last two columns are the id and the fence.
+        columns: The others.
+        transactional_id: The id that the rows are kept under.
+        fence: The fence that they are kept under.
+
+    Raises:
+        UsageError: The connection is in no transaction.
+    """
+
+    def __init__(
+        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
+    ) -> None:
+        if not connection.in_transaction() or getattr(connection.connection.driver_connection, "autocommit", None) is True:
+            raise UsageError("Rows can be staged in a transaction only; the connection has none, or commits by itself.")
+        self._connection = connection
+        self._table = table
+        self._columns = tuple(columns)
+        self._key = (transactional_id, fence)
+        self._conversions: dict[str, _Conversion] | None = None
+        self._rows = 0
+        self._is_finished = False
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Load the batch's rows. It may have other columns as well; they are left out.
+
+        Raises:
+            UsageError: The writer is finished.
+            StoreError: A number is none that the database has (NaN; infinity on MariaDB and MySQL).
+        """
+        if self._is_finished:
+            raise UsageError("The writer into staging is finished.")
+        if not len(batch):
+            return
+        if self._conversions is None:
+            self._conversions = {
+                column.name: self._conversion(batch.schema.field(column.name).type, column) for column in self._columns
+            }
+        self._load([convert(batch.column(name)) for name, convert in self._conversions.items()], len(batch))
+        self._rows += len(batch)
+
+    def finish(self) -> int:
+        """See that every row has arrived in the transaction; how many there are.
+
+        Raises:
+            StoreError: The database counts other than we do.
+        """
+        if not self._is_finished:
+            self._is_finished = True
+            self._end(None, None, None)
+        return self._rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            self._end(kind, error, traceback)
+
+    @abstractmethod
+    def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
+        """From a column of the frame to what the database takes."""
+
+    @abstractmethod
+    def _load(self, columns: list[pa.Array], count: int) -> None:
+        """Load converted columns."""
+
+    def _end(  # noqa: B027  (most have nothing to end)
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End what was begun."""
+
+
+def staging_writer(
+    connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
+) -> StagingWriter:
+    """The writer for the connection's database; see StagingWriter for the arguments and errors."""
+    kind = CopyWriter if connection.dialect.name == "postgresql" else StatementWriter
+    return kind(connection, table, columns, transactional_id, fence)
+
+
+class CopyWriter(StagingWriter):
+    """PostgreSQL: COPY, fed with CSV that Arrow writes.
+
+    The transaction's COMMIT then waits neither for the disk nor for a standby. Staged rows may be lost in a crash as it is,
+    where the table is UNLOGGED, and the decision, which counts what it moves, finds them missing; and it waits itself, by
+    which everything that it has seen is on the disk, too.
+    """
+
+    def __init__(
+        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
+    ) -> None:
+        super().__init__(connection, table, columns, transactional_id, fence)
+        self._cursor: Any = None
+        self._copying: AbstractContextManager[Any] | None = None
+        self._copy: Any = None
+
+    def _load(self, columns: list[pa.Array], count: int) -> None:
+        if self._copying is None:
+            self._begin()
+        arrays = [*columns, pa.repeat(self._key[0], count), pa.repeat(pa.scalar(self._key[1], pa.int64()), count)]
+        sink = pa.BufferOutputStream()
+        csv.write_csv(pa.RecordBatch.from_arrays(arrays, [str(number) for number in range(len(arrays))]), sink, _CSV)
+        self._copy.write(memoryview(sink.getvalue()))
+
+    def _begin(self) -> None:
+        raw: Any = self._connection.connection.driver_connection
+        names = ", ".join(quoted_name(column.name, None) for column in self._table.columns)
+        place = quoted_name(self._table.name, self._table.schema)
+        cursor = raw.cursor()
+        cursor.execute("SET LOCAL synchronous_commit = off")
+        copying = cursor.copy(f"COPY {place} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')")
+        self._copy = copying.__enter__()
+        self._cursor, self._copying = cursor, copying
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._copying is None:
+            return
+        copying, self._copying = self._copying, None
+        try:
+            copying.__exit__(kind, error, traceback)
+            copied = self._cursor.rowcount
+        finally:
+            self._cursor.close()
+        if kind is None and copied != self._rows:
+            raise StoreError(f"{self._rows} rows were loaded into staging, and PostgreSQL counts {copied}.")
+
+    def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
+        del column
+        if pa.types.is_dictionary(kind):
+            return lambda values: values.cast(kind.value_type)
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            return _in_utc
+        if pa.types.is_duration(kind):
+            return lambda values: _joined(
+                values.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.string()), " microseconds"
+            )
+        if is_binary(kind):
+            return _hexadecimal
+        if pa.types.is_nested(kind):
+            return json_texts
+        return lambda values: values
+
+
+class StatementWriter(StagingWriter):
+    """Other databases: INSERT statements of many rows, by the driver's own executemany."""
+
+    def __init__(
+        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
+    ) -> None:
+        super().__init__(connection, table, columns, transactional_id, fence)
+        self._insert = _insert(table, connection.dialect)
+        self._in_utc = connection.dialect.name in MYSQL and any(
+            plain(column.type).__visit_name__ == "TIMESTAMP" for column in columns
+        )
+
+    def _load(self, columns: list[pa.Array], count: int) -> None:
+        with self._session_in_utc():
+            for begin in range(0, count, _ROWS_A_STATEMENT):
+                some = [column.slice(begin, _ROWS_A_STATEMENT).to_pylist() for column in columns]
+                size = min(_ROWS_A_STATEMENT, count - begin)
+                rows = list(zip(*some, [self._key[0]] * size, [self._key[1]] * size, strict=True))
+                self._connection.exec_driver_sql(self._insert, rows)
+
+    @contextmanager
+    def _session_in_utc(self) -> Iterator[None]:
+        """MariaDB and MySQL take the text of a TIMESTAMP for one of the session's time zone."""
+        if not self._in_utc:
+            yield
+            return
+        execute = self._connection.exec_driver_sql
+        zone = execute("SELECT @@session.time_zone").scalar_one()
+        execute("SET SESSION time_zone = '+00:00'")
+        try:
+            yield
+        finally:
+            execute("SET SESSION time_zone = %s", (zone,))
+
+    def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:  # noqa: PLR0911  (one for each kind of type)
+        if pa.types.is_dictionary(kind):
+            return lambda values: values.cast(kind.value_type)
+        if pa.types.is_date(kind) and isinstance(plain(column.type), sql.DateTime):
+            return lambda values: values.cast(pa.timestamp("us")).cast(pa.string())
+        if pa.types.is_timestamp(kind):
+            zone = None if kind.tz is None else "UTC"
+            return lambda values: values.cast(pa.timestamp("us", zone), safe=False).cast(pa.timestamp("us")).cast(pa.string())
+        if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
+            return lambda values: values.cast(pa.string())
+        if pa.types.is_nested(kind):
+            return json_texts
+        if pa.types.is_floating(kind):
+            return lambda values: self._checked(values, column.name)
+        return lambda values: values
+
+    def _checked(self, values: pa.Array, name: str) -> pa.Array:
+        """Numbers that SQLite would store as NULL, and MariaDB and MySQL not at all, are refused."""
+        dialect = self._connection.dialect.name
+        bad = pc.invert(pc.is_finite(values)) if dialect in MYSQL else pc.is_nan(values)
+        if not pc.any(bad).as_py():
+            return values
+        raise StoreError(
+            f"Column {name} holds NaN or an infinity, for which {dialect} has no value.",
+            next_step="replace it, for instance by NULL: nanvl(column, null)",
+        )
+
+
+def _insert(table: Table, dialect: Dialect) -> str:
+    """The statement as the driver takes it with a sequence for each row."""
+    prepare = dialect.identifier_preparer
+    names = ", ".join(prepare.quote_identifier(column.name) for column in table.columns)
+    marks = ", ".join(["?" if dialect.paramstyle == "qmark" else "%s"] * len(table.columns))
+    return f"INSERT INTO {prepare.format_table(table)} ({names}) VALUES ({marks})"  # noqa: S608  (quoted)
+
+
+def _joined(*parts: Any) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _in_utc(column: pa.Array) -> pa.Array:
+    """Moments as texts with Z: Arrow takes 18 times as long for those of a time zone, even UTC, as for those of none."""
+    unit = column.type.unit
+    return _joined(column.cast(pa.timestamp(unit, "UTC")).cast(pa.timestamp(unit)).cast(pa.string()), "Z")
+
+
+def _hexadecimal(column: pa.Array) -> pa.Array:
+    r"""Bytes as PostgreSQL reads them: `\x` and two digits for each, the whole column at once."""
+    filled = pc.fill_null(column.cast(pa.binary()), b"")  # Arrow may keep bytes where a null is
+    places = memoryview(filled.buffers()[1]).cast("i")
+    first, last = places[filled.offset], places[filled.offset + len(filled)]
+    content = filled.buffers()[2]
+    digits = b"" if content is None else content.slice(first, last - first).to_pybytes().hex().encode()
+    ends = pc.cumulative_sum(pc.multiply(pc.binary_length(filled), 2))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    texts = pa.StringArray.from_buffers(len(column), offsets.buffers()[1], pa.py_buffer(digits))
+    return pc.if_else(column.is_valid(), _joined("\\x", texts), pa.scalar(None, pa.string()))

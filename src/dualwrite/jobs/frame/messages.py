@@ -1,0 +1,227 @@
+"""Rows as Kafka messages, with the columns of Spark's own Kafka sink: `key`, `value`, `topic`, `partition`, `headers`.
+
+`timestamp` is one more, which Spark's sink does not know: when the message was made, where that is not when it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dualwrite.errors import ConfigurationError, InvalidMessageError
+from dualwrite.jobs.frame.json_values import json_problem, json_values
+from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
+
+MESSAGE_COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
+"""The columns of a frame that are the message; the others are the table's row."""
+
+_TEXT: Final = "a string"
+_CONTENT: Final = "a string or binary"
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+class MessageEncoder:
+    """Hands the rows of Arrow record batches to a producer as messages.
+
+    A null `value` is a tombstone, as it is for Kafka; nulls of the other columns mean that the message has none, but for
+    `topic`, which a message can't be without. The option `topic` goes before the column, as in Spark's sink.
+
+    Args:
+        schema: The schema of the record batches.
+        topic: The topic of all messages; None takes the column `topic`.
+        value_columns: Columns that make the value, as one JSON object (see json_values); None takes the column `value`.
+
+    Raises:
+        ConfigurationError: The schema can't give messages; the text has all reasons.
+    """
+
+    def __init__(self, schema: pa.Schema, *, topic: str | None = None, value_columns: Sequence[str] | None = None) -> None:
+        problems = [*_problems_of_source(schema, topic, value_columns), *_problems_of_types(schema, topic)]
+        if problems:
+            raise ConfigurationError(
+                f"The frame can't be written to Kafka: {'; '.join(problems)}.",
+                cause=f"its columns are {', '.join(f'{field.name} ({field.type})' for field in schema)}",
+                next_step="select, rename or cast the columns, as for Spark's Kafka sink",
+            )
+        self._topic = topic
+        self._value_columns = None if value_columns is None else list(value_columns)
+        self._columns = {name for name in MESSAGE_COLUMNS if name in schema.names} - ({"topic"} if topic is not None else set())
+        self._rows = 0
+
+    def send(self, batch: pa.RecordBatch, producer: TransactionalProducer) -> int:
+        """Hand over a message for each row, in the order of the rows for each topic; how many.
+
+        Raises: as `TransactionalProducer.send`, and
+            InvalidMessageError: The topic of a row is null; nothing of the batch was sent.
+        """
+        if not len(batch):
+            return 0
+        self._check_topics(batch)
+        for topic, part in self._by_topic(batch):
+            self._send_to(topic, part, producer)
+        self._rows += len(batch)
+        return len(batch)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _check_topics(self, batch: pa.RecordBatch) -> None:
+        if self._topic is not None or not batch.column("topic").null_count:
+            return
+        row = pc.index(batch.column("topic").is_null(), value=True).as_py()
+        raise InvalidMessageError(
+            f"Row {self._rows + row + 1} of the task has no topic: its column topic is null.",
+            next_step="give each row a topic, leave such rows out, or set the option topic",
+            row=self._rows + row + 1,
+        )
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows of each topic, in their order: between topics there is none in Kafka either."""
+        if self._topic is not None:
+            yield self._topic, batch
+            return
+        topics = batch.column("topic").dictionary_encode()
+        names = topics.dictionary.to_pylist()
+        if len(names) == 1:
+            yield names[0], batch
+            return
+        batch = batch.take(pc.array_sort_indices(topics.indices))  # it keeps the order of equal ones
+        begin = 0
+        counts = {each["values"]: each["counts"] for each in pc.value_counts(topics.indices).to_pylist()}
+        for number, name in enumerate(names):
+            yield name, batch.slice(begin, counts[number])
+            begin += counts[number]
+
+    def _send_to(self, topic: str, batch: pa.RecordBatch, producer: TransactionalProducer) -> None:
+        """All rows to one topic: at once, unless each has something of its own beside key and value."""
+        values = self._values(batch)
+        keys = self._used("key", batch)
+        partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
+        partition = _only_value(partitions)
+        if headers is None and timestamps is None and (partitions is None or partition is not None):
+            if isinstance(producer, ColumnProducer):
+                producer.send_columns(topic, _binary(values), keys=None if keys is None else _binary(keys), partition=partition)
+            else:
+                producer.send_many(
+                    topic, _contents(values), keys=None if keys is None else _contents(keys), partition=partition
+                )
+            return
+        rows = zip(
+            _contents(values),
+            _nulls(batch) if keys is None else _contents(keys),
+            _nulls(batch) if partitions is None else partitions.to_pylist(),
+            _nulls(batch) if headers is None else _header_lists(headers),
+            _nulls(batch) if timestamps is None else _milliseconds(timestamps),
+            strict=True,
+        )
+        send = producer.send
+        for value, key, at, pairs, made in rows:
+            send(topic, value, key=key, headers=pairs, partition=at, timestamp=made)
+
+    def _values(self, batch: pa.RecordBatch) -> pa.Array:
+        return batch.column("value") if self._value_columns is None else json_values(batch, self._value_columns)
+
+    def _used(self, name: str, batch: pa.RecordBatch) -> pa.Array | None:
+        """The column, if there is one that is not all null."""
+        if name not in self._columns:
+            return None
+        column = batch.column(name)
+        return None if column.null_count == len(column) else column
+
+
+def _problems_of_source(schema: pa.Schema, topic: str | None, value_columns: Sequence[str] | None) -> Iterator[str]:
+    """What is missing, or there twice."""
+    names = schema.names
+    yield from (f"there are {names.count(name)} columns {name}" for name in MESSAGE_COLUMNS if names.count(name) > 1)
+    if topic is None and "topic" not in names:
+        yield "there is neither the option topic nor a column topic"
+    if value_columns is None:
+        if "value" not in names:
+            yield "the column value is missing (or set value.format=json, which makes it of other columns)"
+        return
+    if "value" in names:
+        yield "there is a column value, and value.columns would make another"
+    if not value_columns:
+        yield "value.columns is empty"
+    for name in value_columns:
+        if names.count(name) != 1:
+            yield f"value.columns names {name!r}, of which there are {names.count(name)} columns"
+        elif problem := json_problem(schema.field(name).type):
+            yield f"column {name!r} of value.columns: {problem}"
+
+
+def _problems_of_types(schema: pa.Schema, topic: str | None) -> Iterator[str]:
+    """Message columns of a type that Spark's sink would refuse, too."""
+    wanted = {
+        "key": (_CONTENT, lambda kind: _is_text(kind) or _is_binary(kind)),
+        "value": (_CONTENT, lambda kind: _is_text(kind) or _is_binary(kind)),
+        "topic": (_TEXT, _is_text),
+        "partition": ("an int", pa.types.is_int32),
+        "headers": (_HEADERS, _is_headers),
+        "timestamp": ("a timestamp (with time zone; a timestamp_ntz names no moment)", _is_moment),
+    }
+    for name, (expected, fits) in wanted.items():
+        if schema.names.count(name) != 1 or (name == "topic" and topic is not None):
+            continue
+        kind = schema.field(name).type
+        if not fits(kind) and not pa.types.is_null(kind):
+            yield f"column {name} must be {expected}, not {kind}"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    fields = list(kind.value_type)
+    return [field.name for field in fields] == ["key", "value"] and _is_text(fields[0].type) and _is_binary(fields[1].type)
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    """Texts as they lie in Arrow's memory, which is UTF-8, so that none is decoded and encoded again."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return column.cast(pa.binary())
+    return column.cast(pa.large_binary()) if pa.types.is_large_string(kind) else column
+
+
+def _contents(column: pa.Array) -> list[Any]:
+    """Bytes, or None."""
+    listed: list[Any] = _binary(column).to_pylist()
+    return listed
+
+
+def _nulls(batch: pa.RecordBatch) -> list[None]:
+    return [None] * len(batch)
+
+
+def _header_lists(column: pa.Array) -> list[Headers | None]:
+    return [
+        None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs if pair is not None]
+        for pairs in column.to_pylist()
+    ]
+
+
+def _milliseconds(column: pa.Array) -> list[int | None]:
+    listed: list[int | None] = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
+    return listed
+
+
+def _only_value(column: pa.Array | None) -> int | None:
+    """The number that is in every row, or None."""
+    if column is None or column.null_count:
+        return None
+    edges = pc.min_max(column).as_py()
+    return edges["min"] if edges["min"] == edges["max"] else None

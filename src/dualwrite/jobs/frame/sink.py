@@ -1,0 +1,95 @@
+"""A frame's rows as a sink: Arrow record batches whose columns are the message, and the row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from sqlalchemy import Connection, Engine
+
+from dualwrite.jobs.frame.columns import TargetTable, compare, table_columns
+from dualwrite.jobs.frame.loading import StagingWriter
+from dualwrite.jobs.frame.messages import MESSAGE_COLUMNS, MessageEncoder
+from dualwrite.jobs.frame.staging import StagingTable
+from dualwrite.jobs.frame.table_names import quoted_name
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.stores.base import Claim
+
+ALL_COLUMNS: Final = "*"
+
+
+@dataclass(frozen=True)
+class FrameSettings:
+    """What is written where. It can be pickled.
+
+    Args:
+        dbtable: The table, `table` or `schema.table`.
+        topic: The topic of all messages, or None for the column `topic`.
+        upsert_keys: Columns by which a row replaces an earlier one; empty for append.
+        staging_schema: Where the staging table is, or None for the table's own schema.
+        value_columns: Columns that make the message's value, as JSON; `("*",)` for all of the table's row; empty for the
+            column `value`.
+    """
+
+    dbtable: str
+    topic: str | None = None
+    upsert_keys: tuple[str, ...] = ()
+    staging_schema: str | None = None
+    value_columns: tuple[str, ...] = ()
+
+
+class FrameSink:
+    """See `dualwrite.jobs.task.Sink` and `dualwrite.jobs.driver.Mover`. It can be pickled.
+
+    Args:
+        settings: What is written where.
+        schema: The frame's columns.
+        target: The table, as it was found.
+
+    Raises:
+        ConfigurationError: The frame can't be written there; the text has all reasons.
+    """
+
+    def __init__(self, settings: FrameSettings, schema: pa.Schema, target: TargetTable) -> None:
+        self._settings, self._schema, self._target = settings, schema, target
+        self._columns = [name for name in schema.names if name not in MESSAGE_COLUMNS]
+        value_columns = self._columns if settings.value_columns == (ALL_COLUMNS,) else list(settings.value_columns)
+        self._encoder = MessageEncoder(schema, topic=settings.topic, value_columns=value_columns or None)
+        compare(pa.schema([schema.field(name) for name in self._columns]), target, settings.upsert_keys)
+        self._staging = StagingTable(target, self._columns, staging_schema=settings.staging_schema)
+
+    @classmethod
+    def found(cls, engine: Engine, settings: FrameSettings, schema: pa.Schema) -> FrameSink:
+        """Look the table up, compare it with the frame, and make the staging table if it is missing.
+
+        Raises:
+            ConfigurationError: The frame can't be written there, or the staging table can't be made.
+            StoreError: The database refuses or can't be reached.
+        """
+        with engine.connect() as connection:
+            target = table_columns(connection, settings.dbtable)
+        sink = cls(settings, schema, target)
+        sink._staging.ensure(engine)
+        return sink
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._settings, self._schema, self._target)
+
+    @property
+    def staging_table(self) -> str:
+        """See Sink."""
+        return quoted_name(self._staging.name, self._staging.schema)
+
+    def send(self, batch: pa.RecordBatch, producer: TransactionalProducer) -> int:
+        """See Sink."""
+        return self._encoder.send(batch, producer)
+
+    def loader(self, connection: Connection, claim: Claim) -> StagingWriter:
+        """See Sink."""
+        return self._staging.writer(connection, claim.transactional_id, claim.fence)
+
+    def move(self, connection: Connection, keys: Sequence[tuple[str, int]]) -> int:
+        """See Mover."""
+        return self._staging.move(connection, keys, upsert_keys=self._settings.upsert_keys)

@@ -1,0 +1,68 @@
+"""Deleting staged rows by their keys. Needs no Arrow: recovery by hand does it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+from sqlalchemy import Connection, TableClause, and_, column, delete, inspect, or_, select, table
+
+from dualwrite.jobs.frame.table_names import split_name
+
+ID_COLUMN: Final = "dualwrite_id"
+FENCE_COLUMN: Final = "dualwrite_fence"
+_KEYS_A_STATEMENT: Final = 100
+
+
+class StagedRows:
+    """A staging table of which only the name is known.
+
+    Args:
+        name: As `quoted_name` writes it; it stands in the job's row.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def delete(self, connection: Connection, up_to: Mapping[str, int]) -> int:
+        """Delete what was staged under these ids and any fence up to the given one; how many rows there were.
+
+        A table that is not there any more holds nothing.
+        """
+        staged = self._table(connection)
+        if staged is None:
+            return 0
+        keys, deleted = iter(up_to.items()), 0
+        while chosen := list(islice(keys, _KEYS_A_STATEMENT)):
+            ours = or_(*(and_(staged.c[ID_COLUMN] == key, staged.c[FENCE_COLUMN] <= fence) for key, fence in chosen))
+            deleted += connection.execute(delete(staged).where(ours)).rowcount
+        return deleted
+
+    def committed_keys(self, connection: Connection, up_to: Mapping[str, int]) -> list[tuple[str, int]]:
+        """The ids and fences under which rows stand that a reader can see, up to the given fences; waits for nobody."""
+        staged = self._table(connection)
+        if staged is None:
+            return []
+        key, fence = staged.c[ID_COLUMN], staged.c[FENCE_COLUMN]
+        found: list[tuple[str, int]] = []
+        for one, last in up_to.items():
+            fences = connection.scalars(select(fence).where(key == one, fence <= last).distinct())
+            found += [(one, each) for each in fences]
+        return found
+
+    def delete_exactly(self, connection: Connection, transactional_id: str, fence: int) -> int:
+        """Delete what was staged under this id and this fence; how many rows there were."""
+        staged = self._table(connection)
+        if staged is None:
+            return 0
+        ours = and_(staged.c[ID_COLUMN] == transactional_id, staged.c[FENCE_COLUMN] == fence)
+        return connection.execute(delete(staged).where(ours)).rowcount
+
+    def _table(self, connection: Connection) -> TableClause | None:
+        if not self._name:  # of a run that no task has opened
+            return None
+        schema, name = split_name(self._name, connection.dialect.name)
+        if not inspect(connection).has_table(name, schema=schema):
+            return None
+        return table(name, column(ID_COLUMN), column(FENCE_COLUMN), schema=schema)

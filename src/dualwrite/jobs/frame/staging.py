@@ -1,0 +1,331 @@
+"""The staging table of a target table: where tasks leave rows until the job's decision moves them, all in one transaction.
+
+Rows are kept under the id and the fence of the task attempt that loaded them, so that what a zombie or a crashed run left is
+never taken for a winner's. On PostgreSQL the table is UNLOGGED: loading costs no write-ahead log, and a crash of the server
+empties it. The decision counts what it moves, finds rows missing then, and is refused: the batch is run again, nothing is lost.
+
+The index by id and fence costs a load about a quarter of its time; without it each delete by id would read the whole table with
+the dead rows of earlier batches, and InnoDB would lock every row that it reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Engine,
+    Index,
+    Insert,
+    MetaData,
+    String,
+    Table,
+    and_,
+    bindparam,
+    column,
+    func,
+    insert,
+    inspect,
+    select,
+    table,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, NoSuchTableError
+from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.types import ARRAY, TypeEngine, UserDefinedType
+
+from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError
+from dualwrite.jobs.frame.columns import TargetColumn, TargetTable
+from dualwrite.jobs.frame.loading import StagingWriter, staging_writer
+from dualwrite.jobs.frame.staged_rows import FENCE_COLUMN, ID_COLUMN
+from dualwrite.jobs.frame.types import MYSQL
+from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.dialects import dialect_of
+from dualwrite.stores.sql.errors import ErrorMap
+
+_PREFIX: Final = "dualwrite_staging_"
+_MAX_NAME_BYTES: Final = 63  # PostgreSQL's limit; MariaDB's and MySQL's is 64 characters
+_HASH_DIGITS: Final = 8
+_NAMED_ROWS: Final = 5
+
+
+class _Written(UserDefinedType[Any]):
+    """A type that is given as it is written in CREATE TABLE."""
+
+    cache_ok = True
+
+    def __init__(self, ddl: str) -> None:
+        self.ddl = ddl
+
+    def get_col_spec(self, **_: Any) -> str:
+        """The text."""
+        return self.ddl
+
+
+class StagingTable:
+    """The staging table for frames of certain columns. It has no state of its own; several threads and processes may use one.
+
+    Args:
+        target: The table that rows are moved to.
+        columns: Names of the frame's columns that are the table's, each in the table.
+        staging_schema: Where the staging table is; None for the target's schema.
+
+    Raises:
+        ConfigurationError: A column is not in the table, or has a name that staging keeps for itself.
+    """
+
+    def __init__(self, target: TargetTable, columns: Sequence[str], *, staging_schema: str | None = None) -> None:
+        found = {name: target.column(name) for name in columns}
+        wrong = [name for name, known in found.items() if known is None or name in (ID_COLUMN, FENCE_COLUMN)]
+        if wrong:
+            raise ConfigurationError(
+                f"Rows for {target.full_name} can't be staged: its column {wrong[0]!r} is missing, or is staging's own."
+            )
+        self.target = target
+        self.columns: tuple[TargetColumn, ...] = tuple(known for known in found.values() if known is not None)
+        self.schema = target.schema if staging_schema is None else staging_schema
+        self.name = _staging_name(target, self.columns)
+        self._index = f"{_PREFIX}{self.name[-_HASH_DIGITS:]}_by_attempt"
+        self._names = [known.name for known in self.columns]
+        self._staged = _table(self.name, self.schema, self.columns, String(255))
+        self._id, self._fence = self._staged.c[ID_COLUMN], self._staged.c[FENCE_COLUMN]
+        self._target = table(target.name, *(column(name) for name in self._names), schema=target.schema)
+
+    # --- the table --------------------------------------------------------------------------------------------------------
+
+    def ddl(self, dialect: Dialect) -> str:
+        """The SQL that makes the table, for whoever has the privilege."""
+        written = ";\n".join(str(statement.compile(dialect=dialect)).strip() for statement in self._creation(dialect))
+        return written.replace("%%", "%") if "format" in dialect.paramstyle else written
+
+    def ensure(self, engine: Engine) -> None:
+        """Make the table if it is not there. Several may do it at once.
+
+        Raises:
+            ConfigurationError: We may not make it (the text has the SQL for somebody who may), there is no such schema, or
+                the table was altered.
+            StoreError: Any other error of the database.
+        """
+        errors = ErrorMap(engine, dialect_of(engine))
+        try:
+            if self._is_there(engine):
+                return
+            self._make(engine)
+        except DBAPIError as error:
+            raise self._not_made(engine, errors, error) from error
+
+    def _is_there(self, engine: Engine) -> bool:
+        with engine.connect() as connection:
+            try:  # twice: SQLite has no columns of a table that is made between its two looks
+                found = (inspect(connection).get_columns(self.name, schema=self.schema) for _ in range(2))
+                names = {each["name"] for columns in found for each in columns}
+                indexes = inspect(connection).get_indexes(self.name, schema=self.schema)
+            except NoSuchTableError:
+                return False
+        if names != {each.name for each in self._staged.columns}:
+            raise ConfigurationError(
+                f"The staging table {self._full_name} has other columns than it was made with.",
+                cause="it was altered, or made by hand in another form",
+                next_step="drop it while no job writes; it is made anew",
+            )
+        return self._index in {each["name"] for each in indexes}
+
+    def _make(self, engine: Engine) -> None:
+        try:
+            with engine.begin() as connection:
+                for statement in self._creation(engine.dialect):
+                    connection.execute(statement)
+        except DBAPIError:
+            if not self._is_there(engine):  # else another was faster: IF NOT EXISTS looks before it locks
+                raise
+
+    def _not_made(self, engine: Engine, errors: ErrorMap, error: DBAPIError) -> Exception:
+        if errors.classify(error) is ErrorClass.DENIED:
+            user = engine.url.username or "the job's user"
+            return ConfigurationError(
+                f"The staging table {self._full_name} is missing, and we may not make it.",
+                cause=" ".join(str(error.orig).split()),
+                next_step=f"grant CREATE on its schema to {user}, set stagingSchema to one where {user} may create tables, or "
+                f"let somebody else make it and grant SELECT, INSERT and DELETE on it to {user}: {self.ddl(engine.dialect)}",
+            )
+        if self.schema is not None and errors.classify(error) is not ErrorClass.CONNECTION:
+            with engine.connect() as connection:
+                schemas = inspect(connection).get_schema_names()
+            if self.schema not in schemas:
+                return ConfigurationError(
+                    f"The schema {self.schema!r} for the staging table does not exist.",
+                    next_step="create it, or set stagingSchema to another",
+                )
+        return errors.translated(error, f"making the staging table {self._full_name}")
+
+    def _creation(self, dialect: Dialect) -> tuple[CreateTable, CreateIndex]:
+        id_type: TypeEngine[str] = String(255)
+        if dialect.name in MYSQL:  # ids are compared byte by byte, with case, accents and trailing spaces
+            collation = "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+            id_type = mysql.VARCHAR(255, charset="utf8mb4", collation=collation)
+        prefixes = ["UNLOGGED"] if dialect.name == "postgresql" else []
+        engine = {f"{name}_engine": "InnoDB" for name in MYSQL}
+        made = _table(self.name, self.schema, self.columns, id_type, prefixes=prefixes, **engine)
+        if dialect.name in MYSQL:  # where a TIMESTAMP may be set to take no NULL unless it is told to
+            for each in self.columns:
+                made.c[each.name].type = _Written(f"{each.ddl} NULL")
+        index = Index(self._index, made.c[ID_COLUMN], made.c[FENCE_COLUMN])
+        looks_first = dialect.name not in MYSQL or bool(getattr(dialect, "is_mariadb", False))
+        return CreateTable(made, if_not_exists=True), CreateIndex(index, if_not_exists=looks_first)
+
+    @property
+    def _full_name(self) -> str:
+        return self.name if self.schema is None else f"{self.schema}.{self.name}"
+
+    # --- rows -------------------------------------------------------------------------------------------------------------
+
+    def writer(self, connection: Connection, transactional_id: str, fence: int) -> StagingWriter:
+        """A writer that takes record batches one by one; see StagingWriter. Use it in a `with`."""
+        return staging_writer(connection, self._staged, self.columns, transactional_id, fence)
+
+    def load(self, connection: Connection, transactional_id: str, fence: int, batches: Iterable[pa.RecordBatch]) -> int:
+        """Load all rows of the batches under this key, in the connection's transaction; how many."""
+        with self.writer(connection, transactional_id, fence) as writer:
+            for batch in batches:
+                writer.add(batch)
+            return writer.finish()
+
+    def move(self, connection: Connection, keys: Sequence[tuple[str, int]], *, upsert_keys: Sequence[str] = ()) -> int:
+        """Insert into the target exactly the rows staged under these keys, in the connection's transaction.
+
+        They stay in staging until they are deleted (StagedRows).
+
+        Args:
+            connection: In a transaction.
+            keys: Ids with their fences.
+            upsert_keys: Columns by which a row replaces an earlier one; empty for append.
+
+        Returns:
+            How many staged rows there are under the keys, all of which are in the target now, as far as no trigger or rule
+            of the target's keeps one out: those are not counted.
+
+        Raises:
+            BatchRefusedError: Two staged rows have the same upsert keys, so that it is open which one should stay.
+            StoreError: Rows were staged while they were moved.
+        """
+        if not keys:
+            return 0
+        ours = self._is_one_of(connection, sorted(set(keys)))
+        rows = select(*(self._staged.c[name] for name in self._names)).where(ours)
+        with _zeros_kept(connection):
+            return self._moved(connection, ours, rows, upsert_keys)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _moved(self, connection: Connection, ours: ColumnElement[bool], rows: Any, upsert_keys: Sequence[str]) -> int:
+        if not upsert_keys:
+            return _row_count(connection, insert(self._target).from_select(self._names, rows))
+        self._check_unambiguous(connection, ours, upsert_keys)
+        statement = self._upsert(connection, rows, upsert_keys)
+        if connection.dialect.name not in MYSQL:
+            return _row_count(connection, statement)
+        # There a replaced row counts twice. While ours are locked they can only become more, which the second look would find.
+        count = select(func.count()).select_from(self._staged).where(ours).with_for_update(read=True)
+        before: int = connection.execute(count).scalar_one()
+        connection.execute(statement)
+        after: int = connection.execute(count).scalar_one()
+        if before != after:
+            raise StoreError(
+                f"{after - before} rows were staged for {self.target.full_name} while rows were moved.",
+                next_step="roll back and try again; a task attempt may not load rows after its outcome is known",
+            )
+        return after
+
+    def _is_one_of(self, connection: Connection, keys: Sequence[tuple[str, int]]) -> ColumnElement[bool]:
+        """The condition for rows of these keys; PostgreSQL would compare each row with each key of a list, but hashes these."""
+        ours = tuple_(self._id, self._fence)
+        if connection.dialect.name != "postgresql":
+            return ours.in_(keys)
+        wanted = (
+            func.unnest(
+                bindparam("ids", [key for key, _ in keys], ARRAY(String)),
+                bindparam("fences", [fence for _, fence in keys], ARRAY(BigInteger)),
+            )
+            .table_valued("id", "fence", name="wanted")
+            .render_derived()
+        )
+        return ours.in_(select(wanted.c.id, wanted.c.fence))
+
+    def _check_unambiguous(self, connection: Connection, ours: ColumnElement[bool], upsert_keys: Sequence[str]) -> None:
+        by = [self._staged.c[name] for name in upsert_keys]
+        present = and_(*(each.is_not(None) for each in by))  # a NULL is like no other, for the unique key as well
+        twice = select(*by, func.count()).where(ours, present).group_by(*by).having(func.count() > 1).limit(_NAMED_ROWS)
+        found = connection.execute(twice).all()
+        if found:
+            rows = "; ".join(
+                ", ".join(f"{name}={value!r}" for name, value in zip(upsert_keys, row, strict=False)) + f" ({row[-1]} rows)"
+                for row in found
+            )
+            raise BatchRefusedError(
+                f"The batch is ambiguous: several of its rows for {self.target.full_name} have the same upsertKeys: {rows}"
+                f"{'; …' if len(found) == _NAMED_ROWS else ''}.",
+                next_step="leave one row for each key before it is written (dropDuplicates, or the latest by a window)",
+            )
+
+    def _upsert(self, connection: Connection, rows: Any, upsert_keys: Sequence[str]) -> Insert:
+        """Each row is inserted or replaces, also where it has keys only, so that the database counts it."""
+        changed = [name for name in self._names if name not in upsert_keys] or list(upsert_keys[:1])
+        if connection.dialect.name in MYSQL:
+            made = mysql.insert(self._target).from_select(self._names, rows)
+            return made.on_duplicate_key_update({name: self._staged.c[name] for name in changed})
+        dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+        made = dialect.insert(self._target).from_select(self._names, rows)
+        statement: Insert = made.on_conflict_do_update(
+            index_elements=list(upsert_keys), set_={name: made.excluded[name] for name in changed}
+        )
+        return statement
+
+
+@contextmanager
+def _zeros_kept(connection: Connection) -> Iterator[None]:
+    """MariaDB and MySQL would number a row anew whose AUTO_INCREMENT column is 0, unless told otherwise."""
+    if connection.dialect.name not in MYSQL:
+        yield
+        return
+    before = connection.scalar(text("SELECT @@SESSION.sql_mode"))
+    connection.execute(text("SET SESSION sql_mode = CONCAT(@@SESSION.sql_mode, ',NO_AUTO_VALUE_ON_ZERO')"))
+    try:
+        yield
+    finally:
+        with suppress(DBAPIError):  # a broken connection keeps no setting
+            connection.execute(text("SET SESSION sql_mode = :before"), {"before": before})
+
+
+def _row_count(connection: Connection, statement: Any) -> int:
+    return connection.execution_options(preserve_rowcount=True).execute(statement).rowcount
+
+
+def _table(name: str, schema: str | None, columns: Sequence[TargetColumn], id_type: TypeEngine[str], **options: Any) -> Table:
+    return Table(
+        name,
+        MetaData(),
+        *(Column(each.name, _Written(each.ddl), quote=True) for each in columns),
+        Column(ID_COLUMN, id_type),
+        Column(FENCE_COLUMN, BigInteger),
+        schema=schema,
+        **options,
+    )
+
+
+def _staging_name(target: TargetTable, columns: Sequence[TargetColumn]) -> str:
+    """Made of the target's name, and of all that the form of the table hangs on: other columns, another table."""
+    facts = [target.schema, target.name, [(each.name, each.ddl) for each in columns]]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_HASH_DIGITS]
+    room = _MAX_NAME_BYTES - len(_PREFIX) - 1 - _HASH_DIGITS
+    return f"{_PREFIX}{target.name.encode()[:room].decode(errors='ignore')}_{digest}"

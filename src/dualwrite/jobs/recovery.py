@@ -1,0 +1,55 @@
+"""Recovery of a job by hand: end its run, settle its ids, delete its rows."""
+
+from __future__ import annotations
+
+from dualwrite.jobs.completing import cleanup
+from dualwrite.jobs.context import OpenSite
+from dualwrite.jobs.decision import JobDecision
+from dualwrite.jobs.frame.staged_rows import StagedRows
+from dualwrite.recovery.plan import IdPlan, KafkaLook, RecoveryPlan
+from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.recovery.report import IdReport, RecoveryReport
+
+
+def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> RecoveryReport:
+    """Close what is open on a prefix, settle all ids that its tasks have used, delete what they have staged.
+
+    A driver that still runs finds its run closed, and commits nothing of it. Kafka is looked at first: where it does not
+    answer, nothing is changed.
+
+    Args:
+        site: Where, opened.
+        prefix: The prefix, exactly.
+        release: Let another job have the prefix, also where a streaming query holds it.
+
+    Raises:
+        StoreError: The database refuses or can't be reached.
+        BrokerError: Kafka does not answer.
+    """
+    plan_job(site, prefix)
+    judge = JobDecision(site.store, owner=describe_owner("recoverer"), patience=site.site.timeouts.claim)
+    closed = judge.close(prefix, release=release)
+    if closed is None:
+        return RecoveryReport()
+    row, verdict = closed
+    swept = cleanup(site, verdict.left, StagedRows(row.staging_table))
+    settled = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_settled)
+    lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in settled if found and found.lost)
+    return RecoveryReport((*swept.ids, *lost_before))
+
+
+def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
+    """What `recover_job` would settle at Kafka now, and why. Changes nothing.
+
+    Raises: as `recover_job`.
+    """
+    look = KafkaLook(site.store, site.coordinator)
+    look.check()
+    rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
+    return RecoveryPlan(
+        tuple(
+            IdPlan(row.transactional_id, row.owner if row.generations_to_look_at else None, look.at(row), row.lost)
+            for row in rows
+            if row is not None
+        )
+    )

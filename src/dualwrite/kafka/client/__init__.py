@@ -1,0 +1,1 @@
+"""One client for Kafka: connections, requests, retries and errors, under producers, coordinator and inspection."""

@@ -1,0 +1,214 @@
+"""The connections to one cluster: a bootstrap server, the broker that coordinates an id, every broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerUnavailableError, ClusterMismatchError
+from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.error_codes import error_name
+from dualwrite.kafka.client.opening import Opening, about_the_cluster
+from dualwrite.kafka.client.sockets import ConnectionLostError
+
+GROUP: Final = int(CoordinatorType.GROUP)
+TRANSACTION: Final = int(CoordinatorType.TRANSACTION)
+_BATCHED_FIND_COORDINATOR: Final = 4  # from this version on the request takes a list of keys
+_HEAD_START: Final = 1.0  # seconds that one of several brokers is waited for before the next is tried as well
+
+
+class CoordinatorUnavailableError(Exception):
+    """FindCoordinator answered an error that passes by itself, or no broker could be asked."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Network:
+    """Connections by address, one to each broker, kept open and made anew when they broke. For one thread at a time.
+
+    Each call takes a deadline, for all that it waits for: name look-up, connecting, TLS, login, the answer. Without one,
+    `socket.connection.setup.timeout.ms` and `socket.timeout.ms` limit each part.
+
+    Args:
+        config: The cluster's settings.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self._connections: dict[Address, Connection] = {}
+        self._openings: dict[Address, Opening] = {}
+        self._coordinators: dict[tuple[int, str], Address] = {}
+        self._seen: dict[Address, None] = {}  # brokers that were told of; the ones in the settings may be gone one day
+        self._cluster_id: str | None = None
+
+    def connection(self, address: Address, deadline: Deadline | None = None) -> Connection:
+        """The open connection to a broker, or a new one.
+
+        Raises:
+            ConnectionLostError: There is none by the deadline. It is still being made: the next call may find it.
+            BrokerAuthorizationError: The broker refused the login or the TLS certificate.
+        """
+        deadline = deadline or Deadline.after(self.config.connect_timeout)
+        made = self.connection_soon(address, deadline, wait=deadline.left)
+        if made is None:
+            raise ConnectionLostError(address, f"no connection within {deadline.seconds:.3g} s")
+        return made
+
+    def connection_soon(self, address: Address, deadline: Deadline, *, wait: float) -> Connection | None:
+        """As `connection`, but None where it is not there within `wait` seconds."""
+        found = self._connections.get(address)
+        if found is not None:
+            if found.make_ready(deadline):
+                return found
+            del self._connections[address]
+            found.close()
+        opening = self._openings.get(address)
+        if opening is None or not opening.is_ours:
+            self._openings[address] = opening = Opening(address, self.config)
+        if not opening.wait(wait):
+            return None
+        del self._openings[address]
+        if opening.error is not None:
+            raise opening.error
+        made = opening.connection
+        assert made is not None
+        self._check_cluster(made, opening.cluster_id)
+        self._connections[address] = made
+        return made
+
+    def _check_cluster(self, made: Connection, found: str) -> None:
+        """A name that resolves to another cluster's broker by now must not be trusted with what was begun on ours (rule CL).
+
+        Raises:
+            ClusterMismatchError: The broker is of another cluster than the first one that was connected to.
+        """
+        if self._cluster_id is None:
+            self._cluster_id = found
+        if found != self._cluster_id:
+            made.close()
+            raise ClusterMismatchError(
+                f"{made.address} is a broker of Kafka cluster {found!r} now; it was {self._cluster_id!r} when this began.",
+                cause="the name of a broker resolves to another cluster's, or the cluster was made anew",
+                next_step="see where bootstrap.servers and the brokers' advertised.listeners lead; nothing was sent to it",
+                stored_cluster_id=self._cluster_id,
+                seen_cluster_id=found,
+            )
+
+    def wait_for_openings(self, seconds: float) -> None:
+        """Wait until one of the connections that are being made is there, or can't be made; `seconds` at most."""
+        for opening in self._openings.values():
+            opening.wait(seconds / len(self._openings))
+
+    @property
+    def has_openings(self) -> bool:
+        """Whether connections are being made."""
+        return bool(self._openings)
+
+    def is_opening(self, address: Address) -> bool:
+        """Whether a connection to this broker is being made."""
+        return address in self._openings
+
+    def any_broker(self, deadline: Deadline | None = None) -> Connection:
+        """A connection to whichever known broker answers: open ones first, then those in the settings, then all.
+
+        One that takes no packets does not use up the time: after a second the next is tried beside it.
+
+        Raises:
+            BrokerUnavailableError: None of them; the message names every address with its reason.
+        """
+        deadline = deadline or Deadline.after(self.config.connect_timeout)
+        known = [a for a, c in self._connections.items() if c.usable]
+        untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._seen)))
+        failed: dict[Address, str] = {}
+        while untried:
+            silent = []
+            for position, address in enumerate(untried):
+                wait = deadline.left / (len(untried) - position)
+                try:
+                    made = self.connection_soon(address, deadline, wait=wait if len(untried) == 1 else min(wait, _HEAD_START))
+                except ConnectionLostError as error:
+                    failed[address] = str(error)
+                    continue
+                if made is not None:
+                    return made
+                failed[address] = f"{address}: no connection within {deadline.seconds:.3g} s"
+                silent.append(address)
+            untried = [] if deadline.expired else silent
+        raise BrokerUnavailableError(
+            f"No Kafka broker can be reached: {'; '.join(failed.values())}.",
+            next_step="see that the brokers run and that bootstrap.servers "
+            "(environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) and security.protocol are right",
+            servers=self.config.servers,
+        )
+
+    def coordinator(self, key: str, kind: int = TRANSACTION, deadline: Deadline | None = None) -> Connection:
+        """A connection to the coordinator of a transactional id, or of a consumer group.
+
+        Raises:
+            CoordinatorUnavailableError: There is none at the moment; ask again.
+            BrokerUnavailableError: No broker can be reached.
+            ConnectionLostError: A connection broke while asking.
+        """
+        address = self._coordinators.get((kind, key))
+        if address is None:
+            address = self._find(key, kind, deadline)
+            self._coordinators[kind, key] = address
+        try:
+            return self.connection(address, deadline)
+        except ConnectionLostError:
+            self.forget_coordinator(key, kind)
+            raise
+
+    def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
+        """Ask anew the next time: the coordinator has moved."""
+        self._coordinators.pop((kind, key), None)
+
+    def metadata(self, topics: Sequence[str], deadline: Deadline | None = None) -> Any:
+        """The answer to a Metadata request for these topics, which makes them where the broker does that by itself.
+
+        Raises:
+            BrokerUnavailableError: No broker can be reached.
+            ConnectionLostError: The connection broke while asking.
+        """
+        named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        answer = self.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=True), deadline)
+        self._seen.update((Address(b.host, b.port), None) for b in answer.brokers)
+        return answer
+
+    def cluster_id(self, deadline: Deadline | None = None) -> str:
+        """Kafka's `cluster.id`, as a broker answers it now; empty where the brokers have none."""
+        return self.any_broker(deadline).call(about_the_cluster(), deadline).cluster_id or ""
+
+    def brokers(self, deadline: Deadline | None = None) -> dict[int, Address]:
+        """Every live broker by its node id, by a Metadata request."""
+        answer = self.any_broker(deadline).call(about_the_cluster(), deadline)
+        found = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        self._seen.update((address, None) for address in found.values())
+        return found
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        for opening in self._openings.values():
+            opening.give_up()
+        self._connections.clear()
+        self._openings.clear()
+        self._coordinators.clear()
+
+    def _find(self, key: str, kind: int, deadline: Deadline | None) -> Address:
+        connection = self.any_broker(deadline)
+        if connection.version_of(FindCoordinatorRequest) >= _BATCHED_FIND_COORDINATOR:
+            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+            found: Any = connection.call(request, deadline).coordinators[0]
+        else:
+            found = connection.call(FindCoordinatorRequest(key=key, key_type=kind), deadline)
+        if found.error_code:
+            raise CoordinatorUnavailableError(f"FindCoordinator answered {error_name(found.error_code)}", found.error_code)
+        return Address(found.host, found.port)

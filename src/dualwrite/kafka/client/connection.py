@@ -1,0 +1,258 @@
+"""One connection to one broker: kafka-python's messages over a socket of our own.
+
+Its own event loop is not used: one request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms (DESIGN.md §2).
+`dualwrite.kafka` says which of kafka-python's names are relied on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from kafka.errors import KafkaError
+from kafka.protocol.metadata import ApiVersionsRequest
+from kafka.protocol.parser import KafkaProtocol
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerAuthorizationError
+from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.login import log_in
+from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
+
+Inbox = list[tuple[int, Any]]
+"""Where the answers to somebody's requests are put, each with the number of its request."""
+
+_READ_SIZE: Final = 65536
+_SESSION_SHARE: Final = 0.85  # KIP-368: log in anew before the session's lifetime is over
+_IDLE: Final = 1.0  # seconds without a request, after which the socket is looked at before the next
+
+
+class Connection:
+    """Requests over one socket, several under way at once. For one thread at a time, and for the process that made it.
+
+    `call` waits for the answer. `send` does not: the answer is put into the inbox that is given to it, by whichever `receive`
+    or `call` reads it. So several may use one connection, each with an inbox of its own.
+
+    Args:
+        address: The broker.
+        config: Security and time limits.
+        deadline: For opening; `socket.connection.setup.timeout.ms` at most.
+
+    Raises:
+        ConnectionLostError: No connection, or no answer.
+        BrokerAuthorizationError: The broker refused the login or the TLS certificate.
+    """
+
+    def __init__(self, address: Address, config: KafkaConfig, deadline: Deadline | None = None) -> None:
+        self.address = address
+        self._config = config
+        self._pid = os.getpid()
+        self._protocol = KafkaProtocol(client_id=config.client_id)
+        self._log_in_at: float | None = None
+        self._used_at = time.monotonic()
+        self._inboxes: dict[int, Inbox] = {}
+        self.api_versions: Mapping[int, tuple[int, int]] = {}
+        self.features: Mapping[str, int] = {}
+        self.newest_features: Mapping[str, int] = {}
+        limit = Deadline.after(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
+        self._socket: socket.socket | None = open_socket(address, config, limit)
+        try:
+            self._ask_versions(limit)
+            self._log_in(limit)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """For `select`: readable means that an answer, or a part of one, has arrived. See `has_read`, too.
+
+        Raises:
+            ConnectionLostError: The connection is closed.
+        """
+        return self._open_socket().fileno()
+
+    @property
+    def has_read(self) -> bool:
+        """Whether `receive` would find something that `select` does not see: TLS has read it from the socket already."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, and ours: not one that a forked child has from its parent."""
+        return self._socket is not None and self._pid == os.getpid()
+
+    def make_ready(self, deadline: Deadline) -> bool:
+        """Whether another request may be sent on it now; of one that was idle the socket is looked at.
+
+        Where the broker wants a new login soon, it gets one (KIP-368), with what is under way left as it is.
+        """
+        if not self.usable:
+            return False
+        now = time.monotonic()
+        try:
+            if self._log_in_at is not None and now >= self._log_in_at:
+                self._log_in(deadline.within(self._config.connect_timeout))
+            elif now - self._used_at >= _IDLE:
+                self._read(0.0)  # a broker that has closed it, or a keepalive that was not answered, shows here
+        except ConnectionLostError:
+            return False
+        except BrokerAuthorizationError:  # whether the login is refused, or only its repetition, a new connection shows
+            self.close()
+            return False
+        return self.usable
+
+    def call(self, request: Any, deadline: Deadline | None = None) -> Any:
+        """Send a request and wait for its answer: until the deadline, and `socket.timeout.ms` at most.
+
+        Raises:
+            ConnectionLostError: The answer did not come. The connection is closed; the request may have been executed. Or there
+                is no time left, and nothing was sent.
+        """
+        limit = self._limit(deadline)
+        if limit.expired:
+            raise ConnectionLostError(self.address, f"no time left for {type(request).__name__}")
+        inbox: Inbox = []
+        self.send(request, inbox, limit)
+        while not inbox:
+            self._read(limit.left)
+            if limit.expired and not inbox:
+                self.close()
+                raise ConnectionLostError(self.address, f"no answer to {type(request).__name__} within {limit.seconds:.3g} s")
+        return inbox[0][1]
+
+    def send(self, request: Any, inbox: Inbox, deadline: Deadline | None = None) -> int:
+        """Send a request without waiting for its answer, which will be put into `inbox` with the number returned here.
+
+        The version is the newest that both sides know, unless the request carries one.
+
+        Raises:
+            ConnectionLostError: The connection broke, or the broker did not take the request in time; it may be executed.
+        """
+        plug = self._open_socket()
+        limit = self._limit(deadline)
+        if request.API_VERSION is None:
+            request.API_VERSION = self.version_of(type(request))
+        with self._closed_when_broken(f"{type(request).__name__} not taken by the broker within {limit.seconds:.3g} s"):
+            number: int = self._protocol.send_request(request)
+            self._inboxes[number] = inbox
+            left = memoryview(self._protocol.send_bytes())
+            while left:  # TLS takes a part at a time, and would begin a new limit with each
+                plug.settimeout(max(limit.left, LEAST_TIME))
+                left = left[plug.send(left) :]
+        self._used_at = time.monotonic()
+        return number
+
+    def receive(self, timeout: float = 0.0) -> None:
+        """Put the answers that have arrived into their inboxes; waits `timeout` seconds for the first, and gives none after it.
+
+        Raises:
+            ConnectionLostError: The connection broke; every request without an answer may have been executed.
+        """
+        self._read(timeout)
+
+    def _read(self, timeout: float) -> None:
+        """Read once; nothing may have come in time, or only a part of an answer."""
+        plug = self._open_socket()
+        with self._closed_when_broken("the requests under way were not answered in time"):
+            plug.settimeout(timeout)
+            try:
+                data = plug.recv(_READ_SIZE)
+            except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+                return
+            if not data:
+                raise ConnectionLostError(self.address, "the broker closed the connection")
+            for number, answer in self._protocol.receive_bytes(data):
+                self._inboxes.pop(number).append((number, answer))
+
+    @contextmanager
+    def _closed_when_broken(self, too_late: str) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionLostError:
+            self.close()
+            raise
+        except TimeoutError as error:
+            self.close()
+            raise ConnectionLostError(self.address, too_late) from error
+        except (OSError, KafkaError) as error:
+            self.close()
+            raise ConnectionLostError(self.address, f"{type(error).__name__}: {error}") from error
+        except BaseException:  # KeyboardInterrupt in the middle of a message: the stream can't be trusted any more
+            self.close()
+            raise
+
+    def version_of(self, request: Any) -> int:
+        """The newest version of a request that the broker and kafka-python both know.
+
+        Raises:
+            ConnectionLostError: The broker does not know the request.
+        """
+        lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
+        chosen = min(highest, int(request.max_version))
+        if chosen < max(lowest, int(request.min_version)):
+            raise ConnectionLostError(self.address, f"the broker does not know {request.__name__}")
+        return chosen
+
+    def supports(self, request: Any, version: int) -> bool:
+        """Whether the broker takes this version of a request."""
+        lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
+        return lowest <= version <= highest
+
+    def close(self) -> None:
+        """Close the socket; may be called more than once. What was under way gets no answer any more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _open_socket(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionLostError(self.address, "closed")
+        return self._socket
+
+    def _limit(self, deadline: Deadline | None) -> Deadline:
+        longest = self._config.socket_timeout
+        return Deadline.after(longest) if deadline is None else deadline.within(longest)
+
+    def _ask_versions(self, deadline: Deadline) -> None:
+        asked = int(ApiVersionsRequest.max_version)
+        while True:
+            answer = self.call(
+                ApiVersionsRequest(version=asked, client_software_name="dualwrite", client_software_version=software_version()),
+                deadline,
+            )
+            if answer.error_code != ErrorCode.UNSUPPORTED_VERSION or asked == 0:
+                break
+            known = [a.max_version for a in answer.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
+            asked = min(asked - 1, known[0] if known else 0)
+        self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in answer.api_keys}
+        self.features = {f.name: f.max_version_level for f in (getattr(answer, "finalized_features", None) or ())}
+        self.newest_features = {f.name: f.max_version for f in (getattr(answer, "supported_features", None) or ())}
+
+    def _log_in(self, deadline: Deadline) -> None:
+        login = self._config.sasl
+        if login is None:
+            return
+        began = time.monotonic()
+        lifetime = log_in(self.address, login, self._config.protocol, lambda request: self.call(request, deadline))
+        self._log_in_at = began + _SESSION_SHARE * lifetime if lifetime else None
+
+
+@cache
+def software_version() -> str:
+    """Our version, in the characters that Kafka takes for one (KIP-511)."""
+    try:
+        found = version("dualwrite")
+    except PackageNotFoundError:
+        return "unknown"
+    return re.sub(r"[^A-Za-z0-9.-]", "-", found)

@@ -1,0 +1,197 @@
+"""How a transaction ended, by the log: one Fetch of a message that it is known to have written (KIP-98, "Consumer").
+
+A `read_committed` Fetch carries the last stable offset, below which every transaction has ended, and the aborted transactions
+that overlap what it returns. The header of the batch at the offset carries the producer id and epoch that wrote it. Together
+they say how that transaction ended, for as long as retention leaves the batch there, whatever the coordinator has forgotten.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.delivery import Fate, Place
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.state import PreparedTxnState
+
+_NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
+_READ_UNCOMMITTED: Final = 0
+_READ_COMMITTED: Final = 1
+_TOPIC_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, *_TOPIC_GONE)
+# base offset, length, partition leader epoch, magic, checksum, attributes, last offset delta, first and greatest timestamp,
+# producer id and epoch (record batch version 2)
+_BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqh")
+_RECORDS_AT: Final = 61  # after the base sequence and the number of records
+_LENGTH_AT: Final = 12  # what the length counts begins here
+_MAGIC: Final = 2
+_CONTROL: Final = 0x20
+_COMMIT: Final = 1
+_MARKER_BYTES: Final = 64
+_READ_SIZE: Final = 2**20
+_MOST_READS: Final = 64
+
+
+class LogNotReadableError(Exception):
+    """The partition can't be read at the moment: ask again."""
+
+
+def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
+    """How the transaction that wrote the first message at a place ended.
+
+    Args:
+        network: Connections to the cluster.
+        state: The transaction's name: its producer id and epoch must be those of the batch.
+        place: Where it wrote; with a first offset.
+        deadline: For all of it.
+
+    Raises:
+        LogNotReadableError: No leader, or it has just moved.
+        ConnectionLostError, BrokerUnavailableError: As `Network`.
+        BrokerError: The leader refused the Fetch for another reason.
+    """
+    offset = place.first_offset
+    assert offset is not None
+    leader = _leader(network, place, deadline)
+    if leader is None:
+        return Fate.GONE
+    connection = network.connection(leader, deadline)
+    # A broker gives the first batch whole, however large it is (KIP-74).
+    found = _fetched(connection, place, offset, deadline, size=1, isolation=_READ_COMMITTED)
+    if found is None or found.high_watermark <= offset:
+        return Fate.GONE
+    if found.last_stable_offset <= offset:  # held back, by it or by a transaction before it
+        return _fate_by_marker(connection, state, place, deadline)
+    if not _wrote(state, offset, found.records):
+        return Fate.GONE
+    aborted = found.aborted_transactions or ()
+    if any(a.producer_id == state.producer_id and a.first_offset <= offset for a in aborted):
+        return Fate.ABORTED
+    return Fate.COMMITTED
+
+
+def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
+    """Read on from the message to the next marker of its producer, which is its transaction's own."""
+    offset = first = place.first_offset
+    assert offset is not None
+    assert first is not None
+    for _ in range(_MOST_READS):
+        found = _fetched(connection, place, offset, deadline, size=_READ_SIZE, isolation=_READ_UNCOMMITTED)
+        if found is None:
+            return Fate.GONE
+        if offset == first and not _wrote(state, offset, found.records):
+            return Fate.GONE
+        following = offset
+        for batch in _batches(found.records or b""):
+            following = batch.last_offset + 1
+            if batch.is_control and batch.producer_id == state.producer_id and batch.base_offset > first:
+                return Fate.COMMITTED if batch.commits else Fate.ABORTED
+        if following == offset:
+            break
+        offset = following
+    return Fate.OPEN
+
+
+def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadline, *, size: int, isolation: int) -> Any:
+    """The leader's answer for the partition; None where it has nothing at the offset, or may not give it."""
+    wanted = FetchRequest.FetchTopic.FetchPartition(partition=place.partition, fetch_offset=offset, partition_max_bytes=size)
+    answer: Any = connection.call(
+        FetchRequest(
+            version=min(_NEWEST_BY_NAME, connection.version_of(FetchRequest)),
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=size,
+            isolation_level=isolation,
+            topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[wanted])],
+        ),
+        deadline,
+    )
+    if getattr(answer, "error_code", 0):
+        raise LogNotReadableError(f"Fetch answered {error_name(answer.error_code)}")
+    (found,) = answer.responses[0].partitions
+    if found.error_code in _GONE:
+        return None
+    if found.error_code:
+        raise LogNotReadableError(f"Fetch of {place.topic}-{place.partition} answered {error_name(found.error_code)}")
+    return found
+
+
+def _leader(network: Network, place: Place, deadline: Deadline) -> Address | None:
+    """The leader of the place's partition, or None where there is no such partition."""
+    request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=place.topic)], allow_auto_topic_creation=False)
+    answer = network.any_broker(deadline).call(request, deadline)
+    (topic,) = answer.topics
+    if topic.error_code in _TOPIC_GONE:
+        return None
+    if topic.error_code and not topic.partitions:
+        raise BrokerError(
+            f"Metadata of topic {place.topic!r} answered {error_name(topic.error_code)}.",
+            code=topic.error_code,
+            name=error_name(topic.error_code),
+        )
+    leaders = [p.leader_id for p in topic.partitions if p.partition_index == place.partition]
+    if not leaders:
+        return None
+    for broker in answer.brokers:
+        if broker.node_id == leaders[0]:
+            return Address(broker.host, broker.port)
+    raise LogNotReadableError(f"{place.topic}-{place.partition} has no leader")
+
+
+def _wrote(state: PreparedTxnState, offset: int, records: bytes | None) -> bool:
+    """Whether the first batch of a Fetch's answer covers the offset, and is of the transaction's producer and epoch."""
+    first = next(_batches(records or b""), None)
+    return (
+        first is not None
+        and not first.is_control
+        and first.base_offset <= offset <= first.last_offset
+        and (first.producer_id, first.epoch) == (state.producer_id, state.epoch)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The header of a record batch, with its first bytes of content."""
+
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    epoch: int
+    is_control: bool
+    content: bytes
+
+    @property
+    def commits(self) -> bool:
+        """Whether it is a COMMIT marker. A control record's key is a version and a type, 16 bits each: 0 ABORT, 1 COMMIT."""
+        at = _after_varint(self.content, 0) + 1  # the record's length, its attributes
+        for _ in range(3):  # the deltas of time and offset, the length of the key
+            at = _after_varint(self.content, at)
+        return bool(struct.unpack_from(">hh", self.content, at)[1] == _COMMIT)
+
+
+def _batches(records: bytes) -> Iterator[_Batch]:
+    """The batches of a Fetch's answer that have a whole header; at its end one may be cut off."""
+    at = 0
+    while len(records) - at >= _RECORDS_AT:
+        base, length, _, magic, _, attributes, last_delta, _, _, producer_id, epoch = _BATCH_HEADER.unpack_from(records, at)
+        if magic != _MAGIC:
+            return
+        content = bytes(records[at + _RECORDS_AT : at + _RECORDS_AT + _MARKER_BYTES])
+        yield _Batch(base, base + last_delta, producer_id, epoch, bool(attributes & _CONTROL), content)
+        at += _LENGTH_AT + length
+
+
+def _after_varint(content: bytes, at: int) -> int:
+    while content[at] & 0x80:
+        at += 1
+    return at + 1

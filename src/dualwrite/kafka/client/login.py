@@ -1,0 +1,67 @@
+"""A SASL login over an open connection (KIP-152), also a repeated one (KIP-368)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from dualwrite.errors import BrokerAuthorizationError
+from dualwrite.kafka.client.config import Address, Sasl
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+
+
+def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], Any]) -> float:
+    """Log in; seconds until the broker wants the next login, or 0 where it does not.
+
+    Args:
+        address: Of the broker.
+        login: Who, and how.
+        protocol: `security.protocol`.
+        call: Sends a request and gives its answer.
+
+    Raises:
+        BrokerAuthorizationError: The broker refused it, or has no logins on this listener.
+        Exception: Whatever `call` raises.
+    """
+    answer = call(SaslHandshakeRequest(version=1, mechanism=login.mechanism))
+    if answer.error_code:
+        raise _no_handshake(address, login, protocol, answer)
+    mechanism = get_sasl_mechanism(login.mechanism)(
+        host=address.host,
+        security_protocol=protocol,
+        sasl_mechanism=login.mechanism,
+        sasl_plain_username=login.username,
+        sasl_plain_password=login.password,
+    )
+    while not mechanism.is_done():
+        answer = call(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
+        if answer.error_code:
+            raise BrokerAuthorizationError(
+                f"{address} refused the login of {login.username!r} by SASL {login.mechanism}: "
+                f"{answer.error_message or error_name(answer.error_code)}.",
+                next_step="check sasl.username and sasl.password",
+                code=answer.error_code,
+                name=error_name(answer.error_code),
+            )
+        mechanism.receive(answer.auth_bytes)
+    return float(answer.session_lifetime_ms / 1000)
+
+
+def _no_handshake(address: Address, login: Sasl, protocol: str, answer: Any) -> BrokerAuthorizationError:
+    facts = {"code": answer.error_code, "name": error_name(answer.error_code)}
+    if answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM and answer.mechanisms:
+        return BrokerAuthorizationError(
+            f"{address} refuses SASL {login.mechanism}; it offers {', '.join(answer.mechanisms)}.",
+            next_step="set sasl.mechanism to one of these",
+            **facts,
+        )
+    without = "SSL" if protocol == "SASL_SSL" else "PLAINTEXT"
+    return BrokerAuthorizationError(
+        f"{address} takes no SASL login: {facts['name']}.",
+        cause=f"security.protocol is {protocol}, and this is a listener without SASL",
+        next_step=f"the address of the broker's {protocol} listener in bootstrap.servers, or security.protocol={without}",
+        **facts,
+    )

@@ -1,0 +1,103 @@
+"""Opening a socket to a broker, in time: TCP with keepalive, and TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Final
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerAuthorizationError
+from dualwrite.kafka.client.config import Address, KafkaConfig
+
+LEAST_TIME: Final = 0.001
+"""Seconds; a socket's limit of 0 would mean "don't wait at all"."""
+
+# As the databases' connections have it: a peer that has gone without a word is found out after a minute.
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+
+class ConnectionLostError(Exception):
+    """The connection could not be made, or broke while a request was under way: whether it was executed is unknown."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        super().__init__(f"{address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
+    """A connected socket, encrypted where the protocol says so.
+
+    The look-up of a name has no limit here, since the system's resolver has none: whoever can't wait for it opens in another
+    thread (`Opening`).
+
+    Raises:
+        ConnectionLostError: No connection in time, or not at all.
+        BrokerAuthorizationError: The broker's certificate is not trusted, or refused.
+        ConfigurationError: See `KafkaConfig.tls`.
+    """
+    context = config.tls()
+    plain = _connected(address, deadline)
+    with _closed_on_error(plain):
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if config.keepalive:
+            _keep_alive(plain)
+    return plain if context is None else _secured(plain, context, address, deadline)
+
+
+def _connected(address: Address, deadline: Deadline) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConnectionLostError(address, f"can't connect: {error}") from error
+    problem: OSError | None = None
+    for position, (family, kind, protocol, _, where) in enumerate(found):
+        made = socket.socket(family, kind, protocol)
+        with _closed_on_error(made):
+            made.settimeout(max(deadline.left / (len(found) - position), LEAST_TIME))
+            try:
+                made.connect(where)
+            except OSError as error:
+                made.close()
+                problem = error
+            else:
+                return made
+    if isinstance(problem, TimeoutError):
+        raise ConnectionLostError(address, f"can't connect: no answer within {deadline.seconds:.3g} s") from problem
+    raise ConnectionLostError(address, f"can't connect: {problem}") from problem
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:  # each system has its own names for these, and some have none
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, deadline: Deadline) -> socket.socket:
+    with _closed_on_error(plain):
+        try:
+            plain.settimeout(max(deadline.left, LEAST_TIME))
+            return context.wrap_socket(plain, server_hostname=address.host)  # one limit for the whole handshake
+        except ssl.SSLCertVerificationError as error:
+            raise BrokerAuthorizationError(
+                f"The certificate of {address} is not trusted: {error.verify_message}.",
+                next_step="check ssl.ca.location, and that the certificate names the host in bootstrap.servers",
+            ) from error
+        except TimeoutError as error:
+            raise ConnectionLostError(address, f"no end of the TLS handshake within {deadline.seconds:.3g} s") from error
+        except OSError as error:  # ssl.SSLError is one
+            raise ConnectionLostError(address, f"the TLS handshake failed: {error}") from error
+
+
+@contextlib.contextmanager
+def _closed_on_error(made: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        made.close()
+        raise

@@ -1,0 +1,1 @@
+"""What a cluster and its topics are like, found out by requests that change nothing."""

@@ -1,0 +1,218 @@
+"""What a cluster can do for dual writes: found out before anything is written, and without leaving a trace in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.coordinator import FOREIGN_PRODUCER_ID
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, check_passing, described_settings, forbidden
+
+PROBE_ID: Final = "dualwrite-probe"
+DEFAULT_TIMEOUT: Final = 30.0
+
+_TRANSACTION_VERSION: Final = 2
+_END_TXN: Final = 5
+_INIT_PRODUCER_ID: Final = 6
+_PRODUCE: Final = 12
+_MARKERS_SKIPPED_FROM: Final = 30
+_ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
+_TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
+_UNSTABLE_SETTING: Final = "unstable.api.versions.enable"
+_MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
+
+
+class TwoPhaseObstacle(Enum):
+    """Why two-phase commit is not to be had."""
+
+    BROKER_TOO_OLD = "the broker is older than Apache Kafka 4.1: no InitProducerId v6"
+    UNSTABLE_VERSIONS_OFF = "unstable.api.versions.enable is off, and InitProducerId v6 is an unstable version"
+    NO_INIT_PRODUCER_ID_V6 = "no InitProducerId v6: the broker is older than 4.1, or unstable.api.versions.enable is off"
+    SWITCHED_OFF = "transaction.two.phase.commit.enable is off"
+    FORBIDDEN = "the principal lacks TWO_PHASE_COMMIT on the transactional id"
+    OFF_OR_FORBIDDEN = "transaction.two.phase.commit.enable is off, or the principal lacks TWO_PHASE_COMMIT on the id"
+    UNKNOWN = "the broker gave an answer that is none of the known ones"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCapabilities:
+    """What the probe found.
+
+    Versions are those of one broker, the coordinator of the probe's id; a cluster in the middle of an upgrade may have
+    others beside it. `transaction_version` is the whole cluster's.
+
+    Args:
+        brokers: How many live brokers there are.
+        transaction_version: The finalised feature level (KIP-890); 0 where the cluster does not know the feature.
+        end_txn_v5: Whether EndTxn v5 is there.
+        init_producer_id_v6: Whether InitProducerId v6 is there, which carries `enable2Pc` and `keepPreparedTxn`.
+        produce_v12: Whether Produce v12 is there, which adds its partitions to the transaction by itself.
+        two_phase: Whether `enable2Pc` was accepted for the probed id. It is of use to native producers only.
+        two_phase_obstacle: Why not; None where it was.
+        two_phase_setting: The broker's `transaction.two.phase.commit.enable`; None where it can't be seen.
+        keep_prepared_txn: Whether `keepPreparedTxn` was accepted.
+        transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None where it can't be seen.
+        metadata_version: The newest `metadata.version` that the broker knows, which tells its release: 27 is Apache Kafka 4.1,
+            29 is 4.2, 30 is 4.3; 0 where it does not tell.
+        cluster_id: Kafka's `cluster.id`.
+    """
+
+    brokers: int
+    transaction_version: int
+    end_txn_v5: bool
+    init_producer_id_v6: bool
+    produce_v12: bool
+    two_phase: bool
+    two_phase_obstacle: TwoPhaseObstacle | None
+    two_phase_setting: bool | None
+    keep_prepared_txn: bool
+    transaction_max_timeout_ms: int | None
+    metadata_version: int
+    cluster_id: str = ""
+
+    @property
+    def may_skip_markers(self) -> bool:
+        """Whether the release is 4.3.0 or newer: up to 4.4.0 a partition without a leader gets no marker (KAFKA-20734)."""
+        return self.metadata_version >= _MARKERS_SKIPPED_FROM
+
+    @property
+    def native(self) -> bool:
+        """Whether the native producer can be used: each of its transactions has an epoch of its own."""
+        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12
+
+
+def probe(
+    config: KafkaConfig | Mapping[str, Any] | str, *, transactional_id: str = PROBE_ID, timeout: float = DEFAULT_TIMEOUT
+) -> BrokerCapabilities:
+    """Find out what a cluster can do, by requests that leave nothing behind.
+
+    Whether two-phase commit is allowed can't be read off versions and settings alone, so it is asked for: InitProducerId v6
+    with `enable2Pc` and `keepPreparedTxn`, for an id that no producer uses. Released brokers (4.1 to 4.4) check the right to
+    the id, then their two-phase switch, and then refuse `keepPreparedTxn` with UNSUPPORTED_VERSION before they look at the
+    id: that answer means that `enable2Pc` alone would be accepted, and nothing is made.
+
+    A broker to come that accepts `keepPreparedTxn` makes the id, Empty. So the name should be one that stays: at most
+    one such id is left then. The request also carries a producer id that no producer has, which leaves an id that is
+    known already as it is (PRODUCER_FENCED), be it somebody's by mistake.
+
+    Whether the id may be written is asked by an EndTxn for that same producer id, which no broker can take for one of its
+    transactions.
+
+    Args:
+        config: The cluster's settings.
+        transactional_id: The id as Kafka sees it. With ACLs by prefix, `<your transactional id>#probe`.
+        timeout: Seconds, with all repetitions.
+
+    Raises:
+        BrokerUnavailableError: No broker or no transaction coordinator answered in time.
+        BrokerAuthorizationError: The login was refused, or the principal may not write the id.
+        ConfigurationError: A setting is missing or wrong.
+    """
+    with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
+        found = inquiry.of_coordinator(transactional_id, lambda c, deadline: _asked(c, transactional_id, deadline))
+        brokers, settings = inquiry.of_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
+        cluster_id = inquiry.of_cluster(lambda n, deadline: n.cluster_id(deadline))
+    setting = settings.get(_TWO_PHASE_SETTING)
+    limit = settings.get(_MAX_TIMEOUT_SETTING)
+    accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
+    return BrokerCapabilities(
+        brokers=brokers,
+        transaction_version=found.coordinator.features.get("transaction.version", 0),
+        end_txn_v5=found.coordinator.supports(EndTxnRequest, _END_TXN),
+        init_producer_id_v6=found.coordinator.supports(InitProducerIdRequest, _INIT_PRODUCER_ID),
+        produce_v12=found.coordinator.supports(ProduceRequest, _PRODUCE),
+        two_phase=accepted,
+        two_phase_obstacle=None if accepted else _obstacle(found.two_phase_code, settings),
+        two_phase_setting=None if setting is None else setting == "true",
+        keep_prepared_txn=found.keep_code in _ACCEPTED,
+        transaction_max_timeout_ms=None if limit is None else int(limit),
+        metadata_version=found.coordinator.newest_features.get("metadata.version", 0),
+        cluster_id=cluster_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What the coordinator answered; None for what it can't be asked.
+
+    Args:
+        coordinator: The connection to it, for its versions.
+        two_phase_code: To `enable2Pc` and `keepPreparedTxn`.
+        keep_code: To `keepPreparedTxn`, without `enable2Pc` where that is refused (KIP-939 allows it).
+    """
+
+    coordinator: Connection
+    two_phase_code: int | None = None
+    keep_code: int | None = None
+
+
+def _asked(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _Answers:
+    _check_writable(coordinator, transactional_id, deadline)
+    if not coordinator.supports(InitProducerIdRequest, _INIT_PRODUCER_ID):
+        return _Answers(coordinator)
+    two_phase = keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=True)
+    if two_phase == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=False)
+    return _Answers(coordinator, two_phase, keep)
+
+
+def _check_writable(coordinator: Connection, transactional_id: str, deadline: Deadline) -> None:
+    answer = coordinator.call(
+        EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False),
+        deadline,
+    )
+    check_passing(answer.error_code, "EndTxn")
+    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        raise forbidden(transactional_id, "EndTxn", answer.error_code)
+
+
+def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: Deadline, *, two_phase: bool) -> int:
+    answer = coordinator.call(
+        InitProducerIdRequest(
+            version=_INIT_PRODUCER_ID,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=1,  # below any maximum; an id that is Empty has no transaction that could time out
+            producer_id=FOREIGN_PRODUCER_ID,
+            producer_epoch=0,
+            enable2_pc=two_phase,
+            keep_prepared_txn=True,
+        ),
+        deadline,
+    )
+    code: int = answer.error_code
+    check_passing(code, "InitProducerId")
+    return code
+
+
+def _brokers_and_settings(network: Network, coordinator: Connection, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
+    """How many brokers there are, and the settings of the one that coordinates; none where they can't be seen."""
+    addresses = network.brokers(deadline)
+    node = next((node for node, address in addresses.items() if address == coordinator.address), None)
+    if node is None:
+        return len(addresses), {}
+    keys = (_TWO_PHASE_SETTING, _UNSTABLE_SETTING, _MAX_TIMEOUT_SETTING)
+    connection = network.connection(coordinator.address, deadline)
+    found = described_settings(connection, BROKER_RESOURCE, [str(node)], keys, deadline)
+    return len(addresses), found.get(str(node), {})
+
+
+def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle:
+    setting = settings.get(_TWO_PHASE_SETTING)
+    if code is None:
+        if not settings:
+            return TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6
+        return TwoPhaseObstacle.BROKER_TOO_OLD if setting is None else TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF
+    if code != ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return TwoPhaseObstacle.UNKNOWN
+    if setting is None:
+        return TwoPhaseObstacle.OFF_OR_FORBIDDEN
+    return TwoPhaseObstacle.FORBIDDEN if setting == "true" else TwoPhaseObstacle.SWITCHED_OFF

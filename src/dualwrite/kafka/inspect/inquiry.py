@@ -1,0 +1,145 @@
+"""Asking a cluster what it is like: requests that change nothing, sent again until an answer says something or time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from kafka.protocol.admin import DescribeConfigsRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError
+from dualwrite.kafka.client.cluster import CoordinatorUnavailableError, Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.retry import repeated
+from dualwrite.kafka.client.sockets import ConnectionLostError
+
+TOPIC_RESOURCE: Final = 2
+BROKER_RESOURCE: Final = 4
+
+_PASSING: Final = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.REQUEST_TIMED_OUT,
+)
+_PAUSE: Final = 0.02
+
+T = TypeVar("T")
+
+
+class _TryAgainError(Exception):
+    """An answer that passes by itself."""
+
+
+class Inquiry:
+    """A few questions to one cluster, with one time limit for all of them. To be closed: by `with`, or by `close()`.
+
+    Args:
+        config: The cluster's settings.
+        timeout: Seconds from now on, with all repetitions.
+    """
+
+    def __init__(self, config: KafkaConfig, *, timeout: float) -> None:
+        self._network = Network(config)
+        self._deadline = Deadline.after(timeout)
+
+    def of_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection, Deadline], T]) -> T:
+        """Ask the coordinator of an id; `ask` keeps to the deadline.
+
+        Raises:
+            BrokerUnavailableError: No answer in time.
+            BrokerAuthorizationError: The principal may not even describe the id.
+        """
+
+        def once() -> T:
+            try:
+                return ask(self._network.coordinator(kafka_transactional_id, deadline=self._deadline), self._deadline)
+            except CoordinatorUnavailableError as error:
+                if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                    raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
+                raise
+            except (ConnectionLostError, _TryAgainError):
+                self._network.forget_coordinator(kafka_transactional_id)
+                raise
+
+        return self._repeated(once, f"the transaction coordinator of {kafka_transactional_id!r}")
+
+    def of_cluster(self, ask: Callable[[Network, Deadline], T]) -> T:
+        """Ask whichever brokers `ask` chooses; it keeps to the deadline.
+
+        Raises:
+            BrokerUnavailableError: No answer in time.
+        """
+        return self._repeated(lambda: ask(self._network, self._deadline), "a broker")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._network.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _repeated(self, once: Callable[[], T], what: str) -> T:
+        passing = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
+        try:
+            return repeated(once, passing, self._deadline, pause=_PAUSE)
+        except BrokerUnavailableError:
+            raise
+        except passing as error:
+            servers = self._network.config.servers
+            raise BrokerUnavailableError(
+                f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
+                cause="the broker is starting, is overloaded, or can't be reached at the address that it advertises",
+                next_step="see that the brokers run and that their advertised.listeners can be reached from here; try again",
+                servers=servers,
+            ) from error
+
+
+def check_passing(code: int, request: str) -> None:
+    """Have the question asked again where the answer is one that passes by itself; only inside an Inquiry."""
+    if code in _PASSING:
+        raise _TryAgainError(f"{request} answered {error_name(code)}")
+
+
+def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
+    """The error of a principal that may not use the id."""
+    return BrokerAuthorizationError(
+        f"Kafka refuses {request}: {error_name(code)}.",
+        transactional_id=kafka_transactional_id,
+        next_step="grant the principal Write and Describe on this transactional id, best by a prefixed ACL, or name one "
+        "that it may use",
+        code=code,
+        name=error_name(code),
+    )
+
+
+def described_settings(
+    connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str], deadline: Deadline
+) -> dict[str, Mapping[str, str]]:
+    """Settings of topics or of the broker at the other end (DescribeConfigs), by resource and key.
+
+    A key is left out where the principal may not see it, or the broker does not know it: a broker also lists unknown keys
+    that stand in its server.properties, without a value.
+    """
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    wanted = list(keys)
+    answer: Any = connection.call(
+        DescribeConfigsRequest(
+            resources=[resource(resource_type=resource_type, resource_name=n, configuration_keys=wanted) for n in names],
+            include_synonyms=False,
+            include_documentation=False,
+        ),
+        deadline,
+    )
+    return {
+        found.resource_name: {entry.name: entry.value for entry in found.configs if entry.value is not None}
+        for found in answer.results
+        if not found.error_code
+    }

@@ -1,0 +1,126 @@
+"""What a cluster says of topics, as far as it decides whether a message that was acknowledged stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.protocol.metadata import MetadataRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.error_codes import error_name
+from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, TOPIC_RESOURCE, Inquiry, described_settings
+
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+
+_UNKNOWN_TOPIC: Final = 3
+_THERE: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
+_AUTHORIZED_OPERATIONS: Final = 8  # from this version of Metadata on
+_WRITE: Final = 4
+_SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable", "max.message.bytes")
+_AUTO_CREATE: Final = "auto.create.topics.enable"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """One topic.
+
+    Args:
+        name: The topic.
+        exists: Whether it is there.
+        trouble: Kafka's name of the error why nothing can be said of it, such as TOPIC_AUTHORIZATION_FAILED.
+        made_at_first_use: Whether the broker makes a missing topic by itself; None where that can't be seen.
+        partitions: How many.
+        replicas: Replicas of the partition that has the fewest.
+        in_sync: Replicas in sync of the partition that has the fewest.
+        without_leader: Partitions that nobody leads at the moment.
+        writable: Whether the principal may write to it; None where the broker does not tell.
+        min_insync_replicas: `min.insync.replicas`; None where it can't be seen, as the next two.
+        unclean_leader_election: `unclean.leader.election.enable`.
+        max_message_bytes: `max.message.bytes`, the limit for one batch of messages.
+    """
+
+    name: str
+    exists: bool
+    trouble: str | None = None
+    made_at_first_use: bool | None = None
+    partitions: int = 0
+    replicas: int = 0
+    in_sync: int = 0
+    without_leader: int = 0
+    writable: bool | None = None
+    min_insync_replicas: int | None = None
+    unclean_leader_election: bool | None = None
+    max_message_bytes: int | None = None
+
+
+def describe_topics(
+    config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0
+) -> list[TopicFacts]:
+    """Look at topics; makes none.
+
+    Args:
+        config: The cluster's settings.
+        names: The topics.
+        timeout: Seconds, with all repetitions.
+
+    Raises:
+        BrokerUnavailableError: No broker answered in time.
+        BrokerAuthorizationError: The login was refused.
+    """
+    wanted = list(dict.fromkeys(names))
+    with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
+        return inquiry.of_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []
+
+
+def _described(network: Network, names: list[str], deadline: Deadline) -> list[TopicFacts]:
+    connection = network.any_broker(deadline)
+    request: dict[str, Any] = {"allow_auto_topic_creation": False}
+    if connection.version_of(MetadataRequest) >= _AUTHORIZED_OPERATIONS:
+        request["include_topic_authorized_operations"] = True
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    answer = connection.call(MetadataRequest(topics=topics, **request), deadline)
+    if getattr(answer, "error_code", 0):
+        raise BrokerError(f"Metadata answered {error_name(answer.error_code)}.", code=answer.error_code)
+    there = [topic.name for topic in answer.topics if topic.error_code in _THERE]
+    settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
+    auto_create = _makes_topics(network, deadline) if len(there) < len(names) else None
+    found = {topic.name: topic for topic in answer.topics}
+    return [_facts(name, found[name], settings.get(name, {}), auto_create=auto_create) for name in names]
+
+
+def _makes_topics(network: Network, deadline: Deadline) -> bool | None:
+    node, address = next(iter(network.brokers(deadline).items()))
+    found = described_settings(network.connection(address, deadline), BROKER_RESOURCE, [str(node)], [_AUTO_CREATE], deadline)
+    value = found.get(str(node), {}).get(_AUTO_CREATE)
+    return None if value is None else value == "true"
+
+
+def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: bool | None) -> TopicFacts:
+    if topic.error_code == _UNKNOWN_TOPIC:
+        return TopicFacts(name, exists=False, made_at_first_use=auto_create)
+    if topic.error_code not in _THERE:
+        return TopicFacts(name, exists=False, trouble=error_name(topic.error_code))
+    min_insync, unclean, limit = map(settings.get, _SETTINGS)
+    return TopicFacts(
+        name,
+        exists=True,
+        partitions=len(topic.partitions),
+        replicas=min((len(p.replica_nodes) for p in topic.partitions), default=0),
+        in_sync=min((len(p.isr_nodes) for p in topic.partitions), default=0),
+        without_leader=sum(p.leader_id < 0 for p in topic.partitions),
+        writable=_writable(getattr(topic, "authorized_operations", None)),
+        min_insync_replicas=None if min_insync is None else int(min_insync),
+        unclean_leader_election=None if unclean is None else unclean == "true",
+        max_message_bytes=None if limit is None else int(limit),
+    )
+
+
+def _writable(operations: Iterable[int] | None) -> bool | None:
+    """Kafka-python turns the bit field into a set; None, or an empty one, stands for "not told"."""
+    told = set(operations or ())
+    return _WRITE in told if told else None

@@ -1,0 +1,108 @@
+"""librdkafka's errors as ours: the one place where they are mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
+from dualwrite.kafka.client.error_codes import PERMANENT
+from dualwrite.kafka.client.errors import (
+    FENCED,
+    FORBIDDEN,
+    GROUP_FORBIDDEN,
+    GROUP_MOVED,
+    REFUSED,
+    TIMEOUT_REFUSED,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    ErrorKind,
+)
+
+# librdkafka's own codes begin with an underscore: they are public, whatever ruff thinks of the name.
+_UNREACHABLE: Final = ErrorKind(BrokerUnavailableError, next_step="see that the brokers run and bootstrap.servers is right")
+_UNKNOWN_TOPIC_CODES: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+_KINDS: Final[Mapping[int, ErrorKind]] = {
+    **dict.fromkeys(_UNKNOWN_TOPIC_CODES, UNKNOWN_TOPIC),
+    **dict.fromkeys((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE), TOO_LARGE),
+    KafkaError._FENCED: FENCED,  # noqa: SLF001
+    **dict.fromkeys(
+        (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_ID_MAPPING), FENCED
+    ),
+    KafkaError._AUTHENTICATION: FORBIDDEN,  # noqa: SLF001
+    **dict.fromkeys(
+        (
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+        ),
+        FORBIDDEN,
+    ),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
+    **dict.fromkeys((KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID), GROUP_MOVED),
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: TIMEOUT_REFUSED,
+    KafkaError._TIMED_OUT: _UNREACHABLE,  # noqa: SLF001
+    KafkaError._TRANSPORT: _UNREACHABLE,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN: _UNREACHABLE,  # noqa: SLF001
+    **dict.fromkeys(
+        (
+            KafkaError.COORDINATOR_NOT_AVAILABLE,
+            KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+            KafkaError.NOT_COORDINATOR,
+            KafkaError.REQUEST_TIMED_OUT,
+            KafkaError.LEADER_NOT_AVAILABLE,
+        ),
+        _UNREACHABLE,
+    ),
+}
+_PASSING_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_TOPIC_CODES})
+
+
+def kafka_error(error: Any) -> KafkaError | None:
+    """The KafkaError inside what librdkafka raised or reported."""
+    if isinstance(error, KafkaException):
+        inner = error.args[0] if error.args else None
+        return inner if isinstance(inner, KafkaError) else None
+    return error if isinstance(error, KafkaError) else None
+
+
+def is_retriable(error: Any) -> bool:
+    """Whether the same call may be made again (for a topic that is looked up: whether it may still be on its way)."""
+    inner = kafka_error(error)
+    if inner is None:
+        return False
+    return bool(inner.retriable()) or inner.code() in _PASSING_LOOKUP
+
+
+def broker_error(error: Any, kafka_transactional_id: str, doing: str) -> BrokerError:
+    """The BrokerError that fits; `doing` completes "Kafka failed at …"."""
+    inner = kafka_error(error)
+    code = None if inner is None else inner.code()
+    kind = _kind(code, doing)
+    return kind.error(
+        f"Kafka failed at {doing}: {'no such topic' if inner is None else inner.str()}.",
+        transactional_id=kafka_transactional_id,
+        cause=kind.cause,
+        next_step=kind.next_step,
+        code=code,
+        name=None if inner is None else inner.name(),
+    )
+
+
+def _kind(code: int | None, doing: str) -> ErrorKind:
+    if code is None:
+        return UNKNOWN_TOPIC
+    is_delivery = doing.startswith(("delivering", "sending"))
+    if is_delivery and code in PERMANENT:
+        return REFUSED
+    return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)

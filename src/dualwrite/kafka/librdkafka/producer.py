@@ -1,0 +1,417 @@
+"""TransactionalProducer over confluent-kafka (librdkafka): any broker from 3.0 on, without two-phase commit.
+
+Its transactions are bounded by `transaction.timeout.ms`. One (producerId, epoch) serves all transactions of a session, so
+the prepared state carries the coordinator's start time (DESIGN.md §2), read by DescribeTransactions at prepare.
+
+Left over (DESIGN.md §4): librdkafka repeats requests inside. A duplicate of its EndTxn or InitProducerId that the network
+holds back past the next transaction can't be excluded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from dualwrite.deadline import Deadline
+from dualwrite.delivery import Delivery
+from dualwrite.errors import (
+    BrokerError,
+    ConfigurationError,
+    DeliveryError,
+    PrepareError,
+    TransactionTimeoutError,
+)
+from dualwrite.kafka.base import Headers
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable, kafka_error
+from dualwrite.kafka.librdkafka.interrupts import undisturbed
+from dualwrite.kafka.librdkafka.reports import DeliveryReports
+from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list, keyed
+from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.time_budget import (
+    DEFAULT_TRANSACTION_TIMEOUT_MS,
+    TimeBudget,
+    chosen_timeout_ms,
+    transaction_timeout_ms,
+)
+from dualwrite.state import PreparedTxnState, TransactionStatus
+
+log = logging.getLogger(__name__)
+
+_TOPIC_WAIT: Final = 5.0
+_POLL: Final = 0.1
+_LEAST_TIME: Final = 0.001  # 0 would mean "no limit" to some of its calls
+_REASON_WAIT: Final = 1.0
+_OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
+
+
+class LibrdkafkaProducer:
+    """One session of librdkafka for one Kafka transactional id; see TransactionalProducer for the contract.
+
+    Args:
+        config: The cluster's settings; everything in it goes to librdkafka.
+        kafka_transactional_id: The id that Kafka sees. It must be this session's alone (rule O2): librdkafka's
+            InitProducerId can't be made conditional.
+        coordinator: For DescribeTransactions at prepare.
+        delivery_timeout: Seconds that handing over one message may block when the queue is full.
+
+    Raises:
+        ConfigurationError: librdkafka does not know a setting, or refuses its value.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        kafka_transactional_id: str,
+        coordinator: WireTransactionCoordinator,
+        *,
+        delivery_timeout: float = 60.0,
+    ) -> None:
+        self._id = kafka_transactional_id
+        self._coordinator = coordinator
+        self._delivery_timeout = delivery_timeout
+        self._timeout_ms = transaction_timeout_ms(config, coordinator)
+        self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
+        self._reports = DeliveryReports()  # of every topic that was looked up
+        self._delivery: Delivery | None = None
+        self._must_be_replaced = False
+        self._previous_start_ms: int | None = None
+        self._failure: BrokerError | None = None
+        self._offsets_sent = False
+        self._budget = TimeBudget(self._timeout_ms / 1000)
+
+    @property
+    def kafka_transactional_id(self) -> str:
+        """The transactional id that Kafka sees."""
+        return self._id
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether this session must not begin another transaction (rule F9)."""
+        return self._must_be_replaced
+
+    @property
+    def transaction_timeout(self) -> float:
+        """`transaction.timeout.ms`, in seconds."""
+        return self._timeout_ms / 1000
+
+    @property
+    def _has_content(self) -> bool:
+        return self._reports.sent > 0 or self._offsets_sent
+
+    # --- the transaction ----------------------------------------------------------------------------------------------
+
+    def init_transactions(self, *, timeout: float) -> None:
+        """InitProducerId by librdkafka, on an id that nobody else uses."""
+        self._until_done(self._producer.init_transactions, "init_transactions", Deadline.after(timeout))
+
+    def begin_transaction(self) -> None:
+        """Begin; local."""
+        self._read_reports()
+        self._reports.begin()
+        self._delivery = None
+        self._failure = None
+        self._budget.reset()
+        self._offsets_sent = False
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            self._must_be_replaced = True
+            raise broker_error(error, self._id, "begin_transaction") from error
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Queue one message; librdkafka sends it in the background."""
+        message: dict[str, Any] = {"value": as_bytes("value", value), "key": as_bytes("key", key)}
+        if headers is not None:
+            message["headers"] = header_list(headers)
+        if partition is not None:
+            message["partition"] = check_number("partition", partition, 2**31 - 1)
+        if timestamp is not None:
+            message["timestamp"] = check_number("timestamp (ms since 1970)", timestamp, 2**63 - 1)
+        deadline: Deadline | None = None  # for who has to wait
+        if not isinstance(topic, str) or topic not in self._reports:
+            deadline = Deadline.after(self._delivery_timeout)
+            self._look_up(check_topic(topic), deadline)
+        self._raise_failure()
+        report = self._reports.callback(topic)
+        self._budget.start()
+        while True:
+            try:
+                self._producer.produce(topic, on_delivery=report, **message)
+                break
+            except BufferError as error:
+                deadline = deadline or Deadline.after(self._delivery_timeout)
+                if deadline.expired:
+                    raise DeliveryError(
+                        f"The producer's queue stayed full for {self._delivery_timeout:g} s.",
+                        cause="the broker takes messages too slowly, or not at all",
+                        next_step="see queue.buffering.max.kbytes and queue.buffering.max.messages",
+                        transactional_id=self._id,
+                    ) from error
+                self._poll(min(_POLL, deadline.left))
+                self._raise_failure()
+            except KafkaException as error:
+                self._wait_for_reason(error)
+                raise self._failed(broker_error(error, self._id, f"sending to topic {topic!r}")) from error
+        self._reports.count(topic)
+        self._poll(0)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Queue messages, one by one."""
+        now = time.time_ns() // 1_000_000 if timestamp is None else timestamp
+        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
+        for key, value in pairs:
+            self.send(topic, value, key=key, partition=partition, timestamp=now)
+
+    def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
+        """Make a consumer's positions part of the transaction (KIP-447)."""
+        positions = [TopicPartition(o.topic, o.partition, o.offset, o.metadata, o.leader_epoch) for o in offsets]
+        if not positions:
+            return
+        self._budget.start()
+        self._offsets_sent = True
+        self._until_done(
+            lambda left: self._producer.send_offsets_to_transaction(positions, group.for_librdkafka(), left),
+            "send_offsets_to_transaction",
+            Deadline.after(timeout),
+        )
+
+    def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
+        """Flush, count the acknowledgements, and see at the coordinator that the transaction is ongoing and ours."""
+        if not self._has_content:
+            return None
+        deadline = Deadline.after(timeout)
+        waiting = self._deliver(deadline)
+        self._raise_failure()
+        sent, acknowledged = self._reports.sent, self._reports.acknowledged
+        if waiting or acknowledged != sent:
+            raise self._failed(
+                DeliveryError(
+                    f"{sent - acknowledged} of {sent} messages were not acknowledged within {timeout:g} s.",
+                    cause="the broker takes messages too slowly, or not at all",
+                    transactional_id=self._id,
+                )
+            )
+        state = self._described(deadline)
+        self.check_time_left()
+        self._previous_start_ms = state.start_time_ms
+        self._delivery = Delivery.of(self._reports.places)
+        return state
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """Where the messages of the transaction that was prepared last lie."""
+        return self._delivery
+
+    def check_time_left(self) -> None:
+        """Compare the time since the first message with the transaction's timeout."""
+        try:
+            self._budget.check(self._id)
+        except TransactionTimeoutError as error:
+            raise self._failed(error) from None
+
+    @property
+    def time_reserve(self) -> float:
+        """Seconds of the timeout kept for the database's commit and Kafka's."""
+        return self._budget.reserve
+
+    def commit_transaction(self, *, timeout: float) -> None:
+        """EndTxn by librdkafka; repeated only for errors that it calls retriable, and then the session must be replaced."""
+        just_written = self._budget.just_started
+        self._end(self._producer.commit_transaction, "commit_transaction", Deadline.after(timeout), just_written=just_written)
+
+    def abort_transaction(self, *, timeout: float) -> None:
+        """EndTxn(abort) by librdkafka, once nothing is under way any more.
+
+        With messages in flight, librdkafka would raise its epoch by an InitProducerId of its own after the abort: that leaves
+        the id Empty, and takes the evidence of the last committed transaction with it (rule F7).
+        """
+        deadline = Deadline.after(timeout)
+        waiting = self._deliver(deadline)
+        self._raise_failure()
+        if waiting:
+            raise self._failed(
+                DeliveryError(f"{waiting} messages are still under way after {timeout:g} s.", transactional_id=self._id)
+            )
+        self._end(self._producer.abort_transaction, "abort_transaction", deadline, just_written=False)
+
+    def close(self) -> None:
+        """Drop queued messages and let librdkafka stop its threads; no transaction is ended."""
+        self._must_be_replaced = True
+        held: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
+        try:
+            for producer in held:
+                producer.purge(in_queue=True, in_flight=True, blocking=False)
+                producer.poll(0)
+                del producer
+        except KafkaException as error:
+            log.debug("purging the queue of %s: %s", self._id, error)
+        finally:
+            undisturbed(held.clear)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _described(self, deadline: Deadline) -> PreparedTxnState:
+        found = self._coordinator.describe(self._id, timeout=deadline)
+        if found is None or found.status is not TransactionStatus.ONGOING:
+            status = "unknown to it" if found is None else found.status.value
+            raise self._failed(
+                PrepareError(
+                    f"The coordinator does not hold the transaction as ongoing: {status}.",
+                    cause="it timed out, or somebody else took the id over",
+                    transactional_id=self._id,
+                )
+            )
+        if found.start_time_ms == self._previous_start_ms:
+            raise self._failed(
+                PrepareError(
+                    f"Two transactions in a row began in the same millisecond ({found.start_time_ms}), "
+                    "so that the prepared state would not tell them apart.",
+                    cause="the broker's clock was set back",
+                    transactional_id=self._id,
+                )
+            )
+        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
+
+    def _look_up(self, topic: str, deadline: Deadline) -> None:
+        """See that a topic exists before the first message to it: librdkafka itself would tell after 30 s."""
+        for_making = deadline.within(_TOPIC_WAIT)
+        problem: KafkaError | None = None
+        while True:
+            try:
+                wait = max(min(deadline.left, _TOPIC_WAIT), _LEAST_TIME)
+                known = undisturbed(partial(self._producer.list_topics, topic, wait))
+                found = known.topics.get(topic)
+            except KafkaException as error:
+                raise broker_error(problem or error, self._id, f"looking up topic {topic!r}") from error
+            problem = None if found is None else found.error
+            if found is not None and problem is None and found.partitions:
+                self._reports.add_topic(topic)
+                return
+            # A broker that creates topics by itself says "unknown" while it does.
+            if (problem is not None and not is_retriable(problem)) or for_making.expired:
+                raise broker_error(problem, self._id, f"looking up topic {topic!r}")
+            deadline.sleep(_POLL)
+
+    def _deliver(self, deadline: Deadline) -> int:
+        """Wait until every message has its report; the number of those that have none when the time is over.
+
+        Not by confluent-kafka's flush(): when librdkafka tells a fatal error (fencing), flush() goes on to serve delivery
+        reports with that exception set, and Python gets a SystemError, or what no `except` clause catches. poll() stops there.
+        """
+        while (waiting := len(self._producer)) and (left := deadline.left) > 0:
+            self._poll(min(left, _POLL))
+        return waiting
+
+    def _poll(self, timeout: float) -> None:
+        """Serve delivery reports, and raise a fatal error as ours."""
+        try:
+            self._producer.poll(timeout)
+        except KafkaException as error:
+            raise self._failed(broker_error(error, self._id, "delivering messages")) from error
+        finally:
+            self._read_reports()
+
+    def _read_reports(self) -> None:
+        for topic, error in self._reports.failures():
+            if self._failure is None:
+                self._must_be_replaced = True
+                self._failure = broker_error(error, self._id, f"delivering to topic {topic!r}")
+
+    def _wait_for_reason(self, error: KafkaException) -> None:
+        """Raise the failed delivery that made librdkafka refuse more messages: its report comes a moment later."""
+        inner = kafka_error(error)
+        deadline = time.monotonic() + _REASON_WAIT
+        while inner is not None and inner.code() == KafkaError._STATE and time.monotonic() < deadline:  # noqa: SLF001  (public)
+            self._poll(_POLL)
+            self._raise_failure()
+
+    def _failed(self, error: BrokerError) -> BrokerError:
+        """Remember that the session needs more than an abort: librdkafka raises its epoch by itself after it."""
+        self._must_be_replaced = True
+        if self._failure is None:
+            self._failure = error
+        return error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _end(self, call: Callable[[float], None], what: str, deadline: Deadline, *, just_written: bool) -> None:
+        """EndTxn by librdkafka; before it, unless all was written just now, a look at the leaders (rule FB)."""
+        if self._has_content and not just_written:
+            try:
+                self._coordinator.wait_for_leaders(self._id, timeout=deadline)
+            except BaseException:
+                self._must_be_replaced = True
+                raise
+        self._until_done(call, what, deadline)
+
+    def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
+        """Call, and again with what is left of the time where librdkafka says that it may help."""
+        while True:
+            try:
+                call(max(deadline.left, _LEAST_TIME))
+            except KafkaException as error:
+                self._must_be_replaced = True
+                if not is_retriable(error) or deadline.expired:
+                    raise broker_error(error, self._id, what) from error
+                deadline.sleep(_POLL)
+            else:
+                return
+
+
+def check_settings(config: KafkaConfig) -> None:
+    """See that librdkafka takes the settings; nothing connects.
+
+    Raises:
+        ConfigurationError: librdkafka does not know a setting, or refuses its value.
+    """
+    timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
+    held = [_librdkafka(config, "dualwrite-check", timeout_ms)]
+    undisturbed(held.clear)
+
+
+def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
+    settings: Mapping[str, Any] = {
+        "client.id": config.client_id,
+        "socket.keepalive.enable": True,  # its own default leaves a peer that has gone without a word for minutes
+        "linger.ms": 0,  # librdkafka's 5 ms only delay a prepare; under load messages are batched while others are under way
+        **{name: value for name, value in config.properties.items() if name not in _OURS},
+        "bootstrap.servers": config.servers,
+        "transactional.id": kafka_transactional_id,
+        "transaction.timeout.ms": timeout_ms,
+        "enable.idempotence": True,
+        "acks": "all",
+    }
+    settings.setdefault("logger", log)  # type: ignore[attr-defined]
+    try:
+        return undisturbed(lambda: Producer(dict(settings)))
+    except (KafkaException, TypeError, ValueError) as error:
+        reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise ConfigurationError(
+            f"librdkafka refuses the Kafka settings: {reason.strip()}.", next_step="see librdkafka's CONFIGURATION.md"
+        ) from error

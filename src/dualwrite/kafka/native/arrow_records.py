@@ -1,0 +1,122 @@
+"""Records encoded by column: Arrow arrays become the records of batches without a Python object for each message.
+
+The bytes are those that `records.BatchBuilder` makes of the same messages, for a third of its time. Needs pyarrow and numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dualwrite.kafka.native.records import NO_HEADERS, NULL, RECORD_OVERHEAD, SIGNED, SMALL, EncodedRecords
+
+_VARINTS: Final = pa.array(SIGNED, pa.binary())
+_VARINT_SIZES: Final = np.array([len(encoded) for encoded in SIGNED], np.int32)
+_ATTRIBUTES_AND_TIME: Final = b"\0\0"  # no attributes; all records are of the batch's first moment
+_LONGEST: Final = SMALL - RECORD_OVERHEAD
+
+
+class RecordColumns:
+    """Messages without headers and of one moment: their keys and values.
+
+    Attributes:
+        longest: The bytes that the longest record takes, at most.
+        size: The bytes of all of them, at most.
+    """
+
+    def __init__(self, values: pa.BinaryArray, keys: pa.BinaryArray | None, sizes: Any) -> None:
+        self._values = values
+        self._keys = keys
+        self._sizes = sizes
+        self.longest = int(sizes.max(initial=0))
+        self.size = int(sizes.sum())
+
+    @classmethod
+    def of(cls, values: pa.Array, keys: pa.Array | None) -> Self | None:
+        """The columns, or None where they are not of Arrow's type binary, or a message is too long to be worth it."""
+        if not isinstance(values, pa.BinaryArray) or not (keys is None or isinstance(keys, pa.BinaryArray)):
+            return None
+        sizes = _lengths(values).astype(np.int64) + RECORD_OVERHEAD
+        if keys is not None:
+            sizes += _lengths(keys)
+        columns = cls(values, keys, sizes)
+        return columns if columns.longest < _LONGEST else None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def keys(self) -> Sequence[bytes | None] | None:
+        """The keys, or None where there is no column of them."""
+        return None if self._keys is None else self._keys.to_pylist()
+
+    def by_partition(self, indexes: Sequence[int]) -> Iterator[tuple[int, RecordColumns]]:
+        """The messages of each partition, in their order.
+
+        Args:
+            indexes: The partition of each message.
+        """
+        chosen = np.asarray(indexes, np.int32)
+        order = np.argsort(chosen, kind="stable")
+        taken = pa.array(order)
+        values, sizes = self._values.take(taken), self._sizes[order]
+        keys = None if self._keys is None else self._keys.take(taken)
+        counts = np.bincount(chosen)
+        begin = 0
+        for index in np.flatnonzero(counts).tolist():
+            count = int(counts[index])
+            part = None if keys is None else keys.slice(begin, count)
+            yield index, RecordColumns(values.slice(begin, count), part, sizes[begin : begin + count])
+            begin += count
+
+    def batches(self, limit: int) -> Iterator[tuple[int, int]]:
+        """Where to cut, in order: begin and end of each batch, which takes `limit` bytes at most. No message is longer."""
+        ends = np.cumsum(self._sizes)
+        begin = 0
+        while begin < len(ends):
+            before = int(ends[begin - 1]) if begin else 0
+            end = min(int(np.searchsorted(ends, before + limit, side="right")), begin + SMALL)
+            yield begin, end
+            begin = end
+
+    def encoded(self, begin: int, end: int, timestamp_ms: int) -> EncodedRecords:
+        """The messages from `begin` up to `end` as the records of one batch."""
+        count = end - begin
+        size_of_rest, key_parts = _VARINT_SIZES[:count] + (len(_ATTRIBUTES_AND_TIME) + len(NO_HEADERS)), [NULL]
+        value_parts, value_sizes = _with_lengths(self._values.slice(begin, count))
+        if self._keys is None:
+            key_sizes = np.full(count, len(NULL), np.int32)
+        else:
+            key_parts, key_sizes = _with_lengths(self._keys.slice(begin, count))
+        records = pc.binary_join_element_wise(
+            _VARINTS.take(pa.array(size_of_rest + key_sizes + value_sizes)),
+            _ATTRIBUTES_AND_TIME,
+            _VARINTS.slice(0, count),  # the offsets
+            *key_parts,
+            *value_parts,
+            NO_HEADERS,
+            b"",
+        )
+        content = records.buffers()[2].to_pybytes()  # one record behind the other
+        return EncodedRecords(content, count, timestamp_ms, int(self._sizes[begin:end].sum()))
+
+
+def _lengths(column: pa.BinaryArray) -> Any:
+    lengths = pc.binary_length(column)
+    return np.asarray(pc.fill_null(lengths, 0) if lengths.null_count else lengths)
+
+
+def _with_lengths(column: pa.BinaryArray) -> tuple[list[Any], Any]:
+    """A column with the encoded lengths before it, and the bytes that both take; a null has a length that says so."""
+    lengths = pc.binary_length(column)
+    encoded = _VARINTS.take(lengths)
+    if not column.null_count:
+        plain = np.asarray(lengths)
+        return [encoded, column], _VARINT_SIZES[plain] + plain
+    plain = np.asarray(pc.fill_null(lengths, 0))
+    sizes = np.where(np.asarray(column.is_null()), len(NULL), _VARINT_SIZES[plain] + plain)
+    return [pc.fill_null(encoded, NULL), pc.fill_null(column, b"")], sizes

@@ -1,0 +1,164 @@
+"""What Kafka's error codes mean for a transaction that is being sent: try again, look the leader up again, or it has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final
+
+from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
+from dualwrite.kafka.client.error_codes import PERMANENT, error_name
+from dualwrite.kafka.client.error_codes import ErrorCode as E
+from dualwrite.kafka.client.errors import (
+    FENCED,
+    FORBIDDEN,
+    GROUP_FORBIDDEN,
+    GROUP_MOVED,
+    REFUSED,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    ErrorKind,
+)
+
+NO_ANSWER: Final = E.NETWORK_EXCEPTION  # Kafka's code for clients that got none
+
+
+class Verdict(Enum):
+    """What to do after an answer."""
+
+    STORED = "stored"
+    AGAIN = "again"
+    """The same again, after a while."""
+    LOOK_UP = "look up"
+    """The same again, after looking up the leader or the coordinator."""
+    IN_ORDER = "in order"
+    """The same again if an earlier batch is not stored yet; else the partition has lost records."""
+    SPLIT = "split"
+    """Smaller batches, or a message that is too large."""
+    FAILED = "failed"
+    """The transaction can only be aborted."""
+
+
+_VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
+    {
+        E.NONE: Verdict.STORED,
+        E.DUPLICATE_SEQUENCE_NUMBER: Verdict.STORED,  # an earlier attempt was stored
+        **dict.fromkeys(
+            (
+                E.CORRUPT_MESSAGE,  # damaged on the way
+                E.REQUEST_TIMED_OUT,
+                E.NOT_ENOUGH_REPLICAS,
+                E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                E.CONCURRENT_TRANSACTIONS,  # the markers of the last transaction are being written
+                E.COORDINATOR_LOAD_IN_PROGRESS,
+            ),
+            Verdict.AGAIN,
+        ),
+        **dict.fromkeys(
+            (
+                E.COORDINATOR_NOT_AVAILABLE,
+                E.NOT_COORDINATOR,
+                E.UNKNOWN_TOPIC_OR_PARTITION,  # not known there yet, or no more
+                E.LEADER_NOT_AVAILABLE,
+                E.NOT_LEADER_OR_FOLLOWER,
+                E.BROKER_NOT_AVAILABLE,
+                E.REPLICA_NOT_AVAILABLE,
+                NO_ANSWER,
+                E.KAFKA_STORAGE_ERROR,
+                E.LISTENER_NOT_FOUND,
+                E.FENCED_LEADER_EPOCH,
+                E.UNKNOWN_LEADER_EPOCH,
+            ),
+            Verdict.LOOK_UP,
+        ),
+        E.OUT_OF_ORDER_SEQUENCE_NUMBER: Verdict.IN_ORDER,
+        E.UNKNOWN_PRODUCER_ID: Verdict.IN_ORDER,
+        E.MESSAGE_TOO_LARGE: Verdict.SPLIT,
+        E.RECORD_LIST_TOO_LARGE: Verdict.SPLIT,
+    }
+)
+
+_REPLICAS: Final = ErrorKind(
+    DeliveryError,
+    cause="fewer replicas are in sync than the topic's min.insync.replicas",
+    next_step="see which brokers are down",
+)
+_LOST_ORDER: Final = ErrorKind(
+    DeliveryError,
+    cause="the partition has lost records that it had acknowledged (an unclean leader election?)",
+    next_step="the transaction can be tried again as a whole",
+)
+_UNREACHABLE: Final = ErrorKind(
+    BrokerUnavailableError,
+    cause="the partition's leader does not answer, or has moved and is not known yet",
+    next_step="see that the brokers run and can be reached at the addresses that they advertise",
+)
+_KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
+    {
+        **dict.fromkeys(PERMANENT, REFUSED),
+        **dict.fromkeys(
+            (E.INVALID_PRODUCER_EPOCH, E.INVALID_TXN_STATE, E.INVALID_PRODUCER_ID_MAPPING, E.PRODUCER_FENCED), FENCED
+        ),
+        **dict.fromkeys((E.MESSAGE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE), TOO_LARGE),
+        **dict.fromkeys(
+            (E.TOPIC_AUTHORIZATION_FAILED, E.CLUSTER_AUTHORIZATION_FAILED, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), FORBIDDEN
+        ),
+        E.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
+        **dict.fromkeys((E.UNKNOWN_TOPIC_OR_PARTITION, E.INVALID_TOPIC_EXCEPTION), UNKNOWN_TOPIC),
+        **dict.fromkeys((E.NOT_ENOUGH_REPLICAS, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND), _REPLICAS),
+        **dict.fromkeys((E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID), _LOST_ORDER),
+        **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID), GROUP_MOVED),
+        **dict.fromkeys(
+            (
+                E.LEADER_NOT_AVAILABLE,
+                E.NOT_LEADER_OR_FOLLOWER,
+                E.REQUEST_TIMED_OUT,
+                E.BROKER_NOT_AVAILABLE,
+                E.REPLICA_NOT_AVAILABLE,
+                NO_ANSWER,
+                E.COORDINATOR_LOAD_IN_PROGRESS,
+                E.COORDINATOR_NOT_AVAILABLE,
+                E.NOT_COORDINATOR,
+                E.KAFKA_STORAGE_ERROR,
+                E.LISTENER_NOT_FOUND,
+                E.FENCED_LEADER_EPOCH,
+                E.UNKNOWN_LEADER_EPOCH,
+            ),
+            _UNREACHABLE,
+        ),
+    }
+)
+
+
+def verdict_on(code: int) -> Verdict:
+    """What to do after this error code."""
+    return _VERDICTS.get(code, Verdict.FAILED)
+
+
+def failure(
+    code: int,
+    doing: str,
+    kafka_transactional_id: str,
+    *,
+    message: str | None = None,
+    otherwise: type[BrokerError] = DeliveryError,
+    unreachable: type[BrokerError] = BrokerUnavailableError,
+    **facts: Any,
+) -> BrokerError:
+    """The error for a code, `otherwise` where the code has none of its own, `unreachable` where nobody answers for it.
+
+    `doing` completes "Kafka failed at …", `message` is what the broker says of it.
+    """
+    known = _KINDS.get(code)
+    kind = known if known is not None and (known is not REFUSED or otherwise is DeliveryError) else ErrorKind(otherwise)
+    name = error_name(code)
+    return (unreachable if kind is _UNREACHABLE else kind.error)(
+        f"Kafka failed at {doing}: {name}{f' ({message})' if message else ''}.",
+        transactional_id=kafka_transactional_id,
+        cause=kind.cause,
+        next_step=kind.next_step,
+        code=code,
+        name=name,
+        **facts,
+    )

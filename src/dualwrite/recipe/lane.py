@@ -1,0 +1,321 @@
+"""One lane of a writer: the recipe on one transactional id, and what follows from trouble in it (DESIGN.md §4)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn, TypeVar
+
+from dualwrite.errors import (
+    BrokerError,
+    DualWriteError,
+    FencedError,
+    InDoubtTransactionError,
+    ProducerFencedError,
+    StoreCommitFailedError,
+)
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.recipe.outcomes import (
+    in_doubt,
+    is_seen_committed,
+    lost_error,
+    pass_over,
+    raise_outcome,
+    rolled_back,
+    say_who_else,
+)
+from dualwrite.recipe.ownership import Ownership
+from dualwrite.recipe.phases import Event, Phase, WriterState
+from dualwrite.recovery.recoverer import name_lane
+from dualwrite.settings import Timeouts
+from dualwrite.state import lane_id
+from dualwrite.stores.base import StoreTransaction, TxnStateStore
+from dualwrite.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=DualWriteError)
+
+BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
+IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA, Phase.ABORTING}
+MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
+
+
+class Lane:
+    """One of a writer's transactional ids: its phase, the ownership that holds it, and at most one transaction.
+
+    The lanes of a writer take turns; `Lanes` holds them all. What follows from trouble depends on the phase alone, since each
+    phase is entered before its call is made.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side, for recovery.
+        producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
+        transactional_id: The writer's logical id.
+        number: Which lane this is, from 0.
+        timeouts: Time limits.
+
+    Attributes:
+        id: The lane's own id, under which it has its row: the logical id for lane 0.
+        ownership: The id as this writer holds it.
+    """
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        coordinator: TransactionCoordinator,
+        producers: ProducerFactory,
+        *,
+        transactional_id: str,
+        number: int,
+        timeouts: Timeouts,
+    ) -> None:
+        self.id = lane_id(transactional_id, number)
+        self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
+        self._logical_id = transactional_id
+        self._store = store
+        self._coordinator = coordinator
+        self._timeouts = timeouts
+        self._state = WriterState()
+        self._store_transaction: StoreTransaction | None = None
+        self._transaction: Transaction | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """Where the lane stands."""
+        return self._state.phase
+
+    # --- the recipe -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Transaction:
+        """Begin on both sides."""
+        producer = self.ownership.producer
+        self._store_transaction = self._store.begin(self.ownership.claim)  # checks the fence: F2
+        self.advance(Event.BEGIN)
+        producer.begin_transaction()
+        hit("after_begin")
+        self._transaction = Transaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
+        return self._transaction
+
+    def before_commit(self) -> None:
+        """Let the store do what the user's code may have a part in, while messages can still be sent."""
+        assert self._store_transaction is not None
+        self._store_transaction.before_commit()
+
+    def commit(self, transaction: Transaction) -> None:
+        """Prepare, record, and commit both sides."""
+        producer = self.ownership.producer
+        store_transaction = self._store_transaction
+        assert store_transaction is not None
+        self.advance(Event.PREPARE)
+        transaction.state = producer.prepare_transaction(timeout=self._timeouts.delivery)
+        self.advance(Event.PREPARED)
+        hit("after_prepare")
+        store_transaction.record(
+            transaction.state,
+            generation=self.ownership.generation,
+            transaction_number=self._state.transaction_number,
+            delivery=producer.delivery,
+        )
+        self.advance(Event.RECORDED)
+        hit("after_record")
+        producer.check_time_left()
+        hit("before_db_commit")
+        self.advance(Event.COMMIT_SENT)
+        store_transaction.commit()
+        self.advance(Event.DATABASE_COMMITTED)
+        hit("after_db_commit")
+        hit("before_kafka_commit")
+        producer.commit_transaction(timeout=self._timeouts.kafka)
+        if transaction.state is not None:
+            self.ownership.has_committed(transaction.state)
+        self.advance(Event.KAFKA_COMMITTED)
+        hit("after_kafka_commit")
+
+    def forget_transaction(self) -> None:
+        """Release the database connection, and leave no phase of a transaction behind, whatever interrupted it."""
+        if self._transaction is not None:
+            self._transaction.end()
+        if self.phase in IN_TRANSACTION:
+            past = self.phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA)
+            self.advance(Event.OUTCOME_UNKNOWN if past else Event.BROKEN)
+        if self._store_transaction is not None:
+            self._store_transaction.rollback()
+        self._transaction = self._store_transaction = None
+
+    # --- trouble ----------------------------------------------------------------------------------------------------------
+
+    def after_trouble(self, error: BaseException) -> None:
+        """Return where the transaction turned out committed and `error` tells nothing else; raise otherwise."""
+        phase = self.phase
+        if phase in BEFORE_COMMIT_POINT:
+            self.advance(Event.ABORT)
+            assert self._store_transaction is not None
+            self._store_transaction.rollback()
+            self._abort_kafka(error)
+        if phase is Phase.COMMITTING_DATABASE and (isinstance(error, StoreCommitFailedError) or self._tells_fenced(error)):
+            self.advance(Event.DATABASE_ROLLED_BACK)
+            self._abort_kafka(error)
+        if phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA):
+            self.advance(Event.OUTCOME_UNKNOWN)
+            self._resolve(error, database_committed=True if phase is Phase.COMMITTING_KAFKA else None)
+            return
+        if self._tells_fenced(error):
+            self.advance(Event.FENCED)
+        raise error
+
+    def _abort_kafka(self, error: BaseException) -> NoReturn:
+        """Abort one's own epoch and raise `error`; where the abort may not have worked, recovery by a new claim does it."""
+        producer = self.ownership.producer
+        clean = not producer.must_be_replaced
+        if clean:
+            try:
+                producer.abort_transaction(timeout=self._timeouts.kafka)
+            except DualWriteError as aborting:
+                log.warning("%s: aborting Kafka's side: %s", self.id, aborting)
+                clean = False
+        if self._tells_fenced(error):
+            if not clean:
+                log.warning("%s: fenced; whoever took the id ends what is left of this transaction", self.id)
+            self.advance(Event.FENCED)
+            raise error
+        if clean:
+            self.advance(Event.ABORTED)
+            raise error
+        self.advance(Event.BROKEN)
+        if isinstance(error, Exception):  # after KeyboardInterrupt and the like it waits for the next use, or for close()
+            self._recover_after_abort(error)
+        raise error
+
+    def _recover_after_abort(self, error: Exception) -> None:
+        """Recover at once, so that nothing stays open at Kafka; what fails now is done by the next transaction or close()."""
+        try:
+            self.recover()
+            if isinstance(error, ProducerFencedError):
+                say_who_else(error)
+        except FencedError as fenced:
+            if isinstance(error, BrokerError):  # what the broker refused has this reason
+                raise fenced from error
+        except DualWriteError as recovering:
+            log.warning("%s: recovery after an aborted transaction is put off: %s", self.id, recovering)
+
+    def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
+        """Learn the outcome past the commit point, by a claim that succeeds only while the fence is ours (F8)."""
+        number = self._state.transaction_number
+        state = None if self._transaction is None else self._transaction.state
+        if self._store_transaction is not None:
+            self._store_transaction.rollback()  # a connection whose COMMIT is unknown is closed; its row lock goes with it
+        try:
+            self.ownership.make_claim(only_if_ours=True)
+            database_committed = self._store.read_claimed(self.ownership.claim).transaction_number == number
+            outcomes = self.ownership.resolve()
+        except FencedError as fenced:
+            self.advance(Event.FENCED)
+            kafka_id = self.ownership.kafka_transactional_id
+            if not is_seen_committed(self._coordinator, kafka_id, state, database_committed=database_committed):
+                raise_outcome(error, self._named(in_doubt(self.id, state, fenced, database_committed=database_committed)))
+            pass_over(error, f"the transaction of {self._name} committed on both sides; then somebody else claimed the id")
+            return
+        except DualWriteError as unresolved:
+            raise_outcome(error, self._named(in_doubt(self.id, state, unresolved, database_committed=database_committed)))
+        generation = self.ownership.generation
+        try:
+            self.ownership.start()
+            self.advance(Event.OPENED)
+        except DualWriteError as starting:
+            log.warning("%s: a new session is put off: %s", self.id, starting)
+        if not database_committed:
+            raise_outcome(error, self._named(rolled_back(self.id, error)))
+        lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
+        if lost is not None:
+            raise_outcome(error, self._named(lost))
+        pass_over(error, f"the transaction of {self._name} committed on both sides")
+
+    def _tells_fenced(self, error: BaseException) -> bool:
+        """Whether `error` says that this lane was claimed: not another of ours, nor the id of a writer that the block uses."""
+        return isinstance(error, FencedError) and error.transactional_id == self.id and "lane" not in error.facts
+
+    def _named(self, error: E) -> E:
+        name_lane(error, self._logical_id)
+        return error
+
+    @property
+    def _name(self) -> str:
+        lane = "" if self.id == self._logical_id else f" (lane {self.id!r})"
+        return f"{self._logical_id!r}{lane}"
+
+    # --- the id -----------------------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Before a transaction: go on under a new registration where the coordinator has forgotten the id."""
+        with self.phase_kept_true():
+            self.ownership.renew_if_forgotten()
+
+    def recover(self) -> None:
+        """Resolve what is in doubt and start anew, by a claim that succeeds only while the fence is ours."""
+        with self.phase_kept_true():
+            self.ownership.recover()
+            self.advance(Event.OPENED)
+
+    def close(self) -> None:
+        """Settle what is unsettled, clear the stored state, release the producer. May be called more than once.
+
+        Raises:
+            InDoubtTransactionError: The last transaction is still unsettled and could not be settled now.
+        """
+        if self.phase is Phase.CLOSED:
+            return
+        phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
+        try:
+            self.ownership.drop_producer()
+            if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
+                self._settle_before_closing()
+            elif phase is Phase.READY:
+                self.ownership.clear_row()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Release the producer and settle nothing. May be called more than once."""
+        if self.phase is Phase.CLOSED:
+            return
+        try:
+            self.ownership.drop_producer()
+        finally:
+            self.advance(Event.CLOSE)
+
+    def _settle_before_closing(self) -> None:
+        try:
+            self.ownership.make_claim(only_if_ours=True)
+            self.ownership.resolve()
+        except FencedError as fenced:
+            log.warning("%s: closing: %s", self.id, fenced)
+        except DualWriteError as error:
+            raise self._named(
+                InDoubtTransactionError(
+                    "The writer is closed, but its last transaction could not be settled.",
+                    transactional_id=self.id,
+                    cause=str(error),
+                    next_step="opening a writer on this id, or `dualwrite recover`, settles it",
+                    state="",
+                    database_committed=None,
+                )
+            ) from error
+
+    @contextmanager
+    def phase_kept_true(self) -> Iterator[None]:
+        """What fails in the block leaves the lane fenced, or in need of recovery."""
+        try:
+            yield
+        except FencedError:
+            self.advance(Event.FENCED)
+            raise
+        except BaseException:
+            self.advance(Event.BROKEN)
+            raise
+
+    def advance(self, event: Event) -> None:
+        """Enter the phase that follows."""
+        self._state = self._state.after(event)

@@ -1,0 +1,1 @@
+"""Recovery: resolves what a crash left in doubt, by what the database decided."""

@@ -1,0 +1,94 @@
+"""The recovery decision: a pure function over what the database stored and what the coordinator describes.
+
+The table is DESIGN.md §4's. `stored` is the state S in the row for this generation (None: the row names nothing there),
+`described` is D, the coordinator's answer (None: it does not know the id).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from dualwrite.delivery import Fate
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus, names
+
+
+class Decision(Enum):
+    """What to do with one generation of an id."""
+
+    COMMIT = "commit"
+    """D is ongoing and S names it: the database committed, so Kafka must."""
+
+    ABORT = "abort"
+    """D is ongoing and S does not name it: its database transaction never committed."""
+
+    ALREADY_COMMITTED = "already committed"
+    """S names D, and D has committed."""
+
+    LOST = "lost"
+    """S names D, and Kafka has aborted it: a transaction that the database committed."""
+
+    PROVE = "prove"
+    """The producer id has changed since S, which names its transaction by epoch: EndTxn v5 of S tells (KIP-890)."""
+
+    UNVERIFIED = "unverified"
+    """S is unsettled, and the coordinator has no evidence of it left: the log may have (`decide_by_log`)."""
+
+    WAIT = "wait"
+    """The coordinator is between two states: describe again."""
+
+    NOTHING = "nothing"
+    """Nothing is open, and nothing that S names is in doubt."""
+
+
+_BETWEEN = frozenset(
+    {
+        TransactionStatus.PREPARE_COMMIT,
+        TransactionStatus.PREPARE_ABORT,
+        TransactionStatus.PREPARE_EPOCH_FENCE,
+        TransactionStatus.DEAD,
+    }
+)
+_ENDED = {
+    TransactionStatus.COMPLETE_COMMIT: Decision.ALREADY_COMMITTED,
+    TransactionStatus.COMPLETE_ABORT: Decision.LOST,
+}
+
+_BY_LOG = {
+    Fate.COMMITTED: Decision.ALREADY_COMMITTED,
+    Fate.ABORTED: Decision.LOST,
+    Fate.OPEN: Decision.UNVERIFIED,
+    Fate.GONE: Decision.UNVERIFIED,
+}
+
+
+def decide(stored: PreparedTxnState | None, described: TransactionDescription | None) -> Decision:
+    """Decide over one generation; see `Decision` for what each answer means."""
+    if described is None:
+        return Decision.NOTHING if stored is None else Decision.UNVERIFIED
+    if described.status in _BETWEEN:
+        return Decision.WAIT
+    if names(stored, described):
+        return _ENDED.get(described.status, Decision.COMMIT)
+    if stored is not None and not _has_passed(stored, described):
+        return _without_evidence(stored, described)
+    return Decision.ABORT if described.status is TransactionStatus.ONGOING else Decision.NOTHING
+
+
+def _has_passed(stored: PreparedTxnState, described: TransactionDescription) -> bool:
+    """Whether D belongs to a later transaction than S: no writer begins one before S is known to be committed or settled."""
+    if stored.producer_id != described.producer_id or described.status is TransactionStatus.EMPTY:
+        return False
+    if stored.has_own_epoch:
+        return described.epoch > stored.epoch
+    return described.epoch >= stored.epoch and described.start_time_ms != stored.start_time_ms
+
+
+def _without_evidence(stored: PreparedTxnState, described: TransactionDescription) -> Decision:
+    if stored.has_own_epoch and stored.producer_id != described.producer_id:
+        return Decision.PROVE
+    return Decision.UNVERIFIED
+
+
+def decide_by_log(fate: Fate) -> Decision:
+    """Decide over a state that the coordinator has no evidence of, by what the log says (`TransactionCoordinator.fate`)."""
+    return _BY_LOG[fate]

@@ -1,0 +1,182 @@
+"""What recovery would do about an id, and why: a look at its row and at Kafka that changes nothing.
+
+Recovery takes this look before it claims an id, so that an id whose coordinator does not answer is left to its holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.errors import BrokerError, DualWriteError
+from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.recovery.decision import Decision, decide
+from dualwrite.recovery.resolve import decision_by_log
+from dualwrite.state import KafkaId, PreparedTxnState, TransactionDescription
+from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.rows import found_again, on_cluster
+
+REASONS: Final = MappingProxyType(
+    {
+        Decision.COMMIT: "the database committed the transaction, and Kafka holds it prepared",
+        Decision.ABORT: "the transaction is open at Kafka, and the database has not committed it",
+        Decision.ALREADY_COMMITTED: "both sides have committed",
+        Decision.LOST: "the database committed the transaction, and Kafka aborted it: its messages are lost",
+        Decision.PROVE: "the producer id has changed since: EndTxn with the stored one will say how the transaction ended",
+        Decision.UNVERIFIED: "the database committed the transaction, and Kafka has no evidence of it",
+        Decision.WAIT: "Kafka is ending the transaction: recovery would wait, and look again",
+        Decision.NOTHING: "nothing is open: earlier holders of the id would be fenced",
+    }
+)
+"""Why each decision is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """What recovery would do about one generation.
+
+    Args:
+        transactional_id: The logical id, or a lane's.
+        generation: The generation.
+        kafka_transactional_id: The id that Kafka sees.
+        decision: What recovery would do.
+        state: The prepared state that the row has for it, or None.
+        described: What the coordinator says of it, or None where it does not know the id.
+    """
+
+    transactional_id: str
+    generation: int
+    kafka_transactional_id: str
+    decision: Decision
+    state: PreparedTxnState | None
+    described: TransactionDescription | None
+
+    @property
+    def why(self) -> str:
+        """The reason, as a sentence without its stop."""
+        return REASONS[self.decision]
+
+
+@dataclass(frozen=True, slots=True)
+class IdPlan:
+    """What recovery would do about one id.
+
+    Args:
+        transactional_id: The logical id, or a lane's.
+        owner: Who holds it now, and would be fenced; None where nothing would be taken.
+        generations: One for each generation that recovery would look at; empty where the id would not be touched.
+        unacknowledged: What stands in the row as lost or unverified.
+        error: Why recovery could do nothing.
+    """
+
+    transactional_id: str
+    owner: str | None = None
+    generations: tuple[GenerationPlan, ...] = ()
+    unacknowledged: tuple[LostTransaction, ...] = ()
+    error: DualWriteError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """What recovery would do, id by id. Iterating gives every generation."""
+
+    ids: tuple[IdPlan, ...] = ()
+
+    def __iter__(self) -> Iterator[GenerationPlan]:
+        return (generation for plan in self.ids for generation in plan.generations)
+
+    @property
+    def failed(self) -> tuple[IdPlan, ...]:
+        """The ids about which recovery could do nothing."""
+        return tuple(plan for plan in self.ids if plan.error is not None)
+
+    @property
+    def unacknowledged(self) -> tuple[tuple[str, LostTransaction], ...]:
+        """Every lost or unverified transaction that nobody has acknowledged, with its id."""
+        return tuple((plan.transactional_id, lost) for plan in self.ids for lost in plan.unacknowledged)
+
+    @property
+    def would_lose(self) -> tuple[GenerationPlan, ...]:
+        """The generations that recovery would record as lost or unverified."""
+        return tuple(found for found in self if found.decision in (Decision.LOST, Decision.UNVERIFIED))
+
+
+class KafkaLook:
+    """Looks at the database and at Kafka for one call of recovery, or one opening. Claims nothing.
+
+    Where no broker answers, that is found once, within one time limit, and not again for each id.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side.
+        timeout: Seconds for the look at whether Kafka answers, and for each id; None for the coordinator's own limit.
+    """
+
+    def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, timeout: float | None = None) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._timeout = timeout
+        self._cluster_id: str | None = None
+        self._unreachable: BrokerError | None = None
+
+    def check(self) -> str:
+        """See that the database is the original one, and that Kafka answers; Kafka's `cluster.id`.
+
+        Raises:
+            StoreCopiedError: The database is a copy, or has moved.
+            BrokerError: Kafka does not answer.
+        """
+        if self._unreachable is not None:
+            raise self._unreachable
+        if self._cluster_id is None:
+            self._store.check_original()
+            try:
+                self._cluster_id = self._coordinator.cluster_id(timeout=self._timeout)
+            except BrokerError as error:
+                self._unreachable = error
+                raise
+        return self._cluster_id
+
+    def at(self, row: StateRow) -> tuple[GenerationPlan, ...]:
+        """What is on each unsettled generation of an id, as its coordinator says.
+
+        Raises:
+            StoreCopiedError: As `check`.
+            ClusterMismatchError: The row speaks of another cluster.
+            BrokerError: Kafka, or the coordinator of a generation, does not answer.
+        """
+        on_cluster(row, self.check())
+        limit = self._limit()
+        return tuple(self._planned(row, generation, limit) for generation in row.generations_to_look_at)
+
+    def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
+        """See that the coordinators answer that opening an id will ask.
+
+        Raises: as `at`.
+        """
+        cluster_id = self.check()
+        limit = self._limit()
+        if row is None:
+            self._coordinator.describe(str(KafkaId(transactional_id, 0)), timeout=limit)
+            return
+        on_cluster(row, cluster_id)
+        for generation in row.generations_to_look_at or (row.generation,):
+            self._coordinator.describe(row.kafka_id(generation), timeout=limit)
+
+    def _limit(self) -> Limit | None:
+        return None if self._timeout is None else Deadline.after(self._timeout)
+
+    def _planned(self, row: StateRow, generation: int, limit: Limit | None) -> GenerationPlan:
+        kafka_id = row.kafka_id(generation)
+        described = self._coordinator.describe(kafka_id, timeout=limit)
+        entry = found_again(row, generation, described)
+        stored = row.prepared_state if row.prepared_generation == generation else None
+        if entry is not None:
+            stored = entry.state
+        decision = decide(stored, described)
+        if decision is Decision.UNVERIFIED and stored is not None:
+            decision = decision_by_log(self._coordinator, stored, row.delivery, limit)
+        return GenerationPlan(row.transactional_id, generation, kafka_id, decision, stored, described)

@@ -1,0 +1,313 @@
+"""Settle the generations of one id under a claim: describe, read again, decide, act, settle, fence (DESIGN.md §4).
+
+Both the Recoverer and a writer that opens run this. The order of the steps is what the models in tests/model prove:
+
+F1  describe first, then read the row again on the condition of our fence
+F3  any answer to EndTxn but NONE: describe and decide again
+F7  settle in the database before the evidence at the broker is destroyed by raising the epoch
+FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
+FB  end a transaction only while each of its partitions has a leader (the coordinator waits for it)
+CL  on the cluster that the row speaks of, or not at all
+UC  what stands as UNVERIFIED is looked for again: found ongoing under its very name, it is committed
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final, NoReturn
+
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.delivery import Delivery
+from dualwrite.errors import BrokerError, BrokerUnavailableError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
+from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
+from dualwrite.recovery.decision import Decision, decide, decide_by_log
+from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
+from dualwrite.state import (
+    LAST_EPOCH,
+    PreparedTxnState,
+    TransactionDescription,
+    TransactionStatus,
+)
+from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
+from dualwrite.stores.rows import found_again, on_cluster
+
+log = logging.getLogger(__name__)
+
+_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
+_OUTCOMES: Final = {
+    Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
+    Decision.LOST: Outcome.LOST,
+    Decision.UNVERIFIED: Outcome.UNVERIFIED,
+    Decision.NOTHING: Outcome.NOTHING,
+}
+
+
+def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float) -> IdReport:
+    """Settle every unsettled generation of the claim's id, so that nothing is open on any of them.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side.
+        claim: Ours, and the newest.
+        timeout: Seconds that Kafka may take for all generations.
+
+    Returns:
+        What was found, with what stands in the row as lost or unverified, from now and from earlier.
+
+    Raises:
+        FencedError: Somebody else has claimed the id since; that claimant settles it.
+        ClusterMismatchError: The row speaks of another cluster; nothing was changed.
+        BrokerUnavailableError: Kafka did not answer in time; what is prepared stays prepared.
+        StoreError: The database could not be read or written.
+    """
+    deadline = Deadline.after(timeout)
+    row = on_cluster(store.read_claimed(claim), coordinator.cluster_id(timeout=deadline))
+    outcomes = tuple(
+        outcome
+        for generation in row.generations_to_look_at
+        for outcome in GenerationResolver(store, coordinator, claim, generation, row.kafka_id(generation), deadline).resolve()
+    )
+    if row.unsettled_generations:
+        store.settle(claim, Settlement(settled_generation=row.generation))
+    return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
+
+
+def decision_by_log(
+    coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
+) -> Decision:
+    """Decide over a state that its coordinator has forgotten, by a look at the log; UNVERIFIED where that has nothing of it.
+
+    Raises: as `TransactionCoordinator.fate`.
+    """
+    place = None if delivery is None else delivery.proof
+    if place is None:
+        return Decision.UNVERIFIED
+    fate = coordinator.fate(stored, place, timeout=limit)
+    log.info("%s: the coordinator has no evidence of it; by the log of %s it is %s", stored, place, fate.value)
+    return decide_by_log(fate)
+
+
+class GenerationResolver:
+    """Settles one generation of one id, which Kafka knows as `kafka_id`; the rest as in `resolve_id`, by the deadline.
+
+    Attributes:
+        raised: EndTxn v5's answer that raised the epoch at the end, with the producer id and epoch to go on with (rule F5);
+            None where the coordinator does not know the id, and on brokers without EndTxn v5.
+    """
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        coordinator: TransactionCoordinator,
+        claim: Claim,
+        generation: int,
+        kafka_id: str,
+        deadline: Deadline,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._claim = claim
+        self._generation = generation
+        self._kafka_id = kafka_id
+        self._deadline = deadline
+        self._delivery: Delivery | None = None
+        self._found: list[GenerationOutcome] = []
+        self.raised: EndTxnAnswer | None = None
+
+    def resolve(self) -> tuple[GenerationOutcome, ...]:
+        """Go round until the generation is settled and its epoch raised; see `resolve_id` for errors.
+
+        Returns:
+            What was found, in order; NOTHING alone where nothing was. A state may be settled and then a transaction be aborted
+            that was open and not its own.
+        """
+        pause = _PAUSE
+        while not self._round():
+            self._deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
+            if self._deadline.expired:
+                self._give_up()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return tuple(self._found) or (self._outcome(Outcome.NOTHING, None),)
+
+    def _round(self) -> bool:
+        """One round; whether the generation is done."""
+        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
+        hit("recover_after_describe")
+        row = self._store.read_claimed(self._claim)
+        stored = row.prepared_state if row.prepared_generation == self._generation else None
+        self._delivery = row.delivery
+        entry = found_again(row, self._generation, described)
+        if entry is not None and described is not None and stored != entry.state:
+            return self._resolve(entry, described)
+        decision = decide(stored, described)
+        log.debug("%s: stored %s, described %s: %s", self._kafka_id, stored, described, decision.value)
+        hit("recover_after_decision")
+        match decision:
+            case Decision.WAIT:
+                return False
+            case Decision.COMMIT | Decision.ABORT:
+                assert described is not None
+                return self._end(stored, described, commit=decision is Decision.COMMIT)
+            case Decision.PROVE:
+                assert stored is not None
+                outcome = self._prove(stored)
+                if outcome is Outcome.UNVERIFIED:
+                    outcome = self._read_in_log(stored)
+            case Decision.UNVERIFIED:
+                assert stored is not None
+                outcome = self._read_in_log(stored)
+            case _:
+                outcome = _OUTCOMES[decision]
+        if described is not None and described.status is TransactionStatus.ONGOING:
+            self._settle_row(outcome, stored)
+            return False  # what is open is not what S named: the next round aborts it, and says so
+        return self._settle_and_fence(outcome, stored, described)
+
+    def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> bool:
+        """Bring an unverified transaction that was found again to its end: the database had committed it (rule UC)."""
+        decision = decide(entry.state, described)
+        log.info("%s: %s stands as UNVERIFIED and is found again: %s", self._kafka_id, entry.state, decision.value)
+        if decision is Decision.WAIT:
+            return False
+        answer = None
+        if decision is Decision.COMMIT:
+            answer = self._coordinator.end_transaction(
+                self._kafka_id,
+                producer_id=described.producer_id,
+                epoch=described.epoch,
+                commit=True,
+                timeout=self._deadline,
+            )
+            hit("recover_after_end_txn")
+            if not answer.proven:
+                return False
+        outcome = Outcome.COMMITTED if answer is not None else _OUTCOMES[decision]
+        kind = outcome.lost_kind
+        lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
+        self._store.settle(self._claim, Settlement(resolved=entry, lost=lost))
+        hit("recover_after_settle")
+        self._remember(outcome, entry.state)
+        return False  # once more, for what is left to do on the generation
+
+    def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
+        """End the ongoing transaction by the epoch that was described: it wins only if nobody was faster."""
+        if not commit and stored is not None:
+            # S is not the name of what is ongoing: its own transaction was committed before that one began.
+            self._clear_state(stored, lost=None)
+            stored = None
+        if not commit and not self._coordinator.ends_by_epoch:
+            self._coordinator.init_producer_id(
+                self._kafka_id, timeout=self._deadline
+            )  # FA; what it began is looked at in the next round
+            self._remember(Outcome.ABORTED, None)
+            return False
+        answer = self._coordinator.end_transaction(
+            self._kafka_id,
+            producer_id=described.producer_id,
+            epoch=described.epoch,
+            commit=commit,
+            timeout=self._deadline,
+        )
+        hit("recover_after_end_txn")
+        if not answer.proven:
+            log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
+            return False
+        outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
+        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: old holders are fenced
+            self.raised = answer
+            self._settle_row(outcome, stored)
+            return True
+        return self._settle_and_fence(outcome, stored, described)
+
+    def _prove(self, stored: PreparedTxnState) -> Outcome:
+        """EndTxn v5 of the stored (producerId, epoch) tells how it ended, over a change of the producer id (KIP-890).
+
+        The coordinator remembers the last epoch of the producer id before, and how its transaction ended, until the next
+        begins. Where S is of an earlier epoch, an answer that tells how the last one ended shows that S was passed.
+        """
+        answer = self._asked_for_proof(stored.producer_id, stored.epoch)
+        if answer.proven:
+            return Outcome.ALREADY_COMMITTED
+        if answer.code == INVALID_TXN_STATE:
+            return Outcome.LOST
+        if stored.epoch < LAST_EPOCH:
+            last = self._asked_for_proof(stored.producer_id, LAST_EPOCH)
+            if last.proven or last.code == INVALID_TXN_STATE:
+                return Outcome.ALREADY_COMMITTED
+        return Outcome.UNVERIFIED
+
+    def _read_in_log(self, stored: PreparedTxnState) -> Outcome:
+        """How the transaction ended by the log, where the coordinator has forgotten it (`transactional.id.expiration.ms`)."""
+        return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery, self._deadline)]
+
+    def _asked_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
+        """EndTxn(commit) of a producer id that is no longer the id's own: it changes nothing, and only tells."""
+        answer = self._coordinator.end_transaction(
+            self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True, timeout=self._deadline
+        )
+        hit("recover_after_end_txn")
+        return answer
+
+    def _settle_and_fence(
+        self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None
+    ) -> bool:
+        self._settle_row(outcome, stored)
+        if described is None:
+            return True
+        if self._coordinator.ends_by_epoch:
+            answer = self._coordinator.end_transaction(
+                self._kafka_id,
+                producer_id=described.producer_id,
+                epoch=described.epoch,
+                commit=False,
+                timeout=self._deadline,
+            )
+            self.raised = answer if answer.proven else None
+            return answer.proven
+        answer = self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
+        if not answer.proven and answer.code != CONCURRENT_TRANSACTIONS:
+            raise BrokerError(
+                f"Kafka did not raise the epoch of {self._kafka_id!r}: InitProducerId answered {answer.name}.",
+                transactional_id=self._claim.transactional_id,
+                code=answer.code,
+                name=answer.name,
+            )
+        return answer.proven
+
+    def _settle_row(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+        if stored is not None:
+            kind = outcome.lost_kind
+            lost = None
+            if kind is not None:
+                lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC), self._delivery)
+                log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
+            self._clear_state(stored, lost=lost)
+        self._remember(outcome, stored)
+
+    def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
+        log.debug("%s: %s is settled", self._kafka_id, stored)
+        self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
+        hit("recover_after_settle")
+
+    def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+        """Keep what says something, once: later rounds may find it again, and then only fence."""
+        found = self._outcome(outcome, stored)
+        if outcome is not Outcome.NOTHING and found not in self._found:
+            self._found.append(found)
+
+    def _outcome(self, outcome: Outcome, stored: PreparedTxnState | None) -> GenerationOutcome:
+        return GenerationOutcome(self._claim.transactional_id, self._generation, outcome, stored)
+
+    def _give_up(self) -> NoReturn:
+        raise BrokerUnavailableError(
+            f"Kafka did not bring {self._kafka_id!r} to an end within {self._deadline.seconds:g} s.",
+            transactional_id=self._claim.transactional_id,
+            cause="markers can't be written (a partition without a leader?), or somebody else keeps using the id",
+            next_step="recover again; what is prepared stays prepared",
+        )
