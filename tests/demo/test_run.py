@@ -44,10 +44,18 @@ def kafka(broker: DevCluster, state_dir: Path) -> dict[str, Any]:
     return {"bootstrap.servers": broker.bootstrap_servers}
 
 
+def command(child: psutil.Process) -> list[str]:
+    """The command line; empty for a process that has ended, which another test of this pytest worker may have left unreaped."""
+    try:
+        return child.cmdline()
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return []
+
+
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
     yield
-    assert not [child for child in psutil.Process().children() if "dualwrite.demo.worker" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "dualwrite.demo.worker" in command(child)]
 
 
 def topics(kafka: dict[str, Any]) -> set[str]:

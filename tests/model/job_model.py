@@ -25,7 +25,7 @@ from model.job_state import (
 
 Steps = Iterator[tuple[str, State]]
 
-# --- recovery/resolve.py: the id and the fence stand in the process ------------------------------------------------------------
+# --- recovery/resolve.py: the id and the fence stand in the process -----------------------------------------------------------
 
 
 def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (the steps are what it is about)
@@ -175,7 +175,7 @@ def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, St
     return f"sends under epoch {p.epoch} of id {p.id}", go(with_id(s, p.id, status="O", sent=rows), n, pc)
 
 
-# --- jobs/completing.py: ids one by one, in any order ---------------------------------------------------------------------------
+# --- jobs/completing.py: ids one by one, in any order -------------------------------------------------------------------------
 
 
 def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:

@@ -1,4 +1,4 @@
-"""An explicit-state model of the recipe: `recipe/ownership.py`, `recovery/resolve.py`, `recipe/lane.py` and `recovery/recoverer.py`, step by step.
+"""An explicit-state model of the recipe, step by step: `src/dualwrite/recipe` and `src/dualwrite/recovery`.
 
 Every function `…_step` gives the next atomic, visible action of a process, or several where it may go one way or another. A
 pause is simply not to be chosen; a crash is never to be chosen again.

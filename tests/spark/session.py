@@ -60,6 +60,9 @@ def open_session(place: Path, master: str = MASTER, settings: Mapping[str, str] 
         "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # In local mode, a block manager that is asked to register again fails ("Cannot find endpoint: CoarseGrainedScheduler"),
+        # and after 60 failed heartbeats (10 min) Spark ends its JVM with exit code 56.
+        "spark.executor.heartbeat.maxFailures": "1000000",
         "spark.default.parallelism": "2",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
