@@ -40,6 +40,36 @@ def test_names_are_compared_without_case() -> None:
     assert options.site.two_phase is True
 
 
+OTHERS = {
+    "url": "postgresql+psycopg://db/other",
+    "user": "you",
+    "password": "other",
+    "dbtable": "others",
+    "upsertKeys": "id",
+    "stagingSchema": "staging",
+    "stateSchema": "ours",
+    "topic": "others",
+    "value.columns": "id",
+    "transactionalIdPrefix": "others",
+    "jobId": "job",
+    "batchId": "7",
+    "numPartitions": "3",
+    "producer": "native",
+    "twoPhase": "true",
+    "claimTimeout": "7",
+    "kafkaTimeout": "7",
+    "deliveryTimeout": "7",
+    "commitTimeout": "7",
+    "leaseTimeout": "7",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "value.format"])  # which has one value
+def test_every_option_has_an_effect(name: str) -> None:
+    least = {**LEAST, "url": "postgresql+psycopg://me@db/shop", "value.format": "json"}
+    assert SinkOptions.of({**least, name: OTHERS[name]}) != SinkOptions.of(least)
+
+
 def test_no_secret_is_shown() -> None:
     assert "s3cret" not in repr(of(**{"kafka.sasl.password": "s3cret", "password": "s3cret"}))
 

@@ -65,7 +65,7 @@ def leave_open(scene: Scene, point: str, number: int) -> None:
 
     def dies() -> None:
         for lane in writer._lanes:
-            lane.session.producer.close()
+            lane.ownership.producer.close()
         raise KeyboardInterrupt
 
     with failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())):

@@ -526,7 +526,7 @@ def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
             lane_id(scene.transactional_id, lane): [Outcome.ALREADY_COMMITTED] for lane in range(3)
         }
         for row, lane in zip(scene.state_rows(), writer._lanes, strict=True):
-            assert row.fence > lane.session.claim.fence
+            assert row.fence > lane.ownership.claim.fence
         with pytest.raises(FencedError):
             scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3]
@@ -705,7 +705,7 @@ def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(scene: Sc
     with failpoints.armed("recover_after_claim", interrupt), pytest.raises(KeyboardInterrupt):
         writer.close()
     assert writer.phase is Phase.CLOSED
-    assert all(lane.session.producer_must_be_replaced for lane in writer._lanes)
+    assert all(lane.ownership.producer_must_be_replaced for lane in writer._lanes)
     assert scene.checked_out() == 0
     with scene.connect() as writer:
         scene.write(writer, 4)

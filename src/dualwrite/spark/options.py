@@ -119,7 +119,7 @@ class SinkOptions:
                 timeouts=Timeouts(claim=read["claim"], kafka=read["kafka"], delivery=read["delivery"]),
                 commit_timeout=read["commit"],
                 lease_timeout=read["lease"],
-                schema=given.get("stateSchema"),
+                schema=given.get("stateschema"),
             ),
             frame=FrameSettings(
                 given["dbtable"],
