@@ -1,0 +1,199 @@
+"""The docs don't rot: the code of every page under `docs/` runs on real servers; see `pages.py` for what a page may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pages
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.broker import make_topic
+from fixtures.pace import LIMIT
+
+PAGES = sorted(pages.DOCS.rglob("*.md"))
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(pages.ROOT).as_posix()
+
+
+def pages_that_run() -> list[object]:
+    """Those of Spark start a Spark of their own, and tests/spark shows what they show."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if pages.runs(text):
+            tier = pytest.mark.soak if pages.needs_spark(text) else pytest.mark.slow
+            found.append(pytest.param(page, marks=tier, id=name_of(page)))
+    return found
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages_that_run())
+def test_a_page_runs(
+    page: Path,
+    broker: DevCluster,
+    committed: Callable[[str], list[bytes | None]],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    told = page.read_text(encoding="utf-8")
+    text = pages.substituted(told, {kind: address(kind, request) for kind in pages.kinds_of_servers(told)})
+    before = {name: messages_before(broker, name, committed) for name in pages.topics(text)}
+    environment = request.getfixturevalue("spark_environment") if pages.needs_spark(text) else {}
+    printed = pages.run_program(text, tmp_path, name=name_of(page), environment=environment)
+    pages.check(text, tmp_path, printed, committed, before)
+
+
+@pytest.fixture(scope="module")
+def zookeeper_url() -> Iterator[str]:
+    with ZooKeeperServer() as server:
+        yield server.url_at(server.port, "/shop")
+
+
+def address(kind: str, request: pytest.FixtureRequest) -> str:
+    """The test's server of a kind; it is started when the first page asks for it."""
+    if kind == "broker":
+        broker: DevCluster = request.getfixturevalue("broker")
+        return broker.bootstrap_servers
+    fixtures = {"postgresql": "postgres_url", "libpq": "postgres_url", "mysql": "mariadb_url", "zookeeper": "zookeeper_url"}
+    url: str = request.getfixturevalue(fixtures[kind])
+    return url.replace("+psycopg", "") if kind == "libpq" else url
+
+
+def messages_before(broker: DevCluster, topic: str, committed: Callable[[str], list[bytes | None]]) -> int:
+    """How many messages other pages have left in a topic, which is made with one partition where it is missing."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    if topic not in admin.list_topics(timeout=LIMIT).topics:
+        make_topic(broker, topic)
+    return len(committed(topic))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_python_of_a_page_compiles(page: Path) -> None:
+    pages.compile_all(page.read_text(encoding="utf-8"), name_of(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_nothing_in_a_page_is_overlooked(page: Path) -> None:
+    assert pages.mistakes(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", pages_that_run())
+def test_a_page_that_runs_says_what_it_leads_to(page: Path) -> None:
+    assert pages.checks_itself(page.read_text(encoding="utf-8"))
+
+
+# --- what runs them ---------------------------------------------------------------------------------------------------
+
+PAGE = """\
+# A page
+
+<!-- file: shop.py -->
+```python
+ITEM = "lamp"
+```
+
+```python
+import sqlite3, shop
+database = sqlite3.connect("shop.db")
+database.execute("CREATE TABLE orders (item TEXT)")
+```
+
+<!-- run -->
+```sh
+test -f shop.db
+echo "between"
+```
+
+```sh
+exit 1
+```
+
+<!-- not run: it fails -->
+```python
+raise SystemExit(1)
+```
+
+```python
+database.execute("INSERT INTO orders VALUES (?)", [shop.ITEM])
+database.commit()
+print("after")
+```
+
+<!-- expect printed: "between\\nafter\\n" -->
+<!-- expect rows sqlite:///shop.db SELECT item FROM orders: [["lamp"]] -->
+<!-- expect topic orders: ["lamp", null] -->
+<!-- expect topic orders in any order: [null, "lamp"] -->
+"""
+
+
+def run(text: str, folder: Path, *, messages: list[bytes | None]) -> None:
+    """A page without servers, whose topics are as given."""
+    printed = pages.run_program(text, folder, name="page.md")
+    pages.check(text, folder, printed, lambda _: [b"of another page", *messages], dict.fromkeys(pages.topics(text), 1))
+
+
+def test_blocks_run_where_they_stand(tmp_path: Path) -> None:
+    assert pages.mistakes(PAGE) == []
+    assert pages.checks_itself(PAGE)
+    run(PAGE, tmp_path, messages=[b"lamp", None])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ('print("after")', 'assert shop.ITEM == "chair"', r'page.md", line 32[\s\S]*AssertionError'),
+        ("test -f shop.db", "test -f other.db", "returned non-zero exit status"),
+        ("<!-- not run: it fails -->\n", "", "failed with 1"),
+        ('print("after")', 'print("later")', "between"),
+        ('ITEM = "lamp"', 'ITEM = "chair"', "SELECT item FROM orders"),
+        ('orders: ["lamp", null]', "orders: [null]", "topic orders"),
+        ('orders in any order: [null, "lamp"]', 'orders in any order: ["lamp"]', "topic orders"),
+        ("sqlite:///shop.db SELECT", "sqlite:///other.db SELECT", "made no other.db"),
+    ],
+)
+def test_a_page_that_is_wrong_fails(right: str, wrong: str, why: str, tmp_path: Path) -> None:
+    assert right in PAGE
+    with pytest.raises(AssertionError, match=why):
+        run(PAGE.replace(right, wrong), tmp_path, messages=[b"lamp", None])
+
+
+@pytest.mark.parametrize(
+    "overlooked",
+    [
+        "```py\nx = 1\n```\n",
+        "- a list:\n\n  ```python\n  x = 1\n  ```\n",
+        "````python\nx = 1\n````\n",
+        "~~~sh\nls\n~~~\n",
+        "```{code-block} python\nx = 1\n```\n",
+        "```python\nx = 1\n",
+        "<!-- run -->\n\n```sh\nls\n```\n",
+        "<!--run-->\n```sh\nls\n```\n",
+        "<!-- run -->\n```python\nx = 1\n```\n",
+        "<!-- not run: why -->\n```sh\nls\n```\n",
+        "<!-- not run -->\n```python\nx = 1\n```\n",
+        "<!-- expect topic orders [1] -->\n",
+        "<!-- expect nothing: [] -->\n",
+    ],
+)
+def test_what_would_not_be_read_is_found(overlooked: str) -> None:
+    assert pages.mistakes(overlooked)
+
+
+def test_a_block_that_is_not_python_names_its_line() -> None:
+    with pytest.raises(SyntaxError) as found:
+        pages.compile_all(PAGE.replace("raise SystemExit(1)", "raise raise"), "page.md")
+    assert (found.value.filename, found.value.lineno) == ("page.md", 26)
+
+
+def test_only_servers_that_a_page_names_are_asked_for() -> None:
+    text = 'connect("postgresql://shop@127.0.0.1/shop", kafka="127.0.0.1:9092")'
+    assert pages.kinds_of_servers(text) == ["broker", "libpq"]
+    assert pages.substituted(text, {"broker": "b:1", "libpq": "pg"}) == 'connect("pg", kafka="b:1")'
