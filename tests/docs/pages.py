@@ -48,7 +48,7 @@ ADDRESSES: Final = {
     BROKER: "broker",
     "postgresql+psycopg://shop@127.0.0.1/shop": "postgresql",
     "postgresql://shop@127.0.0.1/shop": "libpq",
-    "mysql+pymysql://shop@127.0.0.1/shop": "mysql",
+    "mariadb+pymysql://shop@127.0.0.1/shop": "mariadb",
     "zookeeper://127.0.0.1:2181/shop": "zookeeper",
 }
 """The servers as pages name them, and what each is called by `run_page`."""

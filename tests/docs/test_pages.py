@@ -62,7 +62,7 @@ def address(kind: str, request: pytest.FixtureRequest) -> str:
     if kind == "broker":
         broker: DevCluster = request.getfixturevalue("broker")
         return broker.bootstrap_servers
-    fixtures = {"postgresql": "postgres_url", "libpq": "postgres_url", "mysql": "mariadb_url", "zookeeper": "zookeeper_url"}
+    fixtures = {"postgresql": "postgres_url", "libpq": "postgres_url", "mariadb": "mariadb_url", "zookeeper": "zookeeper_url"}
     url: str = request.getfixturevalue(fixtures[kind])
     return url.replace("+psycopg", "") if kind == "libpq" else url
 
