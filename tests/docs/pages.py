@@ -36,8 +36,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
+from confluent_kafka.admin import AdminClient
 
-from fixtures.pace import limit
+from dualwrite.devcluster import DevCluster
+from fixtures.broker import make_topic
+from fixtures.pace import LIMIT, limit
 from spark.session import NOT_OURS
 
 ROOT: Final = Path(__file__).parents[2]
@@ -234,6 +237,14 @@ def substituted(text: str, addresses: Mapping[str, str]) -> str:
 def kinds_of_servers(text: str) -> list[str]:
     """Which servers the page needs, in the words of `ADDRESSES`."""
     return [kind for told, kind in ADDRESSES.items() if told in text]
+
+
+def messages_before(broker: DevCluster, topic: str, committed: Callable[[str], list[bytes | None]]) -> int:
+    """How many messages other pages have left in a topic; it is made, with one partition, if it is missing."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    if topic not in admin.list_topics(timeout=LIMIT).topics:
+        make_topic(broker, topic)
+    return len(committed(topic))
 
 
 def run_program(text: str, folder: Path, *, name: str, environment: Mapping[str, str] | None = None) -> str:

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pages
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.zookeeper import ZooKeeperServer
-from fixtures.broker import make_topic
-from fixtures.pace import LIMIT
 
 PAGES = sorted(pages.DOCS.rglob("*.md"))
 
@@ -45,7 +42,7 @@ def test_a_page_runs(
 ) -> None:
     told = page.read_text(encoding="utf-8")
     text = pages.substituted(told, {kind: address(kind, request) for kind in pages.kinds_of_servers(told)})
-    before = {name: messages_before(broker, name, committed) for name in pages.topics(text)}
+    before = {name: pages.messages_before(broker, name, committed) for name in pages.topics(text)}
     environment = request.getfixturevalue("spark_environment") if pages.needs_spark(text) else {}
     printed = pages.run_program(text, tmp_path, name=name_of(page), environment=environment)
     pages.check(text, tmp_path, printed, committed, before)
@@ -65,14 +62,6 @@ def address(kind: str, request: pytest.FixtureRequest) -> str:
     fixtures = {"postgresql": "postgres_url", "libpq": "postgres_url", "mariadb": "mariadb_url", "zookeeper": "zookeeper_url"}
     url: str = request.getfixturevalue(fixtures[kind])
     return url.replace("+psycopg", "") if kind == "libpq" else url
-
-
-def messages_before(broker: DevCluster, topic: str, committed: Callable[[str], list[bytes | None]]) -> int:
-    """How many messages other pages have left in a topic, which is made with one partition where it is missing."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    if topic not in admin.list_topics(timeout=LIMIT).topics:
-        make_topic(broker, topic)
-    return len(committed(topic))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
