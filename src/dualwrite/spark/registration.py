@@ -45,6 +45,8 @@ def register(spark: SparkSession) -> None:
 def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, **options: str) -> None:
     """Write one micro-batch exactly once, from `foreachBatch`.
 
+    ::
+
         def each(frame, batch_id):
             dualwrite.spark.write_batch(frame, batch_id, **options)
 
