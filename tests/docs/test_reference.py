@@ -1,0 +1,112 @@
+"""The reference pages name what there is: each command and option, each argument and variable, each error."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import dualwrite
+from dualwrite import cli, errors, settings
+from dualwrite.cli import COMMANDS
+from dualwrite.errors import DualWriteError
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+COMMANDS_PAGE = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+SETTINGS_PAGE = (REFERENCE / "settings.md").read_text(encoding="utf-8")
+ERRORS_PAGE = (REFERENCE / "errors.md").read_text(encoding="utf-8")
+API_PAGE = (REFERENCE / "api.md").read_text(encoding="utf-8")
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by what is typed after `dualwrite`."""
+    for name in COMMANDS:
+        group = typer.main.get_group(importlib.import_module(f"dualwrite.cli.{name}").app)
+        if not group.commands:  # the command is the group's callback
+            yield name, group
+        for below, command in group.commands.items():
+            yield f"{name} {below}", command
+
+
+LEAVES = dict(commands())
+
+
+def section(command: str) -> str:
+    """What the page says about one command: its heading to the next one."""
+    heading = f"\n## `dualwrite {command}`\n"
+    assert COMMANDS_PAGE.count(heading) == 1, f"docs/reference/commands.md has no section on `dualwrite {command}`"
+    return COMMANDS_PAGE.split(heading)[1].split("\n## ")[0]
+
+
+def long_options(command: Any) -> set[str]:
+    """The options of a command as they are typed, but for --help."""
+    return {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {"--help"}
+
+
+@pytest.mark.parametrize("command", sorted(LEAVES))
+def test_a_command_has_a_section_with_exactly_its_options(command: str) -> None:
+    text = re.sub(r"\bnot with [^;|\n]*|given by `--prefix`", "", section(command))  # mentions of other options
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    assert named == long_options(LEAVES[command])
+
+
+def test_no_section_is_about_a_command_that_is_not_there() -> None:
+    assert set(re.findall(r"^## `dualwrite ([^`]+)`$", COMMANDS_PAGE, re.MULTILINE)) == LEAVES.keys()
+
+
+def test_the_options_of_the_program_itself_are_named() -> None:
+    program = typer.main.get_command(cli._app([]))
+    for option in long_options(program):
+        assert re.search(rf"`(dualwrite )?{option}`", COMMANDS_PAGE)
+
+
+@pytest.mark.parametrize("function", [dualwrite.connect, dualwrite.recover, dualwrite.plan_recovery, dualwrite.open_recoverer])
+def test_every_argument_is_named(function: object) -> None:
+    heading = "## Arguments of `connect`" if function is dualwrite.connect else "## Arguments of `recover`"
+    text = SETTINGS_PAGE.split(heading)[1].split("\n## ")[0]
+    assert callable(function)
+    for name in inspect.signature(function).parameters:
+        assert f"\n| `{name}` |" in text
+
+
+def test_every_time_limit_is_named_with_its_default() -> None:
+    defaults = ", ".join(f"{limit.name}={limit.default}" for limit in fields(dualwrite.Timeouts))
+    assert f"`Timeouts({defaults})`" in SETTINGS_PAGE
+    for limit in fields(dualwrite.Timeouts):
+        assert f"\n| `{limit.name}` |" in SETTINGS_PAGE
+
+
+def test_every_environment_variable_is_named() -> None:
+    assert settings.__doc__ is not None
+    variables = re.findall(r"DUALWRITE_[A-Z_]+", settings.__doc__)
+    limits = [f"DUALWRITE_TIMEOUT_{limit.name.upper()}" for limit in fields(dualwrite.Timeouts)]
+    for variable in (*variables, *limits, "DUALWRITE_TESTING", "DUALWRITE_FAILPOINTS"):
+        assert f"`{variable}" in SETTINGS_PAGE
+
+
+KINDS = sorted(
+    name for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DualWriteError)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_error_is_there_with_what_to_do_and_whether_to_do_it_again(name: str) -> None:
+    found = re.search(
+        rf"autoexception:: dualwrite\.errors\.{name}\n.*?^Retriable: (yes|no)\. Next step: \S",
+        ERRORS_PAGE,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert found is not None
+    assert (found[1] == "yes") is getattr(errors, name).retriable
+
+
+def test_every_public_name_is_in_the_api_page_or_the_page_of_errors() -> None:
+    documented = set(re.findall(r":: dualwrite\.(\w+)$", API_PAGE, re.MULTILINE)) | set(KINDS)
+    assert set(dualwrite.__all__) <= documented
