@@ -1,55 +1,51 @@
-"""README does not rot: its Python runs, in order, and so do the shell commands marked `<!-- run -->`, on a real broker."""
+"""README is true: its Python and its shell commands marked `<!-- run -->` run on a real broker, and its links exist."""
 
 from __future__ import annotations
 
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dualwrite import failpoints, settings
-from dualwrite.cli import COMMANDS
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic
 from fixtures.pace import limit
-from spark.session import NOT_OURS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SERVERS = "127.0.0.1:9092"  # README's broker; the tests put theirs in its place
 _BLOCK = re.compile(r"^(<!-- run -->\n)?```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_SPARK = README[README.index("\n## Spark\n") : README.index("\n## Which producer\n")]
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 Run = Callable[..., str]
 
 
-def blocks(text: str = README) -> list[tuple[str, bool, str]]:
+def blocks() -> list[tuple[str, bool, str]]:
     """Language, whether it is marked, and text of each block."""
-    return [(found[2], found[1] is not None, found[3]) for found in _BLOCK.finditer(text)]
+    return [(found[2], found[1] is not None, found[3]) for found in _BLOCK.finditer(README)]
 
 
-def program(text: str, broker: DevCluster) -> str:
-    """All Python blocks, in the order of the text."""
-    found = "".join(block for language, _, block in blocks(text) if language == "python")
-    assert found
-    return found.replace(SERVERS, broker.bootstrap_servers)
+def anchors(text: str) -> set[str]:
+    """What links to the headings of a page end with: lower case, spaces as hyphens, no other punctuation."""
+    headings = _HEADING.findall(re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs a command in a folder of the test's own; what it prints."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_") and name not in NOT_OURS}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")}
     environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
 
-    def run(*command: str, **environment: str) -> str:
-        env = environ | environment
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=limit(240), check=False)
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(240), check=False
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -58,59 +54,19 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.slow
 def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes | None]], run: Run) -> None:
-    """One program of all Python blocks but Spark's; the marked shell blocks run where they stand."""
-    python = program(README.replace(_SPARK, ""), broker)
+    """The tables are made first, although README shows its example before that; the commands that look at it come last."""
     shell = [text.replace(SERVERS, broker.bootstrap_servers) for _, marked, text in blocks() if marked]
-    assert len(shell) == 2
+    (python,) = (text.replace(SERVERS, broker.bootstrap_servers) for language, _, text in blocks() if language == "python")
+    upgrade, look = shell
     make_topic(broker, "orders")
-    before, after = shell
+    before = len(committed("orders"))
 
-    run("bash", "-euc", before)
-    printed = run(sys.executable, "-W", "ignore", "-c", python)
-    assert "committed on both sides" in printed
-    assert "shop-1" in run("bash", "-euc", after)
-    assert committed("orders") == [b'{"item": "lamp"}', b"carpet", b"lamp", b"chair", b"table"]
-    rows = run(
-        sys.executable, "-c", "import sqlite3; print(sqlite3.connect('shop.db').execute('select item from orders').fetchall())"
-    )
-    assert rows.strip() == "[('lamp',), ('chair',), ('table',)]"
-
-
-@pytest.mark.soak  # a Spark of its own; tests/spark does what these blocks do
-def test_readmes_spark_examples_run(
-    broker: DevCluster,
-    run: Run,
-    tmp_path: Path,
-    spark_environment: dict[str, str],
-    new_name: Callable[[str], str],
-    committed: Callable[[str], list[bytes | None]],
-) -> None:
-    """One program of Spark's blocks after README's first, which makes the table."""
-    topic = new_name("orders")
-    first = README[: README.index("\n## Set-up\n")]
-    python = program(first + _SPARK, broker).replace('"topic": "orders"', f'"topic": "{topic}"')
-    python = python.replace('send_many("orders"', f'send_many("{topic}"')
-    run("bash", "-euc", next(text for _, marked, text in blocks() if marked))
-    run(sys.executable, "-W", "ignore", "-c", python, **spark_environment)
-    rows = [(101, "sofa"), (102, "shelf"), (103, "stool"), *((number, f"bench {number}") for number in range(201, 211))]
-    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
-        assert database.execute("SELECT id, item FROM orders WHERE id > 100 ORDER BY id").fetchall() == rows
-    of_the_source = [f'{{"id":{number},"item":"{item}"}}' for number, item in rows[:3]]
-    assert sorted(value.decode() for value in committed(topic) if value) == sorted(
-        [*of_the_source, *(item for _, item in rows[3:])]
-    )
-
-
-def test_the_options_of_spark_are_those_of_its_docstring() -> None:
-    """`dualwrite.spark` is where they are written; README has them as they stand there."""
-    pytest.importorskip("pyspark")
-    import dualwrite.spark  # noqa: PLC0415
-    from dualwrite.spark.options import NAMES  # noqa: PLC0415
-
-    table = [line for line in (dualwrite.spark.__doc__ or "").splitlines() if line.startswith("| ")]
-    assert "\n".join(table) in _SPARK
-    told = re.findall(r"`([\w.]+)`", "".join(line.split("|")[1] for line in table))
-    assert set(NAMES) - {"value.columns"} <= set(told)
+    run("bash", "-euc", upgrade)
+    run(sys.executable, "-W", "ignore", "-c", python)
+    assert "shop-1" in run("bash", "-euc", look)
+    assert committed("orders")[before:] == [b'{"item": "lamp"}']
+    rows = run(sys.executable, "-c", "import sqlite3; print(*sqlite3.connect('shop.db').execute('select item from orders'))")
+    assert rows.strip() == "('lamp',)"
 
 
 def test_the_two_set_up_commands_stand_there_as_they_are() -> None:
@@ -123,20 +79,25 @@ def test_ci_runs_readmes_test_command() -> None:
     assert "\nstep pytest\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_every_command_is_told(command: str) -> None:
-    assert f"`dualwrite {command}" in README
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
 
 
-@pytest.mark.parametrize("point", failpoints.NAMES)
-def test_every_failpoint_is_told(point: str) -> None:
-    assert f"`{point}`" in README
+@pytest.mark.parametrize("link", sorted({link for link in _LINK.findall(README) if "://" not in link}))
+def test_a_link_of_readme_leads_to_a_file_and_a_heading_that_are_there(link: str) -> None:
+    path, _, anchor = link.partition("#")
+    file = ROOT / path
+    assert file.is_file()
+    if anchor:
+        assert anchor in anchors(file.read_text(encoding="utf-8"))
 
 
-def test_every_environment_variable_is_told() -> None:
-    assert settings.__doc__ is not None
-    for variable in re.findall(r"DUALWRITE_[A-Z_]+", settings.__doc__):
-        assert variable in README
+def test_every_page_but_the_tables_of_contents_is_linked() -> None:
+    """The pages of how-it-works are linked from their own index."""
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in _LINK.findall(README) if "://" not in link}
+    for folder in ("guides", "operations", "reference"):
+        for page in (ROOT / "docs" / folder).glob("*.md"):
+            assert page.name == "index.md" or page in linked
 
 
 def test_every_file_that_readme_names_is_there() -> None:

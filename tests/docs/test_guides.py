@@ -1,0 +1,29 @@
+"""The guides have every option of Spark's data source and every failpoint, as the code has them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dualwrite import failpoints
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+
+
+def test_the_options_of_spark_are_those_of_its_docstring() -> None:
+    """`dualwrite.spark` is where they are written; the guide has them as they stand there."""
+    pytest.importorskip("pyspark")
+    import dualwrite.spark  # noqa: PLC0415
+    from dualwrite.spark.options import NAMES  # noqa: PLC0415
+
+    table = [line for line in (dualwrite.spark.__doc__ or "").splitlines() if line.startswith("| ")]
+    assert "\n".join(table) in (GUIDES / "spark.md").read_text(encoding="utf-8")
+    told = re.findall(r"`([\w.]+)`", "".join(line.split("|")[1] for line in table))
+    assert set(NAMES) - {"value.columns"} <= set(told)
+
+
+@pytest.mark.parametrize("point", failpoints.NAMES)
+def test_every_failpoint_is_told(point: str) -> None:
+    assert f"`{point}`" in (GUIDES / "testing.md").read_text(encoding="utf-8")
