@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pages
 import pytest
 
 from dualwrite.devcluster import DevCluster
-from fixtures.broker import make_topic
-from fixtures.pace import limit
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SERVERS = "127.0.0.1:9092"  # README's broker; the tests put theirs in its place
-_BLOCK = re.compile(r"^(<!-- run -->\n)?```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+UPGRADE = "<!-- run -->\n```sh\ndualwrite db upgrade --url sqlite:///shop.db\n```\n"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-
-Run = Callable[..., str]
-
-
-def blocks() -> list[tuple[str, bool, str]]:
-    """Language, whether it is marked, and text of each block."""
-    return [(found[2], found[1] is not None, found[3]) for found in _BLOCK.finditer(README)]
 
 
 def anchors(text: str) -> set[str]:
@@ -36,41 +24,23 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Runs a command in a folder of the test's own; what it prints."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")}
-    environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(240), check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    return run
-
-
 @pytest.mark.slow
-def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes | None]], run: Run) -> None:
-    """The tables are made first, although README shows its example before that; the commands that look at it come last."""
-    shell = [text.replace(SERVERS, broker.bootstrap_servers) for _, marked, text in blocks() if marked]
-    (python,) = (text.replace(SERVERS, broker.bootstrap_servers) for language, _, text in blocks() if language == "python")
-    upgrade, look = shell
-    make_topic(broker, "orders")
-    before = len(committed("orders"))
-
-    run("bash", "-euc", upgrade)
-    run(sys.executable, "-W", "ignore", "-c", python)
-    assert "shop-1" in run("bash", "-euc", look)
+def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes | None]], tmp_path: Path) -> None:
+    """The tables are made first, although README shows its example before that."""
+    assert UPGRADE in README
+    text = pages.substituted(UPGRADE + README.replace(UPGRADE, ""), {"broker": broker.bootstrap_servers})
+    before = pages.messages_before(broker, "orders", committed)
+    assert "shop-1" in pages.run_program(text, tmp_path, name="README.md")
     assert committed("orders")[before:] == [b'{"item": "lamp"}']
-    rows = run(sys.executable, "-c", "import sqlite3; print(*sqlite3.connect('shop.db').execute('select item from orders'))")
-    assert rows.strip() == "('lamp',)"
+    assert pages.rows("sqlite:///shop.db", "SELECT item FROM orders", tmp_path) == [["lamp"]]
+
+
+def test_nothing_in_readme_is_overlooked() -> None:
+    assert pages.mistakes(README) == []
 
 
 def test_the_two_set_up_commands_stand_there_as_they_are() -> None:
-    commands = [text for language, _, text in blocks() if language == "sh"]
+    commands = [block.text for block in pages.blocks(README) if block.language == "sh"]
     assert 'pip install ".[demo]" && dualwrite demo\n' in commands
     assert 'pip install -e ".[test]" && pytest\n' in commands
 
