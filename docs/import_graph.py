@@ -1,0 +1,80 @@
+"""The rooms of a checkout and what imports what: rooms, floors, arrows, circles.
+
+    python docs/import_graph.py            # this checkout
+    python docs/import_graph.py OTHER      # another one, such as a worktree of an older commit
+
+A *room* is a folder without folders in it, or a module beside folders. An *arrow* leads from a room to one that it imports. A
+room stands one *floor* above the highest room that it imports; rooms of a circle share a floor. An import of names for a type
+checker (`if TYPE_CHECKING`) is no arrow, and neither are those of a package's `__init__`, which only passes names on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+
+ROOT = "dualwrite"
+
+
+def rooms_of(graph: grimp.ImportGraph) -> dict[str, str]:
+    """The room of each module."""
+    packages = {module for module in graph.modules if graph.find_children(module)}
+    nested = {module.rpartition(".")[0] for module in packages}  # packages with packages in them
+
+    def room(module: str) -> str:
+        parent = module.rpartition(".")[0]
+        return module if parent in nested else parent
+
+    return {module: room(module) for module in graph.modules if module not in packages}
+
+
+def arrows_of(graph: grimp.ImportGraph) -> dict[str, set[str]]:
+    """What each room imports."""
+    rooms = rooms_of(graph)
+    arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for module, room in rooms.items():
+        for imported in graph.find_modules_directly_imported_by(module):
+            if imported in rooms and rooms[imported] != room:
+                arrows[room].add(rooms[imported])
+    return arrows
+
+
+def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
+    """The floor of each room, from 0.
+
+    Raises:
+        graphlib.CycleError: There is a circle; its second argument names the rooms.
+    """
+    floors: dict[str, int] = {}
+    for room in TopologicalSorter(arrows).static_order():
+        floors[room] = 1 + max((floors[below] for below in arrows[room]), default=-1)
+    return floors
+
+
+def main() -> int:
+    """Print floor by floor, the highest first."""
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    sys.path.insert(0, str(place / "src"))
+    graph = grimp.build_graph(ROOT, exclude_type_checking_imports=True, cache_dir=None)
+    arrows = arrows_of(graph)
+    number = sum(map(len, arrows.values()))
+    try:
+        floors = floors_of(arrows)
+    except CycleError as error:
+        print(f"{len(arrows)} rooms, {number} arrows, and a circle: {' → '.join(error.args[1])}")
+        return 1
+    by_floor = defaultdict(list)
+    for room, floor in sorted(floors.items()):
+        by_floor[floor].append(room.removeprefix(f"{ROOT}."))
+    for floor in sorted(by_floor, reverse=True):
+        print(f"{floor:2}  {', '.join(by_floor[floor])}")
+    print(f"{len(arrows)} rooms on {len(by_floor)} floors, {number} arrows, no circle")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

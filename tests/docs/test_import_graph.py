@@ -1,0 +1,32 @@
+"""The import graph of the package has no circle, and the command that draws it would say so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parents[2] / "docs" / "import_graph.py"
+
+
+def draw(*place: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, PROGRAM, *place], capture_output=True, text=True, check=False)
+
+
+def test_the_package_has_no_circle() -> None:
+    done = draw()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("no circle")
+    assert done.stdout.lstrip().partition("  ")[2].startswith("cli, spark\n")
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "dualwrite"
+    for room, imports in (("one", "import dualwrite.two.b"), ("two", "import dualwrite.one.a")):
+        (package / room).mkdir(parents=True)
+        (package / room / "__init__.py").touch()
+        (package / room / f"{'a' if room == 'one' else 'b'}.py").write_text(imports)
+    (package / "__init__.py").touch()
+    done = draw(tmp_path)
+    assert done.returncode == 1
+    assert "circle" in done.stdout
