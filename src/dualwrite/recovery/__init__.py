@@ -1,1 +1,1 @@
-"""Recovery: resolves what a crash left in doubt, by what the database decided."""
+"""Recovery: resolves the transactions that a crash left in doubt, according to what the database decided."""

@@ -1,9 +1,9 @@
-"""Which Kafka cluster an id is on (rule CL): seen before anything is claimed; and moving an id to another cluster.
+"""Which Kafka cluster an id is on (rule CL), checked before anything is claimed; and moving an id to another cluster.
 
-Recovery on another cluster would find nothing of what is prepared there, and take it for lost. So the row keeps Kafka's
-`cluster.id`, written when a generation is taken. A row of an older release has none: the first opening that gets as far as
-taking a generation decides. Until then nothing is lost by a wrong one: what it can't find is kept as UNVERIFIED, and
-committed by the right cluster (rule UC).
+Recovery on the wrong cluster would not find the prepared transactions, and would take them for lost. So the row stores Kafka's
+`cluster.id`, written when a generation is acquired. A row from an older release has none: the first opening that acquires a
+generation sets it. Until then the wrong cluster loses nothing: a transaction that can't be found is kept as UNVERIFIED, and is
+committed as soon as recovery runs on the right cluster (rule UC).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 def check_cluster(
     store: TxnStateStore, coordinator: TransactionCoordinator, ids: Iterable[str], *, timeout: float | None = None
 ) -> str:
-    """See that the database is the original one, that Kafka answers, and that it is the cluster of these ids. Claims nothing.
+    """Check that the database is the original, that Kafka answers, and that it is the cluster of these ids. Claims nothing.
 
     Returns:
         Kafka's `cluster.id`.
 
     Raises:
         StoreCopiedError: The database is a copy, or has moved.
-        ClusterMismatchError: The row of one of the ids speaks of another cluster.
+        ClusterMismatchError: The row of one of the ids names another cluster.
         BrokerUnavailableError: Kafka can't be reached.
         StoreError: The database can't be read.
     """
@@ -46,13 +46,13 @@ def check_cluster(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One id, or one lane of it, that has moved.
+    """One id, or one lane of it, that was moved.
 
     Args:
         transactional_id: The id of the row.
-        from_cluster_id: The cluster that the row spoke of; empty where it spoke of none.
-        to_cluster_id: The cluster that it speaks of now.
-        given_up: What was prepared on the old cluster and is given up: it stands in the row as UNVERIFIED.
+        from_cluster_id: The cluster that the row named before; empty if it named none.
+        to_cluster_id: The cluster that it names now.
+        given_up: The transaction that was prepared on the old cluster and given up, if any: it is in the row as UNVERIFIED.
     """
 
     transactional_id: str
@@ -69,28 +69,28 @@ def move_to_cluster(
     give_up_prepared: bool = False,
     timeout: float,
 ) -> tuple[Move, ...]:
-    """Have ids speak of the cluster that answers now, for those who have moved to it for good.
+    """Make the rows of the ids name the cluster that answers now, after a permanent move to that cluster.
 
-    What is prepared on the old cluster can be committed or aborted only there: recover there first. With `give_up_prepared` it
-    is given up instead: a committed state stands in the row as UNVERIFIED until somebody acknowledges it, and messages that
-    were open on the old cluster stay open there, where nobody looks any more.
+    Transactions prepared on the old cluster can be committed or aborted only there: recover there first. With
+    `give_up_prepared` they are given up instead: a committed state stays in the row as UNVERIFIED until it is acknowledged, and
+    transactions that are open on the old cluster stay open there.
 
-    It raises the fences: a writer that is still at work on the old cluster gets FencedError.
+    The move claims each id: a writer that still runs on the old cluster gets FencedError.
 
     Args:
         store: The database.
         coordinator: The new cluster.
-        ids: The ids of the rows, lanes by their own ids.
-        give_up_prepared: As above.
+        ids: The ids of the rows; list each lane by its own id.
+        give_up_prepared: See above.
         timeout: Seconds that each claim may wait.
 
     Returns:
-        What has moved; ids that speak of this cluster already are left out.
+        The ids that were moved; ids whose rows already name this cluster are not included.
 
     Raises:
-        NotSettledError: Something of an id is still to be recovered on the old cluster. Nothing was changed.
+        NotSettledError: Something of an id must still be recovered on the old cluster. Nothing was changed.
         StoreError: There is no such id, or the database can't be read or written.
-        FencedError: Somebody else has claimed an id meanwhile; those before it have moved.
+        FencedError: An id was claimed in the meantime; the ids before it have been moved.
         BrokerUnavailableError: Kafka can't be reached.
     """
     store.check_original()
@@ -98,7 +98,7 @@ def move_to_cluster(
     rows = [row for row in (_existing(store, name) for name in ids) if row.cluster_id != seen]
     for row in rows:
         if not give_up_prepared:
-            _demand_settled(row, seen)
+            _require_settled(row, seen)
     return tuple(_moved(store, row, seen, timeout) for row in rows)
 
 
@@ -113,15 +113,15 @@ def _existing(store: TxnStateStore, transactional_id: str) -> StateRow:
     return row
 
 
-def _demand_settled(row: StateRow, seen: str) -> None:
+def _require_settled(row: StateRow, seen: str) -> None:
     if row.prepared_state is None and not row.unsettled_generations:
         return
     raise NotSettledError(
-        f"The id can't move to Kafka cluster {seen!r}: something of it is still open on cluster {row.cluster_id!r}.",
+        f"The id can't be moved to Kafka cluster {seen!r}: it is not settled yet on cluster {row.cluster_id!r}.",
         transactional_id=row.transactional_id,
-        cause="a writer is at work, or has crashed; what it has prepared can be committed only where it is",
+        cause="a writer is running, or has crashed; what it has prepared can be committed only on that cluster",
         next_step=f"stop the writers, run `dualwrite recover --id {row.transactional_id}` with the old cluster's address, then "
-        "move. If the old cluster is gone for good: --give-up-prepared (library: give_up_prepared=True)",
+        "move the id. If the old cluster is permanently gone, use --give-up-prepared (library: give_up_prepared=True)",
     )
 
 
@@ -132,6 +132,6 @@ def _moved(store: TxnStateStore, row: StateRow, seen: str, timeout: float) -> Mo
     if row.prepared_state is not None:
         now = datetime.now(UTC)
         given_up = LostTransaction(LostKind.UNVERIFIED, row.prepared_state, row.prepared_generation, now, row.delivery)
-        log.error("%s: %s is given up on cluster %s", row.transactional_id, row.prepared_state, row.cluster_id)
+        log.error("%s: transaction %s on cluster %s is given up", row.transactional_id, row.prepared_state, row.cluster_id)
     store.settle(claim, Settlement(clear_state=True, lost=given_up, settled_generation=row.generation, cluster_id=seen))
     return Move(row.transactional_id, row.cluster_id, seen, given_up)

@@ -1,7 +1,7 @@
-"""What the operator says of a database that is a copy, or that has moved: a store of its own, or the original that goes on.
+"""What an operator can do with a database that is a copy or has moved: make it a separate store, or keep it as the original.
 
-Original and copy have one store id, and so the same ids at Kafka. Fences hold within one database only: each would take what
-the other has prepared for a transaction of nobody, and abort it.
+The original and the copy have the same store id, and therefore the same ids at Kafka. Fencing works only within one database:
+each would take transactions prepared by the other for abandoned ones, and abort them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeftToOriginal:
-    """What a row of the copy said that is the original's to settle; it was cleared here.
+    """What was cleared from a row of the copy, because the original database resolves it.
 
     Args:
         transactional_id: The id of the row.
-        prepared: The state that was stored.
-        lost: What stood as lost or unverified.
+        prepared: The prepared state in the row.
+        lost: The lost and unverified transactions in the row.
     """
 
     transactional_id: str
@@ -34,13 +34,13 @@ class LeftToOriginal:
 
 
 def keep_store_id(store: TxnStateStore) -> StoreIdentity | None:
-    """This database is the original, in another place: a restored backup, an upgraded or moved server, a new primary.
+    """Keep the store id: this database is the original in a new place (restored backup, moved or upgraded server, new primary).
 
     Returns:
-        Its identity as it is now, or None where it has none yet.
+        The new identity, or None if the database does not have one yet.
 
     Raises:
-        StoreError: Somebody else has changed it at the same time, or the database can't be read or written.
+        StoreError: Another process changed it at the same time, or the database can't be read or written.
     """
     before = store.identity()
     if before is None:
@@ -51,27 +51,27 @@ def keep_store_id(store: TxnStateStore) -> StoreIdentity | None:
 
 
 def new_store_id(store: TxnStateStore, *, timeout: float) -> tuple[StoreIdentity, tuple[LeftToOriginal, ...]]:
-    """This database is a copy whose original goes on: make it a store of its own, with other ids at Kafka.
+    """Give a copy, whose original stays in use, a store id of its own and thereby other ids at Kafka.
 
-    What is prepared belongs to the original. It is cleared here, and Kafka is not asked: the original settles it. Fences are
-    raised. It may be done again where it broke off: until it is done, the copy has its original's id.
+    Prepared transactions belong to the original, which resolves them: they are cleared from the copy without asking Kafka.
+    Every id is claimed. If this fails halfway, run it again: until it has finished, the copy has its original's store id.
 
     Args:
         store: The copy.
         timeout: Seconds that each claim may wait.
 
     Returns:
-        The new identity, and what the rows said.
+        The new identity, and what was cleared from the rows.
 
     Raises:
         StoreError: The database can't be read or written.
-        FencedError: Somebody else claims an id of the copy at the same time.
+        FencedError: Another process claims an id of the copy at the same time.
     """
     before = store.identity()
     left = _cleared(store, timeout)
     after = StoreIdentity.new(store.marks())
     _replace(store, before, after)
-    left += _cleared(store, timeout)  # what a writer did meanwhile, who had the original's id
+    left += _cleared(store, timeout)  # again: a writer may have used the original's id in the meantime
     return after, tuple(left)
 
 
@@ -90,6 +90,6 @@ def _cleared(store: TxnStateStore, timeout: float) -> list[LeftToOriginal]:
 def _replace(store: TxnStateStore, before: StoreIdentity | None, after: StoreIdentity) -> None:
     if not store.set_identity(after, expected=before):
         raise StoreError(
-            f"The id of {store.description} was changed by somebody else at the same time.",
-            next_step="look at it by `dualwrite doctor`, and run the command again",
+            f"Another process changed the store id of {store.description} at the same time.",
+            next_step="check it with `dualwrite doctor`, and run the command again",
         )

@@ -1,7 +1,7 @@
-"""The recovery decision: a pure function over what the database stored and what the coordinator describes.
+"""The recovery decision: a pure function of what the database stored and what the coordinator describes.
 
-The table is DESIGN.md §4's. `stored` is the state S in the row for this generation (None: the row names nothing there),
-`described` is D, the coordinator's answer (None: it does not know the id).
+The decision table is in docs/how-it-works/recovery.md. `stored` is S, the state in the row for this generation (None: there is
+none), `described` is D, the coordinator's answer (None: it does not know the id).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Decision(Enum):
     """S names D, and Kafka has aborted it: a transaction that the database committed."""
 
     PROVE = "prove"
-    """The producer id has changed since S, which names its transaction by epoch: EndTxn v5 of S tells (KIP-890)."""
+    """The producer id has changed since S, which names its transaction by epoch: EndTxn v5 of S gives the proof (KIP-890)."""
 
     UNVERIFIED = "unverified"
-    """S is unsettled, and the coordinator has no evidence of it left: the log may have (`decide_by_log`)."""
+    """S is unresolved, and the coordinator has no evidence of it left: the log may have some (`decide_by_log`)."""
 
     WAIT = "wait"
     """The coordinator is between two states: describe again."""
 
     NOTHING = "nothing"
-    """Nothing is open, and nothing that S names is in doubt."""
+    """Nothing is open, and S is not in doubt."""
 
 
 _BETWEEN = frozenset(
@@ -62,7 +62,7 @@ _BY_LOG = {
 
 
 def decide(stored: PreparedTxnState | None, described: TransactionDescription | None) -> Decision:
-    """Decide over one generation; see `Decision` for what each answer means."""
+    """Decide what to do with one generation; see `Decision`."""
     if described is None:
         return Decision.NOTHING if stored is None else Decision.UNVERIFIED
     if described.status in _BETWEEN:
@@ -75,7 +75,7 @@ def decide(stored: PreparedTxnState | None, described: TransactionDescription | 
 
 
 def _has_passed(stored: PreparedTxnState, described: TransactionDescription) -> bool:
-    """Whether D belongs to a later transaction than S: no writer begins one before S is known to be committed or settled."""
+    """Whether D is a later transaction than S: no writer begins one before S is known to be committed or is settled."""
     if stored.producer_id != described.producer_id or described.status is TransactionStatus.EMPTY:
         return False
     if stored.has_own_epoch:
@@ -90,5 +90,5 @@ def _without_evidence(stored: PreparedTxnState, described: TransactionDescriptio
 
 
 def decide_by_log(fate: Fate) -> Decision:
-    """Decide over a state that the coordinator has no evidence of, by what the log says (`TransactionCoordinator.fate`)."""
+    """Decide by the log, if the coordinator has no evidence of the state (`TransactionCoordinator.fate`)."""
     return _BY_LOG[fate]

@@ -1,6 +1,6 @@
-"""What recovery would do about an id, and why: a look at its row and at Kafka that changes nothing.
+"""What recovery would do with an id, and why: a read-only check of its row and of Kafka.
 
-Recovery takes this look before it claims an id, so that an id whose coordinator does not answer is left to its holder.
+Recovery makes this check before it claims an id, so that the owner keeps an id whose coordinator does not answer.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from dualwrite.stores.rows import found_again, on_cluster
 
 REASONS: Final = MappingProxyType(
     {
-        Decision.COMMIT: "the database committed the transaction, and Kafka holds it prepared",
+        Decision.COMMIT: "the database committed the transaction, and Kafka has it prepared",
         Decision.ABORT: "the transaction is open at Kafka, and the database has not committed it",
         Decision.ALREADY_COMMITTED: "both sides have committed",
-        Decision.LOST: "the database committed the transaction, and Kafka aborted it: its messages are lost",
-        Decision.PROVE: "the producer id has changed since: EndTxn with the stored one will say how the transaction ended",
-        Decision.UNVERIFIED: "the database committed the transaction, and Kafka has no evidence of it",
-        Decision.WAIT: "Kafka is ending the transaction: recovery would wait, and look again",
-        Decision.NOTHING: "nothing is open: earlier holders of the id would be fenced",
+        Decision.LOST: "the database committed the transaction, but Kafka aborted it: its messages are lost",
+        Decision.PROVE: "the producer id has changed since: EndTxn with the stored one will show how the transaction ended",
+        Decision.UNVERIFIED: "the database committed the transaction, but Kafka has no evidence of it",
+        Decision.WAIT: "Kafka is ending the transaction: recovery would wait and check again",
+        Decision.NOTHING: "nothing is open: earlier owners of the id would be fenced",
     }
 )
-"""Why each decision is made."""
+"""The reason for each decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What recovery would do about one generation.
+    """What recovery would do with one generation.
 
     Args:
-        transactional_id: The logical id, or a lane's.
+        transactional_id: The logical id, or the id of a lane.
         generation: The generation.
         kafka_transactional_id: The id that Kafka sees.
         decision: What recovery would do.
-        state: The prepared state that the row has for it, or None.
-        described: What the coordinator says of it, or None where it does not know the id.
+        state: The prepared state in the row for this generation, or None.
+        described: The coordinator's description, or None if it does not know the id.
     """
 
     transactional_id: str
@@ -56,20 +56,20 @@ class GenerationPlan:
 
     @property
     def why(self) -> str:
-        """The reason, as a sentence without its stop."""
+        """The reason, as a sentence without the final period."""
         return REASONS[self.decision]
 
 
 @dataclass(frozen=True, slots=True)
 class IdPlan:
-    """What recovery would do about one id.
+    """What recovery would do with one id.
 
     Args:
-        transactional_id: The logical id, or a lane's.
-        owner: Who holds it now, and would be fenced; None where nothing would be taken.
-        generations: One for each generation that recovery would look at; empty where the id would not be touched.
-        unacknowledged: What stands in the row as lost or unverified.
-        error: Why recovery could do nothing.
+        transactional_id: The logical id, or the id of a lane.
+        owner: The current owner, which would be fenced; None if the id would not be claimed.
+        generations: One for each generation that recovery would resolve; empty if the id would not be claimed.
+        unacknowledged: The lost and unverified transactions in the row.
+        error: Why recovery could do nothing, if so.
     """
 
     transactional_id: str
@@ -81,7 +81,7 @@ class IdPlan:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """What recovery would do, id by id. Iterating gives every generation."""
+    """What recovery would do, id by id. Iterating over it yields every generation."""
 
     ids: tuple[IdPlan, ...] = ()
 
@@ -90,12 +90,12 @@ class RecoveryPlan:
 
     @property
     def failed(self) -> tuple[IdPlan, ...]:
-        """The ids about which recovery could do nothing."""
+        """The ids with which recovery could do nothing."""
         return tuple(plan for plan in self.ids if plan.error is not None)
 
     @property
     def unacknowledged(self) -> tuple[tuple[str, LostTransaction], ...]:
-        """Every lost or unverified transaction that nobody has acknowledged, with its id."""
+        """Every lost or unverified transaction that is not acknowledged, with its id."""
         return tuple((plan.transactional_id, lost) for plan in self.ids for lost in plan.unacknowledged)
 
     @property
@@ -105,14 +105,14 @@ class RecoveryPlan:
 
 
 class KafkaLook:
-    """Looks at the database and at Kafka for one call of recovery, or one opening. Claims nothing.
+    """Checks the database and Kafka for one call of recovery, or one opening. Claims nothing.
 
-    Where no broker answers, that is found once, within one time limit, and not again for each id.
+    If no broker answers, this is found out once, within one time limit, not once per id.
 
     Args:
         store: The database.
         coordinator: Kafka's side.
-        timeout: Seconds for the look at whether Kafka answers, and for each id; None for the coordinator's own limit.
+        timeout: Seconds for checking that Kafka answers, and again for each id; None for the coordinator's own limit.
     """
 
     def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, timeout: float | None = None) -> None:
@@ -123,7 +123,7 @@ class KafkaLook:
         self._unreachable: BrokerError | None = None
 
     def check(self) -> str:
-        """See that the database is the original one, and that Kafka answers; Kafka's `cluster.id`.
+        """Check that the database is the original and that Kafka answers; return Kafka's `cluster.id`.
 
         Raises:
             StoreCopiedError: The database is a copy, or has moved.
@@ -141,11 +141,11 @@ class KafkaLook:
         return self._cluster_id
 
     def at(self, row: StateRow) -> tuple[GenerationPlan, ...]:
-        """What is on each unsettled generation of an id, as its coordinator says.
+        """What recovery would do with each unsettled generation of an id, according to its coordinator.
 
         Raises:
-            StoreCopiedError: As `check`.
-            ClusterMismatchError: The row speaks of another cluster.
+            StoreCopiedError: As for `check`.
+            ClusterMismatchError: The row names another cluster.
             BrokerError: Kafka, or the coordinator of a generation, does not answer.
         """
         on_cluster(row, self.check())
@@ -153,9 +153,9 @@ class KafkaLook:
         return tuple(self._planned(row, generation, limit) for generation in row.generations_to_look_at)
 
     def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
-        """See that the coordinators answer that opening an id will ask.
+        """Check that the coordinators needed to open an id answer.
 
-        Raises: as `at`.
+        Raises: as for `at`.
         """
         cluster_id = self.check()
         limit = self._limit()

@@ -1,13 +1,13 @@
-"""Recoverer: settle what a crash left behind, for one id with its lanes, for a prefix, or for all; and forgetting an id.
+"""Recoverer: resolves what a crash left in doubt, for one id with its lanes, for a prefix, or for all; and forgets ids.
 
-What holds for a whole id, once `recover` has returned without an error for one of its lanes: nothing is open on any of them,
-and no transaction that was open can commit. A writer that still runs is fenced on *every* lane on which it can begin one:
-from its start on, a lane's generation stays unsettled until the writer closes, so that recovery claims it. While
-recovery goes from lane to lane, such a writer may still complete transactions on those that are not claimed yet, on both
-sides; its first use of a claimed one fences all of it. A writer that was paused while it opened has begun nothing; where
-recovery finds nothing to claim on its lanes, it may go on to open, as if it had come after the recovery.
+When `recover` has returned without an error for any lane of an id, nothing is open on any of its lanes, and no transaction that
+was open can commit. A writer that is still running is fenced on *every* lane on which it can begin a transaction: from the
+writer's start until it closes, each lane's generation is unsettled, so recovery claims it. While recovery processes lane after
+lane, such a writer may still complete transactions, on both sides, on lanes that are not claimed yet; its first use of a
+claimed lane fences the whole writer. A writer that was paused while opening has not begun a transaction; if recovery finds
+nothing to claim on its lanes, the writer may finish opening, as if it had started after the recovery.
 
-`forget` raises the fence of every lane, whether settled long ago or not.
+`forget` raises the fencing token of every lane, even of a lane that is settled.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MAX_OWNER_LENGTH: Final = 200
 
 
 def describe_owner(role: str) -> str:
-    """Who claims, for people: role, host, process id and program."""
+    """A readable name of the claimant: role, host, process id and program."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return f"{role} {socket.gethostname()}:{os.getpid()} {program}"[:MAX_OWNER_LENGTH]
 
 
 def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None, *, prefix: str = "") -> list[str]:
-    """The ids of the rows that were asked for, each once: a logical id stands for all of its lanes, a lane's for itself.
+    """The ids of the requested rows, without duplicates: a logical id means all of its lanes, the id of a lane only that lane.
 
     Args:
         store: The database.
@@ -50,7 +50,8 @@ def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None,
         prefix: Only ids that begin with it.
 
     Returns:
-        Given ids in the order given, there or not; listed ones sorted; each followed by its lanes.
+        With `ids`: these in the given order, even if they have no row, each followed by its further lanes. Otherwise the ids
+        from the database, sorted.
 
     Raises:
         StoreError: The ids could not be listed.
@@ -59,7 +60,7 @@ def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None,
     if ids is None:
         return sorted(store.list(prefix), key=split_lane_id)
     if prefix:
-        raise ConfigurationError("Both ids and a prefix were given.", next_step="give one of them")
+        raise ConfigurationError("Both ids and a prefix were given.", next_step="give only one of them")
     found: dict[str, None] = {}
     for given in [ids] if isinstance(ids, str) else ids:
         found[given] = None
@@ -68,23 +69,23 @@ def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None,
 
 
 def _further_lanes(store: TxnStateStore, transactional_id: str) -> list[str]:
-    """The lanes beyond lane 0 that have a row; none for an id that is a lane's itself."""
+    """The lanes other than lane 0 that have a row; empty if the id is itself that of a lane."""
     if split_lane_id(transactional_id)[1]:
         return []
     return lanes_of(store.list(transactional_id + LANE_MARK), transactional_id)
 
 
 def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
-    """Drop an id that is no longer used, with all its lanes; or one lane alone, by its own id. The fences stay.
+    """Forget an id that is no longer used, with all its lanes; or a single lane, by its own id. The fencing tokens are kept.
 
-    Lane 0 goes last: broken off in between, the id is still listed and can be forgotten again. That is harmless: a lane that
-    was forgotten comes back, with its fence, when a writer claims it.
+    Lane 0 is last: if this fails halfway, the id is still listed and can be forgotten again. Forgetting is harmless: when a
+    writer claims a forgotten lane, its row comes back with its fencing token.
 
     Returns:
-        The ids that were dropped.
+        The ids that were forgotten.
 
     Raises:
-        NotSettledError: Something of a lane is still to be recovered or acknowledged; nothing was changed.
+        NotSettledError: A lane still has something to recover or acknowledge; nothing was changed.
         StoreError: There is no such id.
     """
     ids = [name for name in ids_with_lanes(store, [transactional_id]) if store.read(name) is not None]
@@ -93,7 +94,7 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
     try:
         for row in map(store.read, ids):
             if row is not None and _is_open(row):
-                store.forget(row.transactional_id)  # refuses, and says why, before anything was changed
+                store.forget(row.transactional_id)  # raises NotSettledError before anything is changed
         for name in reversed(ids):
             store.forget(name)
     except DualWriteError as error:
@@ -115,9 +116,9 @@ def _is_open(row: StateRow) -> bool:
 
 
 def name_lane(error: DualWriteError, transactional_id: str) -> None:
-    """Make an error about a lane name the logical id, which is what the user knows, with the lane in its text.
+    """Make an error about a lane name the logical id, which the user knows, and mention the lane in its text.
 
-    The lane's id becomes the attribute `lane`.
+    The attribute `lane` is set to the lane's id.
     """
     lane = error.transactional_id
     if lane is not None and lane != transactional_id and is_lane_of(lane, transactional_id):
@@ -127,14 +128,14 @@ def name_lane(error: DualWriteError, transactional_id: str) -> None:
 
 
 class Recoverer:
-    """Settles ids whose writer is gone (KIP-939, "Recovery recipe").
+    """Resolves in-doubt transactions of ids whose writer is gone (KIP-939, "Recovery recipe").
 
-    It may run at any time, several at once, and beside live writers; doing it twice changes nothing. It takes an id from
-    its holder: a live writer gets FencedError at its next step and can `reopen()`. Ids on which nothing is unsettled are
-    not touched.
+    It may run at any time, several times at once, and while writers are running; recovering twice changes nothing. It claims an
+    id from its owner: a live writer gets FencedError at its next step and can `reopen()`. Ids with nothing unsettled are not
+    touched.
 
-    An id stands for all of its lanes (`orders` also for `orders~1`, `orders~2`, …, as far as they have rows); the id of a
-    lane, given by itself, stands for that lane alone. Reports name each lane by its own id.
+    A logical id means all of its lanes (`orders` also means `orders~1`, `orders~2`, …, if they have rows); the id of a lane
+    means only that lane. Reports name each lane by its own id.
 
     Args:
         store: The database.
@@ -160,11 +161,11 @@ class Recoverer:
         self._owns_coordinator = owns_coordinator
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
-        """The logical ids among the asked ones on which something is unsettled: recovery would take them. Reads only."""
+        """The requested logical ids with something unsettled, which recovery would claim. Read-only."""
         return tuple(dict.fromkeys(split_lane_id(lane)[0] for lane in self.pending_lanes(ids, prefix=prefix)))
 
     def pending_lanes(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
-        """As `pending`, lane by lane, by the lanes' own ids."""
+        """Like `pending`, but lists each lane by its own id."""
         found = []
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             row = self._store.read(transactional_id)
@@ -179,15 +180,15 @@ class Recoverer:
         prefix: str = "",
         progress: Callable[[IdReport], None] | None = None,
     ) -> RecoveryReport:
-        """Settle the given ids, or those that begin with `prefix`, or all.
+        """Recover the given ids, or those that begin with `prefix`, or all.
 
-        An id or a lane that can't be recovered does not keep the others from it: its error stands in the report. Where Kafka,
-        or an id's coordinator, does not answer, the id is not claimed, and its holder keeps it.
+        If an id or a lane can't be recovered, its error is in the report, and recovery continues with the others. If Kafka or
+        an id's coordinator does not answer, the id is not claimed, and its owner keeps it.
 
         Args:
             ids: Logical transactional ids, each with all its lanes, or ids of lanes; None for all that begin with `prefix`.
             prefix: Only ids that begin with it.
-            progress: Called with the report of each id and each lane when it is done.
+            progress: Called with the report of each id and each lane when it is finished.
 
         Raises:
             StoreError: The ids could not be listed.
@@ -203,18 +204,18 @@ class Recoverer:
         return RecoveryReport(tuple(reports))
 
     def plan(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> RecoveryPlan:
-        """What `recover` would do now, and why, for each id and generation. Claims nothing, and sends Kafka questions only.
+        """What `recover` would do now, and why, for each id and generation. Claims nothing, and only queries Kafka.
 
-        Raises: as `recover`.
+        Raises: as for `recover`.
         """
         look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
-        """Take the lost and unverified transactions off the rows, because somebody has dealt with them.
+        """Remove the lost and unverified transactions from the rows, after they have been dealt with.
 
         Returns:
-            What was taken off, by the id of the row: the logical id, or a lane's.
+            The removed transactions, by the id of the row: the logical id, or the id of a lane.
         """
         removed = {}
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
@@ -229,7 +230,7 @@ class Recoverer:
         return self._store
 
     def close(self) -> None:
-        """Close what it owns of store and coordinator."""
+        """Close the store and the coordinator if they are owned (`owns_store`, `owns_coordinator`)."""
         if self._owns_coordinator:
             self._coordinator.close()
         if self._owns_store:
@@ -252,21 +253,21 @@ class Recoverer:
 
     def _recover_one(self, transactional_id: str, look: KafkaLook) -> IdReport:
         try:
-            return self._settled(transactional_id, look)
+            return self._resolve(transactional_id, look)
         except FencedError as error:
             row = self._store.read(transactional_id)
-            owner = "somebody else" if row is None else row.owner
-            log.info("%s: taken over by %s while it was recovered: %s", transactional_id, owner, error)
+            owner = "another process" if row is None else row.owner
+            log.info("%s: claimed by %s during the recovery: %s", transactional_id, owner, error)
             return IdReport(transactional_id, taken_over_by=owner, unacknowledged=() if row is None else row.lost)
         except DualWriteError as error:
-            log.info("%s: recovery did not finish: %s", transactional_id, error)  # the report says so, too
+            log.info("%s: recovery did not finish: %s", transactional_id, error)  # also in the report
             return IdReport(transactional_id, error=error)
 
-    def _settled(self, transactional_id: str, look: KafkaLook) -> IdReport:
+    def _resolve(self, transactional_id: str, look: KafkaLook) -> IdReport:
         row = self._read(transactional_id)
         if not row.generations_to_look_at:
             return IdReport(transactional_id, unacknowledged=row.lost)
-        look.at(row)  # a claim takes the id from a writer that may be alive: not where nothing could be settled
+        look.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
         claim = self._store.claim(transactional_id, describe_owner("recoverer"), timeout=self._timeouts.claim)
         hit("recover_after_claim")
         return resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)

@@ -1,4 +1,4 @@
-"""What recovery found and did: one outcome per generation, one report per id. Frozen, without I/O."""
+"""What recovery found and did: one outcome per generation, one report per id. Frozen dataclasses, no I/O."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dualwrite.stores.base import LostKind, LostTransaction
 
 
 class Outcome(Enum):
-    """How recovery left one generation of an id."""
+    """The outcome of recovery for one generation of an id."""
 
     COMMITTED = "COMMITTED"
     """The database had committed; recovery committed Kafka."""
 
     ALREADY_COMMITTED = "ALREADY_COMMITTED"
-    """Both sides had committed before."""
+    """Both sides had already committed."""
 
     ABORTED = "ABORTED"
     """The database had not committed; recovery aborted Kafka."""
@@ -31,11 +31,11 @@ class Outcome(Enum):
     """The database had committed, and Kafka has no evidence left. Recorded in the row."""
 
     NOTHING = "NOTHING"
-    """Nothing was open and nothing in doubt."""
+    """Nothing was open or in doubt."""
 
     @property
     def lost_kind(self) -> LostKind | None:
-        """What is recorded in the row for it, or None where nothing is lost."""
+        """How the row records this outcome, or None if nothing is lost or unverified."""
         return LostKind(self.value) if self in (Outcome.LOST, Outcome.UNVERIFIED) else None
 
 
@@ -44,10 +44,10 @@ class GenerationOutcome:
     """The outcome of one generation.
 
     Args:
-        transactional_id: The logical id.
+        transactional_id: The logical id, or the id of a lane.
         generation: The generation.
-        outcome: What became of it.
-        state: The stored state that it was about, where there was one.
+        outcome: Its outcome.
+        state: The stored state concerned, if any.
     """
 
     transactional_id: str
@@ -61,11 +61,11 @@ class IdReport:
     """What recovery did for one id.
 
     Args:
-        transactional_id: The logical id.
-        outcomes: One per unsettled generation; empty where there was nothing to look at.
-        unacknowledged: What stands in the row as lost or unverified, from this recovery and from earlier ones.
-        taken_over_by: Who claimed the id while we recovered it; that claimant settles it before anything else.
-        error: Why recovery did not finish, if it did not. What is prepared stays prepared.
+        transactional_id: The logical id, or the id of a lane.
+        outcomes: One per unsettled generation; empty if there was nothing to resolve.
+        unacknowledged: The lost and unverified transactions in the row, from this recovery and from earlier ones.
+        taken_over_by: The owner that claimed the id during the recovery, if any; it resolves the id before anything else.
+        error: Why recovery did not finish, if it did not. Prepared transactions stay prepared.
     """
 
     transactional_id: str
@@ -77,7 +77,7 @@ class IdReport:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What recovery did, id by id. Iterating gives every generation's outcome."""
+    """What recovery did, id by id. Iterating over it yields the outcome of every generation."""
 
     ids: tuple[IdReport, ...] = ()
 
@@ -85,7 +85,7 @@ class RecoveryReport:
         return (outcome for report in self.ids for outcome in report.outcomes)
 
     def count(self) -> Counter[Outcome]:
-        """How often each outcome came."""
+        """The number of occurrences of each outcome."""
         return Counter(found.outcome for found in self)
 
     @property
@@ -95,16 +95,16 @@ class RecoveryReport:
 
     @property
     def unacknowledged(self) -> tuple[tuple[str, LostTransaction], ...]:
-        """Every lost or unverified transaction that nobody has acknowledged, with its id."""
+        """Every lost or unverified transaction that is not acknowledged, with its id."""
         return tuple((report.transactional_id, lost) for report in self.ids for lost in report.unacknowledged)
 
     @property
     def ok(self) -> bool:
-        """Whether every id is settled, and nothing is lost or unverified."""
+        """Whether every id was recovered, and nothing is lost or unverified."""
         return not self.failed and not self.unacknowledged
 
     def raise_for_problems(self) -> None:
-        """Raise what is not ok; return otherwise.
+        """Raise an error unless `ok`.
 
         Raises:
             RecoveryError: An id could not be recovered; the first such error is its cause.
@@ -117,14 +117,14 @@ class RecoveryReport:
                 f"{len(self.failed)} of {len(self.ids)} ids could not be recovered.",
                 transactional_id=first.transactional_id,
                 cause=str(first.error),
-                next_step="what is prepared stays prepared; mend the cause and recover again",
+                next_step="prepared transactions stay prepared; fix the cause and recover again",
                 report=self,
             ) from first.error
         raise_for_lost(self.unacknowledged)
 
 
 def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> None:
-    """Raise the first of the lost or unverified transactions, if there is one; the lost ones come first.
+    """Raise an error for the first of the lost or unverified transactions, if there are any; the lost ones come first.
 
     Raises:
         LostTransactionError: Kafka provably aborted what the database committed.
@@ -141,19 +141,19 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
     acknowledge = f"publish its messages again from your data, then `{command}`"
     if lost.kind is LostKind.LOST:
         raise LostTransactionError(
-            f"Transaction {lost.state} was committed by the database and aborted by Kafka: its messages are lost{more}.{held}",
+            f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{held}",
             transactional_id=transactional_id,
             cause="it stayed prepared for longer than its transaction.timeout.ms, on a broker without two-phase commit",
             next_step=acknowledge,
             **facts,
         )
     raise UnverifiedTransactionError(
-        f"Transaction {lost.state} was committed by the database; Kafka no longer knows what became of it{more}.{held}",
+        f"Transaction {lost.state} was committed by the database; Kafka no longer knows its outcome{more}.{held}",
         transactional_id=transactional_id,
-        cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can't be read any "
-        "more (retention, or no right to read the topic); or recovery ran on another cluster, which only the row of an older "
-        "release can't tell",
-        next_step="recover on the right cluster, which still commits it there; or look for its messages in the topic, and if "
+        cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can no longer be "
+        "read (retention, or no permission to read the topic); or recovery ran on the wrong cluster, which is not detected "
+        "for a row written by an older release",
+        next_step="recover on the right cluster, which still commits it; or look for its messages in the topic, and if "
         f"they are missing, {acknowledge}",
         **facts,
     )

@@ -1,14 +1,16 @@
-"""Settle the generations of one id under a claim: describe, read again, decide, act, settle, fence (DESIGN.md §4).
+"""Resolve the generations of one id under a claim: describe, read again, decide, act, settle, fence.
 
-Both the Recoverer and a writer that opens run this. The order of the steps is what the models in tests/model prove:
+Both the Recoverer and a writer that opens run this (docs/how-it-works/recovery.md). The models in tests/model check the order
+of the steps, which the rules in docs/how-it-works/rules.md require:
 
-F1  describe first, then read the row again on the condition of our fence
-F3  any answer to EndTxn but NONE: describe and decide again
-F7  settle in the database before the evidence at the broker is destroyed by raising the epoch
+F1  describe first, then read the row again on condition that the fencing token is still ours
+F3  after any answer to EndTxn other than NONE, describe and decide again
+F7  settle in the database before raising the epoch, which destroys the evidence at the broker
 FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
-FB  end a transaction only while each of its partitions has a leader (the coordinator waits for it)
-CL  on the cluster that the row speaks of, or not at all
-UC  what stands as UNVERIFIED is looked for again: found ongoing under its very name, it is committed
+FB  end a transaction only while each of its partitions has a leader (the coordinator client waits for it)
+SA  clear a state that was passed before aborting the transaction that passed it
+CL  only on the cluster that the row names
+UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing under exactly that name, commit it
 """
 
 from __future__ import annotations
@@ -49,21 +51,21 @@ _OUTCOMES: Final = {
 
 
 def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float) -> IdReport:
-    """Settle every unsettled generation of the claim's id, so that nothing is open on any of them.
+    """Resolve every unsettled generation of the claim's id, so that nothing is open on any of them.
 
     Args:
         store: The database.
         coordinator: Kafka's side.
-        claim: Ours, and the newest.
-        timeout: Seconds that Kafka may take for all generations.
+        claim: Our claim, which must be the newest.
+        timeout: Seconds for Kafka, for all generations together.
 
     Returns:
-        What was found, with what stands in the row as lost or unverified, from now and from earlier.
+        What was found, and the unacknowledged lost and unverified transactions in the row, including earlier ones.
 
     Raises:
-        FencedError: Somebody else has claimed the id since; that claimant settles it.
-        ClusterMismatchError: The row speaks of another cluster; nothing was changed.
-        BrokerUnavailableError: Kafka did not answer in time; what is prepared stays prepared.
+        FencedError: Another writer or recoverer has claimed the id since; it resolves the id.
+        ClusterMismatchError: The row names another cluster; nothing was changed.
+        BrokerUnavailableError: Kafka did not answer within the time limit; prepared transactions stay prepared.
         StoreError: The database could not be read or written.
     """
     deadline = Deadline.after(timeout)
@@ -81,24 +83,24 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
 def decision_by_log(
     coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
 ) -> Decision:
-    """Decide over a state that its coordinator has forgotten, by a look at the log; UNVERIFIED where that has nothing of it.
+    """Decide by the log, for a state that its coordinator has forgotten; UNVERIFIED if the log has no evidence either.
 
-    Raises: as `TransactionCoordinator.fate`.
+    Raises: as for `TransactionCoordinator.fate`.
     """
     place = None if delivery is None else delivery.proof
     if place is None:
         return Decision.UNVERIFIED
     fate = coordinator.fate(stored, place, timeout=limit)
-    log.info("%s: the coordinator has no evidence of it; by the log of %s it is %s", stored, place, fate.value)
+    log.info("%s: the coordinator has no evidence of it; according to the log of %s it is %s", stored, place, fate.value)
     return decide_by_log(fate)
 
 
 class GenerationResolver:
-    """Settles one generation of one id, which Kafka knows as `kafka_id`; the rest as in `resolve_id`, by the deadline.
+    """Resolves one generation of one id, which Kafka knows as `kafka_id`, before the deadline; otherwise as `resolve_id`.
 
     Attributes:
-        raised: EndTxn v5's answer that raised the epoch at the end, with the producer id and epoch to go on with (rule F5);
-            None where the coordinator does not know the id, and on brokers without EndTxn v5.
+        raised: The answer of the EndTxn v5 that raised the epoch at the end, with the producer id and epoch to continue with
+            (rule F5); None if the coordinator does not know the id, and on brokers without EndTxn v5.
     """
 
     def __init__(
@@ -121,22 +123,23 @@ class GenerationResolver:
         self.raised: EndTxnAnswer | None = None
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
-        """Go round until the generation is settled and its epoch raised; see `resolve_id` for errors.
+        """Repeat rounds until the generation is settled and its epoch raised; see `resolve_id` for errors.
 
         Returns:
-            What was found, in order; NOTHING alone where nothing was. A state may be settled and then a transaction be aborted
-            that was open and not its own.
+            The outcomes in order, or a single NOTHING. There can be two: that of the stored state, and the abort of another
+            transaction that was open.
         """
         pause = _PAUSE
         while not self._round():
-            self._deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
+            self._deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; not a secret)
             if self._deadline.expired:
                 self._give_up()
             pause = min(2 * pause, _LONGEST_PAUSE)
         return tuple(self._found) or (self._outcome(Outcome.NOTHING, None),)
 
     def _round(self) -> bool:
-        """One round; whether the generation is done."""
+        """Run one round; return whether the generation is finished."""
+        # rule F1
         described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
         hit("recover_after_describe")
         row = self._store.read_claimed(self._claim)
@@ -166,13 +169,13 @@ class GenerationResolver:
                 outcome = _OUTCOMES[decision]
         if described is not None and described.status is TransactionStatus.ONGOING:
             self._settle_row(outcome, stored)
-            return False  # what is open is not what S named: the next round aborts it, and says so
+            return False  # the open transaction is not the one that S names: the next round aborts and reports it
         return self._settle_and_fence(outcome, stored, described)
 
     def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> bool:
-        """Bring an unverified transaction that was found again to its end: the database had committed it (rule UC)."""
+        """End an unverified transaction that was found again, which the database had committed (rule UC)."""
         decision = decide(entry.state, described)
-        log.info("%s: %s stands as UNVERIFIED and is found again: %s", self._kafka_id, entry.state, decision.value)
+        log.info("%s: %s, recorded as UNVERIFIED, was found again: %s", self._kafka_id, entry.state, decision.value)
         if decision is Decision.WAIT:
             return False
         answer = None
@@ -193,18 +196,17 @@ class GenerationResolver:
         self._store.settle(self._claim, Settlement(resolved=entry, lost=lost))
         hit("recover_after_settle")
         self._remember(outcome, entry.state)
-        return False  # once more, for what is left to do on the generation
+        return False  # another round for the rest of the generation
 
     def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
-        """End the ongoing transaction by the epoch that was described: it wins only if nobody was faster."""
+        """End the ongoing transaction with the described epoch, as compare-and-set: it fails if another client was faster."""
         if not commit and stored is not None:
-            # S is not the name of what is ongoing: its own transaction was committed before that one began.
+            # rule SA: S does not name the ongoing transaction; the transaction of S was committed before this one began.
             self._clear_state(stored, lost=None)
             stored = None
         if not commit and not self._coordinator.ends_by_epoch:
-            self._coordinator.init_producer_id(
-                self._kafka_id, timeout=self._deadline
-            )  # FA; what it began is looked at in the next round
+            # rule FA: the next round checks the abort that this begins
+            self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
             self._remember(Outcome.ABORTED, None)
             return False
         answer = self._coordinator.end_transaction(
@@ -215,39 +217,39 @@ class GenerationResolver:
             timeout=self._deadline,
         )
         hit("recover_after_end_txn")
-        if not answer.proven:
+        if not answer.proven:  # rule F3
             log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
             return False
         outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
-        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: old holders are fenced
+        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: earlier owners are fenced
             self.raised = answer
             self._settle_row(outcome, stored)
             return True
         return self._settle_and_fence(outcome, stored, described)
 
     def _prove(self, stored: PreparedTxnState) -> Outcome:
-        """EndTxn v5 of the stored (producerId, epoch) tells how it ended, over a change of the producer id (KIP-890).
+        """Find out by EndTxn v5 of the stored (producerId, epoch) how it ended, after the producer id has changed (KIP-890).
 
-        The coordinator remembers the last epoch of the producer id before, and how its transaction ended, until the next
-        begins. Where S is of an earlier epoch, an answer that tells how the last one ended shows that S was passed.
+        The coordinator remembers the last epoch of the previous producer id, and how its transaction ended, until the next
+        transaction begins. If S has an earlier epoch, an answer about that last transaction proves that S came before it.
         """
-        answer = self._asked_for_proof(stored.producer_id, stored.epoch)
+        answer = self._ask_for_proof(stored.producer_id, stored.epoch)
         if answer.proven:
             return Outcome.ALREADY_COMMITTED
         if answer.code == INVALID_TXN_STATE:
             return Outcome.LOST
         if stored.epoch < LAST_EPOCH:
-            last = self._asked_for_proof(stored.producer_id, LAST_EPOCH)
+            last = self._ask_for_proof(stored.producer_id, LAST_EPOCH)
             if last.proven or last.code == INVALID_TXN_STATE:
                 return Outcome.ALREADY_COMMITTED
         return Outcome.UNVERIFIED
 
     def _read_in_log(self, stored: PreparedTxnState) -> Outcome:
-        """How the transaction ended by the log, where the coordinator has forgotten it (`transactional.id.expiration.ms`)."""
+        """How the transaction ended according to the log, if the coordinator forgot it (`transactional.id.expiration.ms`)."""
         return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery, self._deadline)]
 
-    def _asked_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
-        """EndTxn(commit) of a producer id that is no longer the id's own: it changes nothing, and only tells."""
+    def _ask_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
+        """Send EndTxn(commit) with a producer id that the id no longer has: this changes nothing, but the answer is proof."""
         answer = self._coordinator.end_transaction(
             self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True, timeout=self._deadline
         )
@@ -257,7 +259,7 @@ class GenerationResolver:
     def _settle_and_fence(
         self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None
     ) -> bool:
-        self._settle_row(outcome, stored)
+        self._settle_row(outcome, stored)  # rule F7: before the epoch is raised
         if described is None:
             return True
         if self._coordinator.ends_by_epoch:
@@ -291,12 +293,12 @@ class GenerationResolver:
         self._remember(outcome, stored)
 
     def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
-        log.debug("%s: %s is settled", self._kafka_id, stored)
+        log.debug("%s: clearing state %s", self._kafka_id, stored)
         self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
         hit("recover_after_settle")
 
     def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
-        """Keep what says something, once: later rounds may find it again, and then only fence."""
+        """Add an outcome to those found, once, unless it is NOTHING: a later round may find the same transaction again."""
         found = self._outcome(outcome, stored)
         if outcome is not Outcome.NOTHING and found not in self._found:
             self._found.append(found)
@@ -306,8 +308,8 @@ class GenerationResolver:
 
     def _give_up(self) -> NoReturn:
         raise BrokerUnavailableError(
-            f"Kafka did not bring {self._kafka_id!r} to an end within {self._deadline.seconds:g} s.",
+            f"Kafka did not end the transaction of {self._kafka_id!r} within {self._deadline.seconds:g} s.",
             transactional_id=self._claim.transactional_id,
-            cause="markers can't be written (a partition without a leader?), or somebody else keeps using the id",
-            next_step="recover again; what is prepared stays prepared",
+            cause="its markers can't be written (possibly a partition without a leader), or another process keeps using the id",
+            next_step="recover again; prepared transactions stay prepared",
         )
