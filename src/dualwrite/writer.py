@@ -1,4 +1,4 @@
-"""DualWriter: one id with its lanes, for one thread at a time (DESIGN.md §4, KIP-939 "dual write recipe")."""
+"""DualWriter: one id with its lanes, for one thread at a time (docs/how-it-works/recipe.md, KIP-939 "dual write recipe")."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ _WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
 
 
 class DualWriter(Generic[H]):
-    """Writes to one database and to Kafka as one, under one transactional id. One thread at a time.
+    """Writes to one database and to Kafka atomically, under one transactional id. Used by one thread at a time.
 
-    `DualWriter[Connection]`, which `connect` makes for a SQLAlchemy Engine, has transactions of `Transaction[Connection]`.
+    `connect` with a SQLAlchemy Engine returns a `DualWriter[Connection]`, whose transactions are `Transaction[Connection]`.
 
-    `dualwrite.connect` builds one. Opening it claims the id, settles what an earlier holder left, and takes the id over;
-    from then on an earlier holder can neither commit to the database nor to Kafka.
+    `dualwrite.connect` builds a writer. Opening it claims the id, resolves what the previous owner left in doubt, and takes the
+    id over; from then on no previous owner can commit to the database or to Kafka.
 
-    A writer has one or more *lanes*: transactional ids of their own, `orders`, `orders~1`, `orders~2`, each with its claim, its
-    row and its producer. Transactions take turns on them, so that none waits until Kafka has written the markers of the one
-    before. They are still one after another: in each partition their messages lie in the order of the transactions. Opening
-    claims and settles every lane of the id, also those that an earlier writer had beyond ours.
+    A writer has one or more *lanes*: separate transactional ids (`orders`, `orders~1`, `orders~2`), each with its own claim,
+    row and producer. Transactions rotate over the lanes, so that none waits until Kafka has written the markers of the previous
+    one. They still run one after another: in each partition the messages are in the order of the transactions. Opening claims
+    and resolves every lane of the id, including the additional lanes of an earlier writer.
 
     Args:
         store: The database that keeps the row; closed with the writer if `owns_store`.
-        transactional_id: The logical id: the same over restarts, and used by one writer at a time.
-        producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
+        transactional_id: The logical id: stays the same across restarts; only one writer may use it at a time.
+        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
         coordinator: Kafka's side, for recovery; closed with the writer if `owns_coordinator`.
-        lanes: How many lanes transactions take turns on, 1 to 100. It may change from one opening to the next.
+        lanes: The number of lanes, 1 to 100. It may change between one opening and the next.
         timeouts: Time limits.
-        on_lost: What opening does while lost or unverified transactions stand in the row unacknowledged: "raise"
-            LostTransactionError or UnverifiedTransactionError, or "report" them in `recovery_report` and go on.
+        on_lost: What opening does if the row lists unacknowledged lost or unverified transactions: "raise"
+            LostTransactionError or UnverifiedTransactionError, or "report" them in `recovery_report` and continue.
         owns_store: Whether `close` closes the store.
         owns_coordinator: Whether `close` closes the coordinator.
 
     Raises:
-        InvalidTransactionalIdError: The id is empty, too long (with the numbers of its lanes), or holds '#' or '~'.
-        ConfigurationError: The number of lanes is none.
+        InvalidTransactionalIdError: The id is empty, too long (including the lane suffix), or contains '#' or '~'.
+        ConfigurationError: The number of lanes is not from 1 to 100.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DualWriter(Generic[H]):
         self._user: int | None = None
         self._pid = os.getpid()
 
-    # --- what can be asked ----------------------------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------------------------------------
 
     @property
     def transactional_id(self) -> str:
@@ -95,31 +95,31 @@ class DualWriter(Generic[H]):
 
     @property
     def phase(self) -> Phase:
-        """Where the writer stands: as its lanes do, and where they differ, as the one that the next transaction waits for."""
+        """The writer's phase. If its lanes differ, the phase of the lane that the next transaction would wait for."""
         return self._lanes.phase
 
     @property
     def recovery_report(self) -> RecoveryReport:
-        """What the last opening found and settled, lane by lane."""
+        """What the last opening found and resolved, lane by lane."""
         return self._lanes.report
 
     @property
     def store(self) -> TxnStateStore:
-        """The database's side."""
+        """The store, which is the database's side."""
         return self._store
 
     # --- opening and closing --------------------------------------------------------------------------------------------
 
     def open(self) -> Self:
-        """Claim the id with all its lanes, settle what an earlier holder left, and take the id over.
+        """Claim the id with all its lanes, resolve what the previous owner left in doubt, and take the id over.
 
         Raises:
-            StoreUnavailableError: The database can't be reached; the message names address and setting.
-            StateTableMissingError: The table is missing; the message names the command that makes it.
-            ClaimTimeoutError: Another transaction holds the id's row; the message names it where the database tells.
-            BrokerUnavailableError: Kafka can't be reached; the message names address and setting.
-            LostTransactionError: See `on_lost`. Everything is settled; acknowledge and open again.
-            FencedError: Somebody else claimed the id while we were opening.
+            StoreUnavailableError: The database can't be reached; the message names the address and the setting.
+            StateTableMissingError: The table is missing; the message names the command that creates it.
+            ClaimTimeoutError: Another transaction locks the id's row; the message names it if the database shows it.
+            BrokerUnavailableError: Kafka can't be reached; the message names the address and the setting.
+            LostTransactionError: See `on_lost`. Nothing is in doubt any more; acknowledge the transaction and open again.
+            FencedError: Another writer or recoverer claimed the id while this writer was opening.
         """
         with self._exclusively("open()"):
             note_ignored_variable()
@@ -129,9 +129,9 @@ class DualWriter(Generic[H]):
         return self
 
     def reopen(self) -> Self:
-        """Take the id again, from whoever has it: after FencedError, or to recover at once after trouble.
+        """Claim the id again, from its current owner: after FencedError, or to recover at once after another error.
 
-        Raises: as `open`.
+        Raises: as for `open`.
         """
         with self._exclusively("reopen()"):
             if self.phase is Phase.CLOSED:
@@ -140,12 +140,12 @@ class DualWriter(Generic[H]):
         return self
 
     def close(self) -> None:
-        """Settle what is unsettled, clear the stored state, and release everything. May be called more than once.
+        """Resolve what is still in doubt, clear the stored state, and release all resources. May be called more than once.
 
-        Every lane is closed, also where one fails.
+        If closing a lane fails, the other lanes are closed all the same.
 
         Raises:
-            InDoubtTransactionError: The last transaction is still unsettled and could not be settled now; recovery will.
+            InDoubtTransactionError: The last transaction is in doubt and could not be resolved now; recovery will resolve it.
             UsageError: Called inside a transaction.
         """
         if self._lanes.are_closed:
@@ -179,19 +179,21 @@ class DualWriter(Generic[H]):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction[H]]:
-        """One business transaction: leaving the block well commits both sides, an exception rolls both back.
+        """One business transaction: the end of the block commits both sides, an exception rolls back both.
 
-        The user's own exception goes through unchanged. Besides it:
+        An exception raised in the block propagates unchanged. In addition:
 
         Raises:
-            FencedError: Somebody else has claimed the id. Both sides are rolled back.
+            FencedError: Another writer or recoverer has claimed the id. Both sides are rolled back.
             StoreCommitFailedError: The database did not commit (retriable). Both sides are rolled back.
-            DeliveryError: A message was not stored; UnknownTopicError and MessageTooLargeError where that is why. Both sides
+            DeliveryError: A message was not stored; UnknownTopicError or MessageTooLargeError if that is the reason. Both sides
                 are rolled back.
-            TransactionTimeoutError: The transaction grew too old to commit safely. Both sides are rolled back.
-            InDoubtTransactionError: The outcome could not be learnt. Nothing is guessed: recovery settles it.
-            LostTransactionError: The database committed and Kafka had timed out (no two-phase commit); recorded.
-            NestedTransactionError: Inside another transaction of this writer.
+            TransactionTimeoutError: Too little of the transaction's timeout is left to commit safely. Both sides are rolled
+                back.
+            InDoubtTransactionError: The outcome is unknown. Recovery resolves it.
+            LostTransactionError: The database committed, but Kafka's transaction had timed out (no two-phase commit). It is
+                recorded in the row.
+            NestedTransactionError: Called inside another transaction of this writer.
             ConcurrentUseError: Another thread is using the writer.
             WriterClosedError: The writer is closed, or was never opened.
         """
@@ -209,7 +211,7 @@ class DualWriter(Generic[H]):
                 lane.commit(transaction)
             except BaseException as error:  # KeyboardInterrupt too must leave neither side open
                 if os.getpid() != self._pid:
-                    raise  # a forked child: the connections are its parent's, in the middle of its transaction
+                    raise  # a forked child: the connections belong to its parent, which is in the middle of the transaction
                 lane.after_trouble(error)
             finally:
                 self._forget_transaction()
@@ -223,16 +225,16 @@ class DualWriter(Generic[H]):
     def transactional(
         self, function: Callable[Concatenate[Transaction[H], P], T] | None = None, /, *, attempts: int = 1
     ) -> Callable[P, T] | Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-        """Make every call of a function one transaction; the function gets the Transaction as its first argument.
+        """Run every call of a function in a transaction; the function gets the Transaction as its first argument.
 
-        As `@writer.transactional`, or `@writer.transactional(attempts=3)`: then the whole function runs again, with
-        back-off, after an error that is retriable (serialization failures and the like, after which nothing is left).
+        Use it as `@writer.transactional` or `@writer.transactional(attempts=3)`. The latter runs the whole function again, with
+        backoff, after a retriable error (such as a serialization failure), which has rolled back both sides.
         """
-        decorate = _repeating(self.transaction, attempts=attempts, may_be_repeated=self._may_be_repeated)
+        decorate = _transactional(self.transaction, attempts=attempts, is_retriable=self._is_retriable)
         return decorate if function is None else decorate(function)
 
-    def _may_be_repeated(self, error: BaseException) -> bool:
-        """Whether nothing is left of the transaction and the same one may succeed; the user's own statement may tell it too."""
+    def _is_retriable(self, error: BaseException) -> bool:
+        """Whether the transaction was rolled back and may succeed if retried. A conflict may also come from the user's SQL."""
         return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
 
     # --- one thread, one process --------------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ class DualWriter(Generic[H]):
             self._lanes.forget_transactions()
 
     def _forget_abandoned_transaction(self) -> None:
-        """End what a block left that was interrupted between its last line and our first: only the traceback holds it then."""
+        """End the transaction of a block interrupted between its last line and our code: only the traceback refers to it."""
         with self._mutex:
             if self._user == threading.get_ident():
                 self._forget_transaction()
@@ -261,19 +263,19 @@ class DualWriter(Generic[H]):
                 raise NestedTransactionError(
                     f"{what} inside a transaction of the same writer.",
                     transactional_id=self._id,
-                    next_step="for a part that may fail by itself, use a savepoint: tx.db.begin_nested()"
+                    next_step="for a part that may fail on its own, use a savepoint: tx.db.begin_nested()"
                     if what == "transaction()"
-                    else f"leave the block first: {what} is for between transactions",
+                    else f"leave the block first: call {what} between transactions",
                 )
             if self._user not in (None, me):
                 raise ConcurrentUseError(
-                    f"{what}, while another thread is using the writer.",
+                    f"{what} was called while another thread is using the writer.",
                     transactional_id=self._id,
-                    next_step="one writer, with a transactional id of its own, for each thread",
+                    next_step="open one writer per thread, each with its own transactional id",
                 )
             self._user = me
         try:
-            self._lanes.forget_transactions()  # what an interrupt kept an earlier call from finishing
+            self._lanes.forget_transactions()  # in case an interrupt kept an earlier call from doing so
             yield
         except DualWriteError as error:
             name_lane(error, self._id)
@@ -282,24 +284,24 @@ class DualWriter(Generic[H]):
             self._user = None
 
 
-def _repeating(
+def _transactional(
     transaction: Callable[[], AbstractContextManager[Transaction[H]]],
     *,
     attempts: int,
-    may_be_repeated: Callable[[BaseException], bool],
+    is_retriable: Callable[[BaseException], bool],
 ) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-    """A decorator that runs a function inside `transaction()`, and hands it the Transaction as its first argument.
+    """A decorator that runs a function inside `transaction()` and passes it the Transaction as its first argument.
 
     Args:
         transaction: Begins a transaction, as a context manager.
-        attempts: How often the whole function runs at most, with back-off.
-        may_be_repeated: Whether an error left nothing behind, and the same again may succeed.
+        attempts: The maximum number of runs of the whole function, with backoff in between.
+        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
 
     Raises:
         UsageError: `attempts` is below 1.
     """
     if attempts < 1:
-        raise UsageError(f"attempts is {attempts}; 1 is the least.")
+        raise UsageError(f"attempts must be at least 1, not {attempts}.")
 
     def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -310,7 +312,7 @@ def _repeating(
         @functools.wraps(function)
         def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
             retrying = Retrying(
-                retry=retry_if_exception(may_be_repeated), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True
+                retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True
             )
             return retrying(once, *args, **kwargs)
 

@@ -1,6 +1,6 @@
-"""COMMIT with an unknown outcome, and Kafka gone at the worst moments: the block tells the truth, and both sides agree.
+"""COMMIT with an unknown outcome, and Kafka failing at the worst moments: the block reports the outcome, and both sides agree.
 
-PostgreSQL's connection is broken by a proxy before it; servers are killed with SIGKILL.
+A proxy breaks the connection to PostgreSQL; servers are killed with SIGKILL.
 """
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
@@ -47,12 +47,12 @@ pytestmark = pytest.mark.usefixtures("producer", "one_lane")
 PREPARED = ["after_prepare", "before_db_commit", "before_kafka_commit"]
 
 mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
-"""What the writer makes of an outage of the database or the whole broker is the same: librdkafka is left to `-m soak`."""
+"""The writer handles an outage of the database or of the whole broker the same way, so librdkafka is left to `-m soak`."""
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
-    """A PostgreSQL to kill; its data survive."""
+    """A PostgreSQL server to kill; its data survive."""
     with PostgresServer() as server:
         migration.upgrade(server.url)
         engine = sa.create_engine(server.url)
@@ -63,7 +63,7 @@ def own_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def later() -> Iterator[Later]:
-    """Calls something after some seconds; the test ends when it has been done."""
+    """Calls a function after some seconds; the test ends after that call."""
     threads = []
 
     def after(seconds: float, call: Callable[[], object]) -> None:
@@ -78,13 +78,13 @@ def later() -> Iterator[Later]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """Runs the writer: servers die with the thread that started them, so that they are started by the test's own."""
+    """Runs the writer: servers die with the thread that started them, so the test's main thread must start them."""
     with ThreadPoolExecutor(1) as pool:
         yield pool
 
 
 class Proxied:
-    """A scene whose writer is connected through a proxy, and which is looked at past it."""
+    """A scene whose writer connects through a proxy; the test's own checks bypass it."""
 
     def __init__(self, server: PostgresServer, proxy: TcpProxy, broker: DevCluster, timeouts: Timeouts | None = None) -> None:
         self.server = server
@@ -99,7 +99,7 @@ class Proxied:
         return self.scene.connect(self.url)
 
     def end_backend(self) -> None:
-        """End the backend that waits for the writer's COMMIT, and wait until it is gone with its locks."""
+        """End the backend that executes the writer's COMMIT, and wait until it is gone and its locks are released."""
         query = sa.text(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
             "WHERE state = 'idle in transaction' AND application_name = 'dualwrite'"
@@ -117,7 +117,7 @@ def proxied(own_server: PostgresServer, broker: DevCluster) -> Iterator[Proxied]
 
 
 def assert_committed(scene: Scene, writer: DualWriter) -> None:
-    """The block has ended well: both sides have it at once; then the writer goes on."""
+    """The block has succeeded: both sides have the transaction immediately, and the writer continues."""
     assert scene.agree() == [1, 2]
     assert writer.phase is Phase.READY
     scene.write(writer, 3)
@@ -127,7 +127,7 @@ def assert_committed(scene: Scene, writer: DualWriter) -> None:
 
 
 def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFailedError) -> None:
-    """Neither side has it, the error says so, and the same transaction run again succeeds."""
+    """Neither side has it, the error says so, and the same transaction succeeds when it is run again."""
     assert error.retriable
     assert error.transactional_id == scene.transactional_id
     assert "rolled back" in str(error)
@@ -193,7 +193,7 @@ def test_the_connection_is_lost_while_commit_runs(proxied: Proxied) -> None:
 @mostly_native
 @pytest.mark.parametrize("answered", [False, True], ids=["no messages, lost", "no messages, committed"])
 def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answered: bool) -> None:
-    """It has no prepared state; its number in the row tells."""
+    """It has no prepared state; its number in the row shows the outcome."""
     scene = proxied.scene
     with proxied.connect() as writer:
         scene.write(writer, 1)
@@ -213,7 +213,7 @@ def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answ
 @mostly_native
 @pytest.mark.parametrize("direction", ["server_to_client", pytest.param("client_to_server", marks=pytest.mark.slow)])
 def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction: str) -> None:
-    """Nothing is decided while it is silent; once it is cut, the truth is found over a new connection."""
+    """Nothing is decided while the connection is silent; once it is cut, the outcome is found over a new connection."""
     scene = proxied.scene
 
     def silence(link: Link) -> None:
@@ -253,7 +253,7 @@ def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> No
 
 @mostly_native
 def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServer, broker: DevCluster) -> None:
-    """In doubt: nothing is guessed, nothing is open twice, and the next transaction settles it."""
+    """In doubt: the outcome is not guessed, nothing is open twice, and the next transaction resolves it."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
@@ -270,7 +270,7 @@ def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServ
             assert caught.value.database_committed is None
             assert caught.value.state == str(scene.state_row().prepared_state)
             assert not caught.value.retriable
-            assert "Nothing was guessed" in str(caught.value)
+            assert "The transaction stays prepared" in str(caught.value)
             assert writer.phase is Phase.IN_DOUBT
             assert len(scene.unfinished()) == 1
             proxy.refuse(refusing=False)
@@ -305,7 +305,7 @@ def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer,
         proxy.on_client_bytes(COMMIT, lose, when="answered")
         with pytest.raises(InDoubtTransactionError):
             scene.write(writer, 3)
-        with pytest.raises(InDoubtTransactionError, match="could not be settled"):
+        with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
             writer.close()
         assert writer.phase is Phase.CLOSED
         assert len(scene.unfinished()) == 1
@@ -325,7 +325,7 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
         found: list[DualWriter] = []
 
         def succeed(link: Link) -> None:
-            link.blackhole("server_to_client")  # the backend's last words would tell the writer too early
+            link.blackhole("server_to_client")  # the backend's last message would inform the writer too early
             proxied.end_backend()
             successor = successors.enter_context(scene.connect())
             scene.write(successor, 10)
@@ -339,7 +339,7 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
         (successor,) = found
         assert caught.value.database_committed is None
         assert "rolled back" not in str(caught.value)
-        assert "somebody else has claimed the id since" in str(caught.value)
+        assert "another writer or recoverer has claimed the id since" in str(caught.value)
         assert [o.outcome for o in successor.recovery_report] == [Outcome.ABORTED]
         assert scene.agree() == [1, 10]
         with pytest.raises(dualwrite.FencedError):
@@ -351,9 +351,9 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
 
 @pytest.mark.parametrize("busy", thinned([False, True], quick=[True]), ids=["idle", "inside a transaction"])
 def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer: str, busy: bool) -> None:
-    """Kafka's commit by the successor proves the database's: the block ends well, and the writer is fenced.
+    """The successor's commit of Kafka proves the commit of the database: the block succeeds, and the writer is fenced.
 
-    Not with the native producer: its successor goes on with the same Kafka id, and nothing there tells any more.
+    Not with the native producer: its successor continues with the same Kafka id, which no longer shows the outcome.
     """
     scene = proxied.scene
     with ExitStack() as successors, proxied.connect() as writer:
@@ -389,7 +389,7 @@ def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer:
 
 @mostly_native
 def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_successor(proxied: Proxied) -> None:
-    """It has no trace at Kafka, so that nothing can prove it: in doubt."""
+    """It has left nothing at Kafka that could prove it: in doubt."""
     scene = proxied.scene
     with proxied.connect() as writer:
 
@@ -500,10 +500,10 @@ def frail(own_server: PostgresServer, own_broker: DevCluster) -> Iterator[Scene]
 
 
 def wait_for_marker(scene: Scene) -> None:
-    """Wait until the first transaction is complete at Kafka, too.
+    """Wait until the first transaction is also complete at Kafka.
 
-    A broker that is killed before may leave its marker out for good: at its start it takes the partition for deleted ("likely
-    deleted already", measured with Kafka 4.3.1; README, further limits).
+    A broker that is killed before that may never write its marker: when it starts it treats the partition as deleted ("likely
+    deleted already", measured with Kafka 4.3.1; docs/how-it-works/rules.md, rule FB).
     """
     assert scene.agree() == [1]
 
@@ -624,7 +624,7 @@ def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_lim
 @mostly_native
 @pytest.mark.slow
 def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
-    """In doubt with what is known: the database has committed."""
+    """In doubt, with the known fact: the database has committed."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, own_broker, Timeouts(claim=1, kafka=3, delivery=LIMIT))
         scene = proxied.scene
@@ -639,7 +639,7 @@ def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_b
         with failpoints.armed("before_kafka_commit", crash), pytest.raises(InDoubtTransactionError) as caught:
             scene.write(writer, 2)
         assert caught.value.database_committed is True
-        with pytest.raises(InDoubtTransactionError, match="could not be settled"):
+        with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
             writer.close()
         proxy.refuse(refusing=False)
         own_broker.start(1)

@@ -1,4 +1,4 @@
-"""DualWriter as a user meets it: what a block writes and sends becomes visible together, or not at all."""
+"""DualWriter as used by an application: what a block writes and sends becomes visible together, or not at all."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -19,10 +19,10 @@ from writer.scene import Event, Scene
 
 
 class TroubleError(Exception):
-    """The user's own."""
+    """The user's own exception."""
 
 
-# --- it goes well -------------------------------------------------------------------------------------------------------
+# --- success ------------------------------------------------------------------------------------------------------------
 
 
 @producers_and_databases
@@ -171,7 +171,7 @@ def test_a_function_becomes_a_transaction(scene: Scene) -> None:
 
 @pytest.mark.parametrize("fails_at", thinned(["statement", "record", "commit"], quick=["commit"]))
 def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fails_at: str) -> None:
-    """SERIALIZABLE: the block reads what another transaction changes meanwhile, and the other way round."""
+    """SERIALIZABLE: the block and another transaction each read what the other changes."""
     scene = new_scene("postgresql", engine_options={"isolation_level": "SERIALIZABLE"})
     runs = []
     count = sa.select(sa.func.count()).select_from(Event).where(Event.writer == scene.transactional_id)
@@ -194,7 +194,7 @@ def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fai
         with failpoints.armed("after_record", other.commit):
             save()
         assert len(runs) == 2
-        with writer.transaction() as tx:  # the other one's row has no message of its own
+        with writer.transaction() as tx:  # the other transaction's row has no message
             scene.send(tx, 2)
     assert scene.agree() == [1, 2]
     scene.assert_settled()
@@ -210,7 +210,7 @@ def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
 
     with scene.connect() as writer, scene.engine.connect() as other, ThreadPoolExecutor(1) as pool:
         scene.write(writer, 1, 2)
-        other.exec_driver_sql("SET deadlock_timeout = '10s'")  # it is ours that shall be given up
+        other.exec_driver_sql("SET deadlock_timeout = '10s'")  # our transaction must be the deadlock's victim
 
         @writer.transactional(attempts=3)
         def save(tx: Transaction) -> None:
@@ -239,7 +239,7 @@ def test_an_error_that_is_not_retriable_is_not_retried(sqlite_scene: Scene) -> N
 
         with pytest.raises(TroubleError):
             save()
-        with pytest.raises(UsageError, match="attempts is 0"):
+        with pytest.raises(UsageError, match="attempts must be at least 1, not 0"):
             writer.transactional(attempts=0)(lambda tx: scene.both(tx, 1))
         scene.write(writer, 2)
     assert len(runs) == 1

@@ -1,4 +1,4 @@
-"""What a COMMIT is reported as that failed or was overtaken: the cause is named, and the next step fits."""
+"""How a COMMIT that failed or was overtaken is reported: with its cause and a suitable next step."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -18,7 +18,7 @@ from writer.scene import Event, Scene
 
 
 def test_a_commit_for_which_the_disk_has_no_room_names_the_disk(sqlite_scene: Scene) -> None:
-    """A limit on the size of files stands for the full disk; it is lifted as soon as COMMIT has failed."""
+    """A limit on the size of files simulates a full disk; it is lifted as soon as COMMIT has failed."""
     scene = sqlite_scene
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -46,7 +46,7 @@ def test_a_commit_for_which_the_disk_has_no_room_names_the_disk(sqlite_scene: Sc
     assert scene.agree() == [1, 3]
 
 
-@pytest.mark.parametrize("producer", [NATIVE])  # librdkafka's Kafka id stays as it was: there it is seen
+@pytest.mark.parametrize("producer", [NATIVE])  # with librdkafka the old Kafka id is left as it is and still shows the outcome
 def test_a_writer_that_was_overtaken_after_the_database_s_commit_is_told_that_it_committed(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
 
@@ -60,7 +60,7 @@ def test_a_writer_that_was_overtaken_after_the_database_s_commit_is_told_that_it
             scene.both(tx, 1)
         assert caught.value.database_committed is True
         text = str(caught.value)
-        assert "The database committed the transaction, and somebody else has claimed the id since" in text
+        assert "The database committed the transaction, but another writer or recoverer has claimed the id since" in text
         assert "don't repeat the transaction" in text
         assert "stays prepared" not in text
         assert "whether it committed" not in text

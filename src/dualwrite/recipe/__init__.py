@@ -1,1 +1,1 @@
-"""The recipe on one transactional id and on several: what a writer does between begin and commit."""
+"""The recipe of a dual write: what a writer does between begin and commit, on one transactional id or several."""

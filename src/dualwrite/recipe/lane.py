@@ -1,4 +1,4 @@
-"""One lane of a writer: the recipe on one transactional id, and what follows from trouble in it (DESIGN.md §4)."""
+"""One lane of a writer: the recipe on one transactional id, and its error handling (docs/how-it-works/recipe.md)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.recipe.outcomes import (
+    explain_fencing,
+    has_committed_on_both_sides,
     in_doubt,
-    is_seen_committed,
     lost_error,
-    pass_over,
     raise_outcome,
+    report_committed,
     rolled_back,
-    say_who_else,
 )
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
@@ -44,22 +44,22 @@ MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
 
 
 class Lane:
-    """One of a writer's transactional ids: its phase, the ownership that holds it, and at most one transaction.
+    """One of a writer's transactional ids: its phase, its ownership of the id, and at most one transaction.
 
-    The lanes of a writer take turns; `Lanes` holds them all. What follows from trouble depends on the phase alone, since each
-    phase is entered before its call is made.
+    Transactions rotate over the lanes of a writer, which `Lanes` manages. Error handling depends only on the phase, because
+    each phase is entered before its call is made.
 
     Args:
         store: The database.
         coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
+        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
         transactional_id: The writer's logical id.
-        number: Which lane this is, from 0.
+        number: The lane's number, from 0.
         timeouts: Time limits.
 
     Attributes:
-        id: The lane's own id, under which it has its row: the logical id for lane 0.
-        ownership: The id as this writer holds it.
+        id: The lane's own id, which is the id of its row: the logical id for lane 0.
+        ownership: This writer's ownership of the id.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Lane:
 
     @property
     def phase(self) -> Phase:
-        """Where the lane stands."""
+        """The lane's phase."""
         return self._state.phase
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> Transaction:
-        """Begin on both sides."""
+        """Begin the transaction on both sides."""
         producer = self.ownership.producer
-        self._store_transaction = self._store.begin(self.ownership.claim)  # checks the fence: F2
+        self._store_transaction = self._store.begin(self.ownership.claim)  # checks the fencing token: rule F2
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
@@ -100,7 +100,7 @@ class Lane:
         return self._transaction
 
     def before_commit(self) -> None:
-        """Let the store do what the user's code may have a part in, while messages can still be sent."""
+        """Let the store do what may run the user's code (such as an ORM flush), while messages can still be sent."""
         assert self._store_transaction is not None
         self._store_transaction.before_commit()
 
@@ -135,7 +135,7 @@ class Lane:
         hit("after_kafka_commit")
 
     def forget_transaction(self) -> None:
-        """Release the database connection, and leave no phase of a transaction behind, whatever interrupted it."""
+        """Release the database connection and leave every phase of a transaction, even if an interrupt ended it."""
         if self._transaction is not None:
             self._transaction.end()
         if self.phase in IN_TRANSACTION:
@@ -145,29 +145,29 @@ class Lane:
             self._store_transaction.rollback()
         self._transaction = self._store_transaction = None
 
-    # --- trouble ----------------------------------------------------------------------------------------------------------
+    # --- errors -----------------------------------------------------------------------------------------------------------
 
     def after_trouble(self, error: BaseException) -> None:
-        """Return where the transaction turned out committed and `error` tells nothing else; raise otherwise."""
+        """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
         phase = self.phase
         if phase in BEFORE_COMMIT_POINT:
             self.advance(Event.ABORT)
             assert self._store_transaction is not None
             self._store_transaction.rollback()
             self._abort_kafka(error)
-        if phase is Phase.COMMITTING_DATABASE and (isinstance(error, StoreCommitFailedError) or self._tells_fenced(error)):
+        if phase is Phase.COMMITTING_DATABASE and (isinstance(error, StoreCommitFailedError) or self._means_fenced(error)):
             self.advance(Event.DATABASE_ROLLED_BACK)
             self._abort_kafka(error)
-        if phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA):
+        if phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA):  # rule KU
             self.advance(Event.OUTCOME_UNKNOWN)
             self._resolve(error, database_committed=True if phase is Phase.COMMITTING_KAFKA else None)
             return
-        if self._tells_fenced(error):
+        if self._means_fenced(error):
             self.advance(Event.FENCED)
         raise error
 
     def _abort_kafka(self, error: BaseException) -> NoReturn:
-        """Abort one's own epoch and raise `error`; where the abort may not have worked, recovery by a new claim does it."""
+        """Abort our own epoch and raise `error`; if the abort may have failed, recover by a new claim."""
         producer = self.ownership.producer
         clean = not producer.must_be_replaced
         if clean:
@@ -176,33 +176,33 @@ class Lane:
             except DualWriteError as aborting:
                 log.warning("%s: aborting Kafka's side: %s", self.id, aborting)
                 clean = False
-        if self._tells_fenced(error):
+        if self._means_fenced(error):
             if not clean:
-                log.warning("%s: fenced; whoever took the id ends what is left of this transaction", self.id)
+                log.warning("%s: fenced; the new owner of the id ends what is left of this transaction", self.id)
             self.advance(Event.FENCED)
             raise error
         if clean:
             self.advance(Event.ABORTED)
             raise error
         self.advance(Event.BROKEN)
-        if isinstance(error, Exception):  # after KeyboardInterrupt and the like it waits for the next use, or for close()
+        if isinstance(error, Exception):  # after e.g. KeyboardInterrupt, recovery waits for the next transaction or close()
             self._recover_after_abort(error)
         raise error
 
     def _recover_after_abort(self, error: Exception) -> None:
-        """Recover at once, so that nothing stays open at Kafka; what fails now is done by the next transaction or close()."""
+        """Recover immediately, so that nothing stays open at Kafka; if that fails, the next transaction or close() does it."""
         try:
             self.recover()
             if isinstance(error, ProducerFencedError):
-                say_who_else(error)
+                explain_fencing(error)
         except FencedError as fenced:
-            if isinstance(error, BrokerError):  # what the broker refused has this reason
+            if isinstance(error, BrokerError):  # being fenced is why the broker refused
                 raise fenced from error
         except DualWriteError as recovering:
-            log.warning("%s: recovery after an aborted transaction is put off: %s", self.id, recovering)
+            log.warning("%s: recovery after an aborted transaction is postponed: %s", self.id, recovering)
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
-        """Learn the outcome past the commit point, by a claim that succeeds only while the fence is ours (F8)."""
+        """Find out the outcome past the commit point, by a claim on condition that the fencing token is ours (rule F8)."""
         number = self._state.transaction_number
         state = None if self._transaction is None else self._transaction.state
         if self._store_transaction is not None:
@@ -214,9 +214,12 @@ class Lane:
         except FencedError as fenced:
             self.advance(Event.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
-            if not is_seen_committed(self._coordinator, kafka_id, state, database_committed=database_committed):
+            if not has_committed_on_both_sides(self._coordinator, kafka_id, state, database_committed=database_committed):
                 raise_outcome(error, self._named(in_doubt(self.id, state, fenced, database_committed=database_committed)))
-            pass_over(error, f"the transaction of {self._name} committed on both sides; then somebody else claimed the id")
+            outcome = (
+                f"the transaction of {self._name} committed on both sides; another writer or recoverer then claimed the id"
+            )
+            report_committed(error, outcome)
             return
         except DualWriteError as unresolved:
             raise_outcome(error, self._named(in_doubt(self.id, state, unresolved, database_committed=database_committed)))
@@ -225,16 +228,16 @@ class Lane:
             self.ownership.start()
             self.advance(Event.OPENED)
         except DualWriteError as starting:
-            log.warning("%s: a new session is put off: %s", self.id, starting)
+            log.warning("%s: starting a new producer is postponed: %s", self.id, starting)
         if not database_committed:
             raise_outcome(error, self._named(rolled_back(self.id, error)))
         lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
         if lost is not None:
             raise_outcome(error, self._named(lost))
-        pass_over(error, f"the transaction of {self._name} committed on both sides")
+        report_committed(error, f"the transaction of {self._name} committed on both sides")
 
-    def _tells_fenced(self, error: BaseException) -> bool:
-        """Whether `error` says that this lane was claimed: not another of ours, nor the id of a writer that the block uses."""
+    def _means_fenced(self, error: BaseException) -> bool:
+        """Whether this lane was claimed: not another lane of ours, nor the id of another writer that the block uses."""
         return isinstance(error, FencedError) and error.transactional_id == self.id and "lane" not in error.facts
 
     def _named(self, error: E) -> E:
@@ -249,21 +252,21 @@ class Lane:
     # --- the id -----------------------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Before a transaction: go on under a new registration where the coordinator has forgotten the id."""
-        with self.phase_kept_true():
+        """Before a transaction: register the id again if the coordinator has forgotten it."""
+        with self._phase_tracks_errors():
             self.ownership.renew_if_forgotten()
 
     def recover(self) -> None:
-        """Resolve what is in doubt and start anew, by a claim that succeeds only while the fence is ours."""
-        with self.phase_kept_true():
+        """Resolve what is in doubt and start a new producer, by a claim that succeeds only while the fencing token is ours."""
+        with self._phase_tracks_errors():
             self.ownership.recover()
             self.advance(Event.OPENED)
 
     def close(self) -> None:
-        """Settle what is unsettled, clear the stored state, release the producer. May be called more than once.
+        """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.
 
         Raises:
-            InDoubtTransactionError: The last transaction is still unsettled and could not be settled now.
+            InDoubtTransactionError: The last transaction is in doubt and could not be resolved now.
         """
         if self.phase is Phase.CLOSED:
             return
@@ -271,14 +274,14 @@ class Lane:
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                self._settle_before_closing()
+                self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
         finally:
             self.release()
 
     def release(self) -> None:
-        """Release the producer and settle nothing. May be called more than once."""
+        """Release the producer without resolving anything. May be called more than once."""
         if self.phase is Phase.CLOSED:
             return
         try:
@@ -286,7 +289,7 @@ class Lane:
         finally:
             self.advance(Event.CLOSE)
 
-    def _settle_before_closing(self) -> None:
+    def _resolve_before_closing(self) -> None:
         try:
             self.ownership.make_claim(only_if_ours=True)
             self.ownership.resolve()
@@ -295,18 +298,18 @@ class Lane:
         except DualWriteError as error:
             raise self._named(
                 InDoubtTransactionError(
-                    "The writer is closed, but its last transaction could not be settled.",
+                    "The writer is closed, but its last transaction could not be resolved.",
                     transactional_id=self.id,
                     cause=str(error),
-                    next_step="opening a writer on this id, or `dualwrite recover`, settles it",
+                    next_step="open a writer on this id or run `dualwrite recover`: either resolves it",
                     state="",
                     database_committed=None,
                 )
             ) from error
 
     @contextmanager
-    def phase_kept_true(self) -> Iterator[None]:
-        """What fails in the block leaves the lane fenced, or in need of recovery."""
+    def _phase_tracks_errors(self) -> Iterator[None]:
+        """After an error in the block the lane's phase is fenced, or says that recovery is needed."""
         try:
             yield
         except FencedError:
@@ -317,5 +320,5 @@ class Lane:
             raise
 
     def advance(self, event: Event) -> None:
-        """Enter the phase that follows."""
+        """Enter the phase that follows `event`."""
         self._state = self._state.after(event)

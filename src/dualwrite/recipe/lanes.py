@@ -1,4 +1,4 @@
-"""All lanes of one writer: taking them, taking turns, closing them (DESIGN.md §4, "Taking over")."""
+"""All lanes of one writer: acquiring them, rotating over them, closing them (docs/how-it-works/recovery.md, "Lanes")."""
 
 from __future__ import annotations
 
@@ -26,45 +26,46 @@ _DECISIVE: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, P
 
 
 class Lanes:
-    """The lanes of one logical id as one writer holds them: all, or (until `take` has run through) none.
+    """The lanes of one logical id that one writer owns: all of them, or none until `acquire` has finished.
 
-    Transactions take turns on them, one after another, so that none waits for the markers of the one before. It is committed
-    before the next begins, whichever lane that is on: what two transactions write to one partition lies there in their order.
+    Transactions rotate over the lanes, so that none waits for the markers of the previous one. Each is committed before the
+    next begins, whichever lane that one uses, so in each partition the messages are in the order of the transactions.
 
-    Each lane is safe by itself: its claim, its row and its Kafka ids follow the recipe of a single id. What is left is that of
-    several writers of one id only one goes on, however many lanes each has and wherever any of them is paused. `take` sees to
-    it by its order:
+    Each lane is safe by itself: its claim, its row and its Kafka ids follow the recipe for a single id. In addition, if several
+    writers use one id, only one of them may continue, however many lanes each has and wherever any of them is paused. The order
+    of the steps in `acquire` ensures this:
 
-    1. see that Kafka is the cluster of every lane's row; claim lane 0
-    2. list the id's rows; claim every further lane that has one, and every further lane of ours
-    3. settle them all; start ours
-    4. see that every claim is still ours; only after that the first transaction begins
+    1. check that Kafka is the cluster that every lane's row names; claim lane 0
+    2. list the id's rows; claim every other lane that has a row, and every other lane of ours
+    3. resolve all of them; start ours
+    4. check that every claim is still ours; only then may the first transaction begin
 
-    Let A and B both have passed step 4, and A have claimed lane 0 before B. Then A looked at lane 0 in step 4 before B claimed
-    it, or else A would have found its claim replaced. By then A had claimed all its lanes (step 2) and so made their rows. B
-    listed the rows after its claim of lane 0, found all of A's, and claimed each after A had. So A has been fenced on every
-    lane that it can use since before B's first transaction. It can't get another: a lane that A recovers later by itself is
-    claimed on the condition that its fence is still A's, which makes no row. A row that B did not find because it was
-    forgotten has had its fence raised by that. It does not matter which of them has more lanes: the rows count, not the
-    number that B is set to. That is also why an opening that broke off must be done again from step 1, and not lane by lane.
+    Suppose that A and B have both passed step 4, and that A claimed lane 0 before B. Then A checked lane 0 in step 4 before B
+    claimed it; otherwise A would have found its claim replaced. By then A had claimed all its lanes (step 2) and thereby
+    created their rows. B listed the rows after claiming lane 0, found all of A's, and claimed each after A had. So A was fenced
+    on every lane that it can use before B's first transaction. A can't get another lane: when A later recovers a single lane,
+    it claims it on condition that the fencing token is still its own, which never creates a row. If B did not find a row
+    because it was forgotten, forgetting it has raised its fencing token. It does not matter which of them has more lanes: the
+    rows count, not the number that B is configured with. That is also why an interrupted opening must be repeated from step 1,
+    not lane by lane.
 
-    Settling and starting lane 0 look at its fence as well, after all claims. Step 4 does not rely on that, and it keeps a
-    writer from opening that has lost another lane meanwhile.
+    Resolving and starting lane 0 also check its fencing token, after all claims. Step 4 does not rely on that; it also keeps a
+    writer from opening if it has lost another lane in the meantime.
 
-    An A that is paused between its steps and woken after B's fails at its next look at a fence, and takes nothing from B:
-    before each further claim it looks at lane 0. Only if it was paused between that look and its claim does it take one lane
-    from B: B's next transaction there is rolled back on both sides with FencedError, and B can reopen.
+    If A is paused between its steps and continues after B's, it fails at its next check of a fencing token and takes nothing
+    from B, because it checks lane 0 before each further claim. Only if it was paused between that check and the claim does it
+    take one lane from B: B's next transaction there is rolled back on both sides with FencedError, and B can reopen.
 
-    While somebody keeps a lane's row locked for longer than `timeouts.claim`, opening fails and leaves the lanes before it
-    claimed: nothing is lost by it, but the earlier writer is fenced on those and has to reopen.
+    If a lane's row stays locked for longer than `timeouts.claim`, opening fails, and the lanes before it stay claimed: nothing
+    is lost, but the earlier writer is fenced on those and has to reopen.
 
     Args:
         store: The database.
         coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
+        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
         transactional_id: The logical id.
-        count: How many lanes transactions run on.
-        timeouts: Time limits; `claim` is for each lane.
+        count: The number of lanes that transactions use.
+        timeouts: Time limits; `claim` applies to each lane.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Lanes:
         )
         self._new_ownership = partial(Ownership, store, coordinator, producers, timeouts=timeouts)
         self._left_over: tuple[Ownership, ...] = ()
-        self._are_held = False
+        self._are_acquired = False
         self._turn = 0
 
     def __iter__(self) -> Iterator[Lane]:
@@ -95,7 +96,7 @@ class Lanes:
 
     @property
     def phase(self) -> Phase:
-        """Where the writer stands: what keeps one lane from a transaction keeps all of them."""
+        """The writer's phase: what keeps one lane from beginning a transaction keeps the writer from it."""
         phases = [lane.phase for lane in self._lanes]
         for phase in _DECISIVE:
             if phase in phases:
@@ -104,36 +105,36 @@ class Lanes:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is under way."""
+        """Whether a transaction is in progress."""
         return any(lane.phase in IN_TRANSACTION for lane in self._lanes)
 
     @property
     def are_closed(self) -> bool:
-        """Whether every one is closed."""
+        """Whether every lane is closed."""
         return all(lane.phase is Phase.CLOSED for lane in self._lanes)
 
     @property
     def report(self) -> RecoveryReport:
-        """What was found and settled when each lane was last taken, those of an earlier writer with more lanes included."""
+        """What was found when each lane was last acquired, including the additional lanes of an earlier writer."""
         owned = (*(lane.ownership for lane in self._lanes), *self._left_over)
         return RecoveryReport(tuple(chain.from_iterable(ownership.report.ids for ownership in owned)))
 
-    # --- taking -----------------------------------------------------------------------------------------------------------
+    # --- acquiring --------------------------------------------------------------------------------------------------------
 
     def acquire(self, *, only_if_ours: bool, on_lost: OnLost) -> None:
-        """Claim, settle and start, in the order that the class explains; a transaction may begin when this returns.
+        """Claim, resolve and start, in the order that the class explains; a transaction may begin when this returns.
 
         Args:
-            only_if_ours: Only while lane 0 is still ours (rule F8): whoever has it has the others too, or is about to.
-            on_lost: "raise" for what stands unacknowledged in a row, before anything is started.
+            only_if_ours: Only while lane 0 is still ours (rule F8): its owner owns the others too, or is about to.
+            on_lost: "raise" if a row has unacknowledged lost or unverified transactions, before any producer is started.
 
-        Raises: as `DualWriter.open`.
+        Raises: as for `DualWriter.open`.
         """
-        self._are_held = False
-        with self._phases_kept_true():
+        self._are_acquired = False
+        with self._phases_track_errors():
             first, *others = (lane.ownership for lane in self._lanes)
             if not only_if_ours:
-                self._look_at_kafka()
+                self._check_kafka()
             first.make_claim(only_if_ours=only_if_ours)
             self._left_over = self._find_left_over()
             others += self._left_over
@@ -150,29 +151,29 @@ class Lanes:
                 self._store.read_claimed(ownership.claim)
             for lane in self._lanes:
                 lane.advance(Event.OPENED)
-            self._are_held = True
+            self._are_acquired = True
 
-    def _look_at_kafka(self) -> None:
-        """See that Kafka answers for every lane, and is its cluster, before a claim takes the id from a live writer.
+    def _check_kafka(self) -> None:
+        """Check that Kafka answers for every lane and is the right cluster, before a claim takes the id from a live writer.
 
-        Raises: as `KafkaLook.before_opening`.
+        Raises: as for `KafkaLook.before_opening`.
         """
         look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         own = [lane.id for lane in self._lanes]
-        for row_id in own:  # first: a store that is away, or lacks its table, says for which id
+        for row_id in own:  # first, so that the error for an unreachable store or a missing table names an id
             look.before_opening(row_id, self._store.read(row_id))
         for row_id in ids_with_lanes(self._store, [self._id]):
             if row_id not in own:
                 look.before_opening(row_id, self._store.read(row_id))
 
     def _find_left_over(self) -> tuple[Ownership, ...]:
-        """Lanes beyond ours that have a row: an earlier writer's, who had more. They are fenced and settled, and not used."""
+        """Lanes beyond ours that have a row, from an earlier writer with more lanes. They are fenced and resolved, not used."""
         ours = {lane.id for lane in self._lanes}
         rows = ids_with_lanes(self._store, [self._id])
         return tuple(self._new_ownership(transactional_id=row_id) for row_id in rows if row_id not in ours)
 
     @contextmanager
-    def _phases_kept_true(self) -> Iterator[None]:
+    def _phases_track_errors(self) -> Iterator[None]:
         try:
             yield
         except FencedError as fenced:
@@ -185,56 +186,55 @@ class Lanes:
                 lane.advance(Event.BROKEN)
             raise
 
-    # --- taking turns -----------------------------------------------------------------------------------------------------
+    # --- rotating ---------------------------------------------------------------------------------------------------------
 
     def next(self) -> Lane:
-        """The lane for the next transaction. What the last one left on any lane is settled first.
+        """The lane for the next transaction. Anything left in doubt on any lane is resolved first.
 
         Raises:
-            FencedError: Somebody else has claimed one of the lanes.
+            FencedError: Another writer or recoverer has claimed one of the lanes.
             DualWriteError: A lane could not be recovered.
         """
         for lane in self._lanes:
             if lane.phase is Phase.FENCED:
                 raise FencedError(
-                    "Somebody else has claimed the id.",
+                    "Another writer or recoverer has claimed the id.",
                     transactional_id=lane.id,
-                    next_step="stop this process, or reopen() to take the id back",
+                    next_step="stop this process, or call reopen() to take the id back",
                 )
-        if self._are_held:
+        if self._are_acquired:
             for lane in self._lanes:
                 if lane.phase in MUST_RECOVER:
                     lane.recover()
         else:
-            self.acquire(
-                only_if_ours=True, on_lost="report"
-            )  # a reopening broke off: see the class for why all of it is needed
+            # an earlier attempt to acquire them failed: see the class for why all steps must be repeated
+            self.acquire(only_if_ours=True, on_lost="report")
         chosen = self._lanes[self._turn]
         self._turn = (self._turn + 1) % len(self._lanes)
-        if chosen.ownership.producer_must_be_replaced:
+        if chosen.ownership.producer_must_be_replaced:  # rule F9
             chosen.recover()
         chosen.renew()
         return chosen
 
-    # --- the end ----------------------------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------------------------------
 
     def forget_transactions(self) -> None:
-        """See `Lane.forget_transaction`; one lane at most has one."""
+        """See `Lane.forget_transaction`; at most one lane has a transaction."""
         for lane in self._lanes:
             lane.forget_transaction()
 
     def close(self) -> None:
-        """Close every lane, also where one fails.
+        """Close every lane, even if closing one fails.
 
         Raises:
-            InDoubtTransactionError: What was left on a lane could not be settled; what failed on further ones is in its notes.
+            InDoubtTransactionError: A lane's last transaction could not be resolved; errors of other lanes are added as notes.
         """
         failed: list[Exception] = []
         try:
             for lane in self._lanes:
                 try:
                     lane.close()
-                except Exception as error:  # noqa: BLE001  (the other lanes are closed all the same)
+                except Exception as error:  # noqa: BLE001  (the other lanes must still be closed)
                     failed.append(error)
         finally:
             for lane in self._lanes:

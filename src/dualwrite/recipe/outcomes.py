@@ -1,4 +1,4 @@
-"""What a transaction that met trouble past its commit point is reported as: committed, rolled back, lost, or in doubt."""
+"""How a transaction with an error past its commit point is reported: committed, rolled back, lost, or in doubt."""
 
 from __future__ import annotations
 
@@ -16,79 +16,79 @@ from dualwrite.stores.base import LostTransaction
 log = logging.getLogger(__name__)
 
 
-def raise_outcome(error: BaseException, truth: DualWriteError) -> NoReturn:
-    """Raise what became of the transaction; KeyboardInterrupt and defects go through, with the truth as a note."""
+def raise_outcome(error: BaseException, outcome: DualWriteError) -> NoReturn:
+    """Raise the transaction's outcome; KeyboardInterrupt and bugs are raised themselves, with the outcome as a note."""
     if isinstance(error, DualWriteError):
-        raise truth from (truth.__cause__ or error)
-    error.add_note(f"dualwrite: {truth}")
+        raise outcome from (outcome.__cause__ or error)
+    error.add_note(f"dualwrite: {outcome}")
     raise error
 
 
-def pass_over(error: BaseException, truth: str) -> None:
-    """Return if `error` told only that the outcome was unknown; else raise it, with the truth as a note."""
+def report_committed(error: BaseException, outcome: str) -> None:
+    """Log the outcome and return if `error` is one of dualwrite's; raise any other error, with the outcome as a note."""
     if isinstance(error, DualWriteError):
-        log.warning("%s, though: %s", truth, error)
+        log.warning("%s, despite this error: %s", outcome, error)
         return
-    error.add_note(f"dualwrite: {truth}.")
+    error.add_note(f"dualwrite: {outcome}.")
     raise error
 
 
 def rolled_back(transactional_id: str, why: BaseException) -> StoreCommitFailedError:
-    """COMMIT did not answer that it had committed, and the row shows that it had no effect."""
+    """The error for a COMMIT that failed or was not answered, when the row shows that it had no effect."""
     return StoreCommitFailedError(
-        "COMMIT failed or was not answered, and the database had not committed. Both sides are rolled back.",
+        "COMMIT failed or was not answered, and the database did not commit. Both sides are rolled back.",
         transactional_id=transactional_id,
         cause=(why.cause if isinstance(why, DualWriteError) else None) or f"{type(why).__name__}: {why}".rstrip(": "),
-        next_step="once the cause is gone, run the whole transaction again",
+        next_step="after fixing the cause, run the whole transaction again",
     )
 
 
 _DOUBTS: Final = {
-    # by: the database is known to have committed; somebody else has claimed the id
+    # key: the database is known to have committed; another writer or recoverer has claimed the id
     (True, True): (
         (
-            "The database committed the transaction, and somebody else has claimed the id since: they commit Kafka's side "
-            "before anything else, or have done so already. It can't be seen here any more."
+            "The database committed the transaction, but another writer or recoverer has claimed the id since. It commits "
+            "Kafka's side before anything else, or has already done so; this writer can't see it any more."
         ),
         (
-            "don't repeat the transaction: its messages are there, or will be; should Kafka have given them up, "
-            "`dualwrite status` shows it as lost"
+            "don't repeat the transaction: its messages are visible, or will be; if Kafka has aborted them, "
+            "`dualwrite status` shows the transaction as lost"
         ),
     ),
     (True, False): (
-        "The database committed the transaction; Kafka's side is not known here. Nothing was guessed: it stays prepared.",
+        "The database committed the transaction; the outcome on Kafka's side is unknown. The transaction stays prepared.",
         "don't repeat the transaction: the next one, or recovery, commits Kafka's side",
     ),
     (False, True): (
         (
-            "Whether the transaction committed is not known here: somebody else has claimed the id since, and brings Kafka's "
-            "side to the database's outcome, or has done so already."
+            "It is unknown whether the transaction committed: another writer or recoverer has claimed the id since. It ends "
+            "Kafka's side as the database ended, or has already done so."
         ),
-        "look in your data whether it committed before you repeat it",
+        "check in your data whether it committed before you repeat it",
     ),
     (False, False): (
-        "Whether the transaction committed is not known here. Nothing was guessed: it stays prepared.",
-        "the next transaction, or recovery, settles it; don't repeat it before you have seen in your data whether it committed",
+        "It is unknown whether the transaction committed. The transaction stays prepared.",
+        "the next transaction, or recovery, resolves it; check in your data whether it committed before you repeat it",
     ),
 }
 
 
-def say_who_else(error: ProducerFencedError) -> None:
-    """Add to an error of Kafka's what it means where nobody has claimed the id in this database."""
+def explain_fencing(error: ProducerFencedError) -> None:
+    """Add the likely cause to Kafka's fencing error if no one has claimed the id in this database."""
     error.cause = (
-        "nobody has claimed the id in this database, so that another process uses it at Kafka: a writer on a copy of the "
-        "database, most likely; or the transaction timed out, or the id expired at its coordinator while it was idle"
+        "the id was not claimed in this database, so another process uses it at Kafka, most likely a writer on a copy of the "
+        "database; or the transaction timed out, or the id expired at its coordinator while it was idle"
     )
     error.next_step = (
-        "both sides are rolled back, and the writer has taken the id back. `dualwrite doctor` on each database tells which is "
-        "a copy, and `dualwrite db new-store-id` makes that one a store of its own"
+        "both sides are rolled back, and the writer owns the id again. Run `dualwrite doctor` on each database to find out "
+        "which is a copy, and `dualwrite db new-store-id` on the copy to give it a store id of its own"
     )
 
 
 def in_doubt(
     transactional_id: str, state: PreparedTxnState | None, why: DualWriteError, *, database_committed: bool | None
 ) -> InDoubtTransactionError:
-    """The outcome could not be learnt here, and nothing was guessed."""
+    """The error for an outcome that could not be found out."""
     what, next_step = _DOUBTS[bool(database_committed), isinstance(why, FencedError)]
     error = InDoubtTransactionError(
         what,
@@ -103,7 +103,7 @@ def in_doubt(
 
 
 def lost_error(found: GenerationOutcome | None) -> DualWriteError | None:
-    """The LostTransactionError or UnverifiedTransactionError for an outcome, or None where it is neither."""
+    """The LostTransactionError or UnverifiedTransactionError for an outcome, or None if it is neither."""
     kind = None if found is None else found.outcome.lost_kind
     if found is None or kind is None or found.state is None:
         return None
@@ -114,21 +114,21 @@ def lost_error(found: GenerationOutcome | None) -> DualWriteError | None:
     return None
 
 
-def is_seen_committed(
+def has_committed_on_both_sides(
     coordinator: TransactionCoordinator,
     kafka_transactional_id: str,
     state: PreparedTxnState | None,
     *,
     database_committed: bool | None,
 ) -> bool:
-    """Whether a transaction that a successor settles is seen to be committed on both sides. Only looks.
+    """Whether a transaction that a successor resolves has provably committed on both sides. Read-only.
 
-    A commit at Kafka proves that of the database, since nobody commits Kafka before it. An abort proves nothing here.
+    A commit at Kafka proves the commit of the database, since Kafka is never committed before it. An abort proves nothing here.
     """
     if state is None:
         return database_committed is True
     try:
         return decide(state, coordinator.describe(kafka_transactional_id)) is Decision.ALREADY_COMMITTED
     except DualWriteError as error:
-        log.warning("%s: can't see how the transaction ended: %s", kafka_transactional_id, error)
+        log.warning("%s: can't find out how the transaction ended: %s", kafka_transactional_id, error)
         return False

@@ -1,4 +1,4 @@
-"""What a writer holds while it has an id: the claim, the generation, the producer. Taking them, settling, letting go."""
+"""What a writer owns with an id: the claim, the generation, the producer; acquiring them, resolving, releasing."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 log = logging.getLogger(__name__)
 
 LOOK_AFTER: Final = 1.0
-"""Seconds without use after which the next transaction looks first whether its coordinator still knows the id."""
+"""Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
 
 LOOK_LIMIT: Final = 2.0
-"""Seconds for that look at most: a transaction without messages needs no Kafka, and does not wait for it."""
+"""Seconds that this check may take at most: a transaction without messages does not need Kafka and should not wait for it."""
 
 
 class Ownership:
-    """The id as one writer holds it. Knows nothing of transactions; the writer calls its steps in the recipe's order.
+    """One writer's ownership of an id. It does not handle transactions; the writer calls its steps in the recipe's order.
 
     Attributes:
-        generation: The generation that it has taken, once it has.
-        kafka_transactional_id: The id of that, as Kafka sees it.
-        report: What the last settling found.
+        generation: The generation that it has acquired; 0 before that.
+        kafka_transactional_id: The id of the generation, as Kafka sees it.
+        report: What was found when the id was last resolved.
 
     Args:
         store: The database.
         coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id, and says of which kind it is.
+        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
         transactional_id: The logical id.
         timeouts: Time limits.
     """
@@ -80,10 +80,10 @@ class Ownership:
         """The newest claim that we made.
 
         Raises:
-            WriterClosedError: None was made.
+            WriterClosedError: No claim was made.
         """
         if self._claim is None:
-            raise WriterClosedError("The writer holds no claim.", transactional_id=self._id)
+            raise WriterClosedError("The writer has not claimed its id.", transactional_id=self._id)
         return self._claim
 
     @property
@@ -91,7 +91,7 @@ class Ownership:
         """The producer of our generation.
 
         Raises:
-            WriterClosedError: There is none.
+            WriterClosedError: There is no producer.
         """
         if self._producer is None:
             raise WriterClosedError("The writer has no producer.", transactional_id=self._id)
@@ -103,12 +103,13 @@ class Ownership:
         return self._producer is None or self._producer.must_be_replaced
 
     def make_claim(self, *, only_if_ours: bool) -> None:
-        """Claim the id; `only_if_ours`: only while nobody has claimed it after us (rule F8).
+        """Claim the id; with `only_if_ours`, only if it was not claimed after our last claim (rule F8).
 
-        First it is seen that Kafka answers, and is the cluster that the row speaks of: a claim takes the id from a writer that
-        can reach it. One's own id is taken from nobody, and what the database says of it is wanted also while Kafka is down.
+        Before the claim, check that Kafka answers and is the cluster that the row names, because a claim takes the id from a
+        writer that may be able to reach Kafka. With `only_if_ours` the id is taken from no other writer, so there is no such
+        check: the database's outcome is needed even while Kafka is down.
 
-        Raises: as `check_cluster` and `TxnStateStore.claim`.
+        Raises: as for `check_cluster` and `TxnStateStore.claim`.
         """
         if not only_if_ours:
             limit = self._timeouts.kafka
@@ -120,15 +121,15 @@ class Ownership:
         hit("recover_after_claim")
 
     def adopt(self, claim: Claim) -> None:
-        """Go on with a claim that the caller made, on a condition of its own."""
+        """Continue with a claim that the caller made, on a condition of its own."""
         self._cluster_id = self._coordinator.cluster_id(timeout=self._timeouts.kafka)
         self._claim = claim
         hit("recover_after_claim")
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
-        """Settle every unsettled generation under our claim; what was found stands in `report`.
+        """Resolve every unsettled generation under our claim; what was found is in `report`.
 
-        Raises: as `resolve_id`.
+        Raises: as for `resolve_id`.
         """
         self._clear_committed()
         report = resolve_id(self._store, self._coordinator, self.claim, timeout=self._timeouts.kafka)
@@ -139,23 +140,23 @@ class Ownership:
         return report.outcomes
 
     def start(self) -> None:
-        """Take the id at Kafka, by a producer of our own, and see that the claim is still ours after it.
+        """Take the id over at Kafka with a new producer, and check afterwards that the claim is still ours.
 
         Raises:
-            FencedError: Somebody else has claimed the id; nothing was sent by the producer.
-            DualWriteError: As `TxnStateStore.take_generation`, `resolve_id`, `TransactionalProducer.init_transactions`.
+            FencedError: Another writer or recoverer has claimed the id; the producer has sent no messages.
+            DualWriteError: As for `TxnStateStore.take_generation`, `resolve_id`, `TransactionalProducer.init_transactions`.
         """
         self.drop_producer()
         deadline = Deadline.after(self._timeouts.kafka)
         hit("before_take_over")
         if self._producers.kind.takes_over:
-            generation, producer = self._taken_over(deadline)
+            generation, producer = self._take_over(deadline)
         else:
             generation = self._store.take_generation(self.claim, self._producers.kind, cluster_id=self._cluster_id)
             producer = self._producers(self._store.read_claimed(self.claim).kafka_id(generation))
             with _closed_on_error(producer):
                 if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
-                    self._resolve_found(producer, generation, deadline)  # InitProducerId would abort it and not say so
+                    self._resolve_found(producer, generation, deadline)  # InitProducerId would abort it silently
                 producer.init_transactions(timeout=deadline.left)
         with _closed_on_error(producer):
             hit("after_take_over")
@@ -164,11 +165,11 @@ class Ownership:
         self.kafka_transactional_id = producer.kafka_transactional_id
         self._used_at = time.monotonic()
 
-    def _taken_over(self, deadline: Deadline) -> tuple[int, TransactionalProducer]:
-        """Go on with the newest generation by compare-and-set, or begin a new one where its timeout is another (rule F5)."""
+    def _take_over(self, deadline: Deadline) -> tuple[int, TransactionalProducer]:
+        """Continue the newest generation by compare-and-set, or begin a new one if its timeout differs (rule F5)."""
         while True:
             generation = self._store.take_generation(
-                self.claim, self._producers.kind, reuse=self._newest_is_fit(deadline), cluster_id=self._cluster_id
+                self.claim, self._producers.kind, reuse=self._can_reuse_newest(deadline), cluster_id=self._cluster_id
             )
             kafka_id = self._store.read_claimed(self.claim).kafka_id(generation)
             producer = cast("TakeOverProducer", self._producers(kafka_id))
@@ -180,12 +181,12 @@ class Ownership:
                 raise BrokerUnavailableError(
                     f"The id could not be taken over at Kafka within {self._timeouts.kafka:g} s.",
                     transactional_id=self._id,
-                    cause="somebody else keeps using it",
-                    next_step="see `dualwrite status`, and open again",
+                    cause="another process keeps using it",
+                    next_step="find its owner with `dualwrite status`, and open again",
                 )
 
-    def _newest_is_fit(self, deadline: Deadline) -> bool:
-        """Whether the newest generation is of our kind, with our timeout and with epochs left, or unknown to Kafka."""
+    def _can_reuse_newest(self, deadline: Deadline) -> bool:
+        """Whether the newest generation is of our producer's kind, and has our timeout and epochs left or is new to Kafka."""
         row = self._store.read_claimed(self.claim)
         if row.generation_kind is not self._producers.kind:
             return False
@@ -197,10 +198,9 @@ class Ownership:
             producer.close()
 
     def _took(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> bool:
-        """Create the id, or raise the epoch of its earlier holders and go on with the one in the answer; False: look again.
+        """Create the id, or raise the epoch above its earlier owners' and adopt the epoch in the answer; False: try again.
 
-        What is found on the generation is settled like everything else: a holder that was paused may have left something
-        between our recovery and now.
+        Anything found on the generation is resolved as usual: a paused owner may have left a transaction after our recovery.
         """
         described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
         if described is None:
@@ -208,31 +208,31 @@ class Ownership:
         if described.timeout_ms != producer.wanted_timeout_ms:
             return False
         raised = self._resolve_found(producer, generation, deadline)
-        if raised is None or raised.epoch > LAST_EPOCH:  # the latter on brokers without KAFKA-20090
+        if raised is None or raised.epoch > LAST_EPOCH:  # too high an epoch: only on brokers without KAFKA-20090
             return False
         producer.adopt(raised.producer_id, raised.epoch, timeout_ms=described.timeout_ms)
         return True
 
-    # --- ids that their coordinator forgets ---------------------------------------------------------------------------------
+    # --- ids that the coordinator forgets -----------------------------------------------------------------------------------
 
     def has_committed(self, committed: PreparedTxnState) -> None:
-        """Kafka's answer has proven that our transaction of this state is committed.
+        """Remember that Kafka's answer has proven the commit of our transaction with this state.
 
-        The row keeps the state until the next transaction replaces it. Should the coordinator forget the id meanwhile, this is
-        how the writer knows that nothing is in doubt.
+        The row keeps the state until the next transaction replaces it. If the coordinator forgets the id in the meantime, the
+        writer still knows that nothing is in doubt.
         """
         self._used_at = time.monotonic()
         self._committed = committed
 
     def renew_if_forgotten(self) -> None:
-        """After a pause, register the id anew if its coordinator has forgotten it (`transactional.id.expiration.ms`).
+        """After a pause, register the id again if its coordinator has forgotten it (`transactional.id.expiration.ms`).
 
-        Only while no transaction is open and the last one has ended with proof. Where Kafka does not answer, nothing is done:
-        a transaction that needs Kafka meets that by itself.
+        Called only while no transaction is open and the outcome of the last one is proven. If Kafka does not answer, it does
+        nothing: a transaction that needs Kafka will fail with an error of its own.
 
         Raises:
-            FencedError: Somebody else has claimed the id.
-            DualWriteError: As `start`.
+            FencedError: Another writer or recoverer has claimed the id.
+            DualWriteError: As for `start`.
         """
         if time.monotonic() - self._used_at < LOOK_AFTER:
             return
@@ -240,18 +240,18 @@ class Ownership:
             limit = min(LOOK_LIMIT, self._timeouts.kafka)
             described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)
         except BrokerUnavailableError as error:
-            log.debug("%s: not looked at after a pause: %s", self._id, error)
+            log.debug("%s: could not check after a pause whether the coordinator knows the id: %s", self._id, error)
             return
         finally:
             self._used_at = time.monotonic()
         if described is not None:
             return
-        log.info("%s: the coordinator has forgotten %s; registering it anew", self._id, self.kafka_transactional_id)
+        log.info("%s: the coordinator has forgotten %s; registering it again", self._id, self.kafka_transactional_id)
         self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
         self.start()
 
     def _clear_committed(self) -> None:
-        """Take the stored state off the row if it is that of a transaction whose commit we know: it needs no evidence."""
+        """Clear the stored state if it is that of a transaction known to be committed: it needs no further proof."""
         if self._committed is None:
             return
         row = self._store.read_claimed(self.claim)
@@ -260,7 +260,7 @@ class Ownership:
         self._committed = None
 
     def _resolve_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnAnswer | None:
-        """Settle what stands on a generation that is about to be ours, and add it to the report; with the raised epoch."""
+        """Resolve a generation that is about to be ours, add what was found to the report, and return the raised epoch."""
         kafka_id = producer.kafka_transactional_id
         resolver = GenerationResolver(self._store, self._coordinator, self.claim, generation, kafka_id, deadline)
         found = tuple(each for each in resolver.resolve() if each.outcome is not Outcome.NOTHING)
@@ -268,29 +268,29 @@ class Ownership:
             log.warning("%s: taking over generation %d: %s", self._id, generation, each.outcome.value)
         if found:
             before = self.report.ids[0] if self.report.ids else IdReport(self._id)
-            said = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
+            known = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
             lost = self._store.read_claimed(self.claim).lost
-            self.report = RecoveryReport((replace(before, outcomes=(*said, *found), unacknowledged=lost),))
+            self.report = RecoveryReport((replace(before, outcomes=(*known, *found), unacknowledged=lost),))
         return resolver.raised
 
     def recover(self) -> None:
-        """Claim on the condition that the id is ours still, settle, start anew."""
+        """Claim the id on condition that it is still ours, resolve what is in doubt, and start a new producer."""
         self.make_claim(only_if_ours=True)
         self.resolve()
         self.start()
 
     def drop_producer(self) -> None:
-        """Close the producer, if there is one; no transaction is ended by it."""
+        """Close the producer, if there is one; this does not end a transaction."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
 
     def clear_row(self) -> None:
-        """After a clean end: nothing is prepared, nothing is open on our generation, and the row says so."""
+        """After a clean end, record in the row that nothing is prepared and nothing is open on our generation."""
         try:
             self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
         except DualWriteError as error:
-            log.info("%s: the row keeps its last, committed state: %s", self._id, error)
+            log.info("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
 
 
 @contextmanager

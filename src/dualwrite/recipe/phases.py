@@ -1,7 +1,7 @@
-"""The writer's state machine: phases, events, and the table of what may follow what. No I/O.
+"""The writer's state machine: phases, events, and the table of transitions. No I/O.
 
-A phase records an intent or an outcome, never a hope: `COMMITTING_DATABASE` is entered before COMMIT is sent and left only
-when its outcome is known, or named unknown.
+A phase records an intent or an outcome, never an expectation: `COMMITTING_DATABASE` is entered before COMMIT is sent, and left
+only when the outcome is known, or known to be unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dualwrite.errors import UsageError
 
 
 class Phase(Enum):
-    """Where a writer stands. The value completes the sentence "the writer …"."""
+    """A phase of a writer. The value completes the sentence "the writer …"."""
 
     OPENING = "is not open yet"
     READY = "is open, between transactions"
@@ -24,11 +24,11 @@ class Phase(Enum):
     PREPARED = "has prepared the Kafka transaction"
     RECORDED = "has recorded the state in the database transaction"
     COMMITTING_DATABASE = "has sent the database's COMMIT"
-    COMMITTING_KAFKA = "has committed the database and commits Kafka"
-    ABORTING = "aborts both sides"
+    COMMITTING_KAFKA = "has committed the database and is committing Kafka"
+    ABORTING = "is aborting both sides"
     IN_DOUBT = "does not know yet how its last transaction ended"
     NEEDS_RECOVERY = "must recover its id before the next transaction"
-    FENCED = "was fenced: somebody else has claimed its id"
+    FENCED = "was fenced: another writer or recoverer has claimed its id"
     CLOSED = "is closed"
 
 
@@ -90,15 +90,15 @@ def _table() -> dict[tuple[Phase, Event], Phase]:
 
 
 TRANSITIONS: Final = MappingProxyType(_table())
-"""(phase, event) → the next phase. What is not in it is refused."""
+"""(phase, event) → the next phase. Any other combination is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
-    """A writer's phase, and how many transactions it has begun in its life.
+    """A writer's phase, and the number of transactions that it has begun since it was made.
 
-    The number is never set back: with the fence it names a transaction in the row, also after the writer has claimed its id
-    anew, which leaves the row's number standing (`TxnStateStore.claim`).
+    The number is never reset: together with the fencing token it identifies a transaction in the row, even after the writer has
+    claimed its id again, which keeps the row's number (`TxnStateStore.claim`).
     """
 
     phase: Phase = Phase.OPENING
@@ -108,7 +108,7 @@ class WriterState:
         """The state after `event`.
 
         Raises:
-            UsageError: The event has no meaning in this phase; nothing changed.
+            UsageError: The event is not possible in this phase; nothing changed.
         """
         following = TRANSITIONS.get((self.phase, event))
         if following is None:
