@@ -1,6 +1,6 @@
 """dualwrite: write to a database and to Kafka atomically, without an outbox relay (KIP-939).
 
-The errors are here at once; every other name is loaded when it is used first, with the libraries that it needs.
+The exception classes are imported immediately; every other name is imported on first use, with the libraries that it needs.
 """
 
 import importlib as _importlib
@@ -153,11 +153,11 @@ _WHERE = {
     "recover": "dualwrite.api",
     "store_from_url": "dualwrite.stores.registry",
 }
-"""Which module has what is loaded later."""
+"""The module of each name that is imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name's module, and keep the name."""
+    """Import the module of a name on first use, and cache the name here."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(_importlib.import_module(_WHERE[name]), name)
@@ -166,7 +166,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All names, loaded or not."""
+    """All names, whether already imported or not."""
     return sorted({*globals(), *__all__})
 
 

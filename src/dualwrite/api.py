@@ -1,4 +1,4 @@
-"""Put a writer or a recoverer together: from arguments, from a Settings object, from the environment."""
+"""Build a writer or a recoverer from arguments, a Settings object and the environment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Kafka = str | Mapping[str, Any] | KafkaConfig
 
 
 class ConnectOptions(TypedDict, total=False):
-    """What `connect` takes beside the database; it says what each is."""
+    """The options of `connect` besides the database; see there for what each means."""
 
     kafka: Kafka | None
     transactional_id: str | None
@@ -80,29 +80,30 @@ def connect(
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> DualWriter[Any]:
-    """Build a writer and open it. What is not given comes from `settings`, or else from the environment (`DUALWRITE_*`).
+    """Build a writer and open it. Arguments not given come from `settings`, or else from the environment (`DUALWRITE_*`).
 
     Args:
-        database: A URL (see `store_from_url`), a SQLAlchemy Engine, or a store. What is made from a URL is closed with the
-            writer; an engine or a store of yours stays open, and may serve several writers.
-        kafka: Settings in librdkafka's names, all of them; or just `host:port`, which takes the place of `bootstrap.servers` in
-            the other settings.
-        transactional_id: The same over restarts, and used by one writer at a time.
-        producer: "auto" takes the best for the cluster: "native" where that has transaction.version 2, else "librdkafka".
-        two_phase: True to require two-phase commit of the broker, False to do without, None to have it where it is offered.
-        lanes: How many transactional ids the writer takes turns on (see DualWriter); by default as many as suit the producer.
+        database: A URL (see `store_from_url`), a SQLAlchemy Engine, or a store. A store made from a URL is closed with the
+            writer; an engine or store that you pass stays open, and several writers can share it.
+        kafka: All Kafka settings, with librdkafka's names; or only `host:port`, which replaces `bootstrap.servers` in the
+            settings from elsewhere.
+        transactional_id: Must stay the same across restarts; only one writer may use it at a time.
+        producer: "auto" picks the best for the cluster: "native" if it has transaction.version 2, else "librdkafka".
+        two_phase: True requires two-phase commit from the broker, False never uses it, None uses it if the broker offers it.
+        lanes: The number of transactional ids that the writer rotates over (see DualWriter); the default depends on the
+            producer.
         on_lost: See DualWriter.
         timeouts: Time limits.
-        session: What `tx.session` is made by: a sessionmaker, or a Session class; see SqlStateStore. For a URL or an Engine.
-        schema: The schema in which the database has our tables; see SqlStateStore. For a URL or an Engine.
-        settings: Where the rest comes from.
+        session: Makes `tx.session`: a sessionmaker or a Session class; see SqlStateStore. Only for a URL or an Engine.
+        schema: The schema that contains dualwrite's tables; see SqlStateStore. Only for a URL or an Engine.
+        settings: Supplies the arguments that are not given.
 
     Returns:
-        An open writer, to be closed: by `with`, or by `close()`.
+        An open writer. Close it with `with` or `close()`.
 
     Raises:
-        ConfigurationError: Something is missing or contradicts itself.
-        DualWriteError: As `DualWriter.open`.
+        ConfigurationError: A setting is missing, or contradicts another.
+        DualWriteError: As for `DualWriter.open`.
     """
     chosen = (settings or Settings.from_environment()).with_changes(
         transactional_id=transactional_id,
@@ -115,15 +116,16 @@ def connect(
     )
     if chosen.transactional_id is None:
         raise ConfigurationError(
-            "No transactional id is given.",
-            next_step="transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays over restarts",
+            "No transactional id was given.",
+            next_step="pass transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays the same across "
+            "restarts",
         )
     validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
     config = _kafka_config(kafka, chosen)
-    chosen_timeout_ms(config)  # refuses one that is too short
+    chosen_timeout_ms(config)  # raises if it is too short
     if chosen.producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
-        # before the claim: what can't work must not take the id from a writer that does
-        from dualwrite.kafka.librdkafka.producer import check_settings  # noqa: PLC0415  (our own producer checks what it reads itself)
+        # before the claim: settings that can't work must not take the id from a writer that works
+        from dualwrite.kafka.librdkafka.producer import check_settings  # noqa: PLC0415  (the native producer checks its own)
 
         check_settings(config)
     store = _store(database, chosen, session)
@@ -161,7 +163,7 @@ def open_recoverer(
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> Recoverer:
-    """Build a Recoverer; arguments as in `connect`. To be closed: by `with`, or by `close()`."""
+    """Build a Recoverer. Arguments are as for `connect`; close it with `with` or `close()`."""
     chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts, schema=schema)
     config = _kafka_config(kafka, chosen)
     store = _store(database, chosen)
@@ -175,9 +177,9 @@ def open_recoverer(
 
 
 def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:
-    """The settings; servers alone are put into those that there are: a login and TLS don't go with an address."""
+    """The Kafka settings. An address alone replaces only the servers: login and TLS still come from `settings`."""
     if isinstance(kafka, str):
-        # the other name of bootstrap.servers, which would name other servers
+        # an alias of bootstrap.servers, which would still list the other servers
         others = {name: value for name, value in settings.kafka.items() if name != "metadata.broker.list"}
         return KafkaConfig.of({**others, "bootstrap.servers": kafka})
     return KafkaConfig.of(settings.kafka if kafka is None else kafka)
@@ -186,28 +188,30 @@ def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:
 def _store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:
     if isinstance(database, TxnStateStore):
         if session is not None:
-            raise ConfigurationError("session is given beside a store.", next_step="SqlStateStore(…, session=…)")
+            raise ConfigurationError(
+                "session can't be combined with a store.", next_step="pass it to the store: SqlStateStore(…, session=…)"
+            )
         return database
     if isinstance(database, Engine):
         return SqlStateStore(database, session=session, schema=settings.schema)
     url = database or settings.database_url
     if url is None:
         raise ConfigurationError(
-            "No database is given.",
-            next_step="a URL, a SQLAlchemy Engine or a store as the first argument (environment: DUALWRITE_DATABASE_URL)",
+            "No database was given.",
+            next_step="pass a URL, a SQLAlchemy Engine or a store as the first argument (environment: DUALWRITE_DATABASE_URL)",
         )
     if isinstance(url, URL):
         url = url.render_as_string(hide_password=False)
     if not isinstance(url, str):
         raise ConfigurationError(
-            f"A {type(url).__module__}.{type(url).__name__} is no database that dualwrite knows by itself.",
-            next_step="a URL, a SQLAlchemy Engine, or a store around it: SqlStateStore.from_psycopg(connection or pool), "
+            f"Unsupported database type {type(url).__module__}.{type(url).__name__}.",
+            next_step="pass a URL, a SQLAlchemy Engine, or wrap it in a store: SqlStateStore.from_psycopg(connection or pool), "
             "RocksDBStore(rdict), ZooKeeperStore(client)",
         )
     if session is None:
         return store_from_url(url, schema=settings.schema)
     if not keeps_a_table(url):
-        raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="leave it out")
+        raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="remove session")
     return SqlStateStore.from_url(url, session=session, schema=settings.schema)
 
 
@@ -224,15 +228,14 @@ def recover(
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> RecoveryReport:
-    """Settle what crashes left behind, in one call: a start-up hook of a service. See `Recoverer.recover`.
+    """Resolve the in-doubt transactions that crashes left behind, for example when a service starts. See `Recoverer.recover`.
 
-    It takes the ids from live writers. Opening a writer recovers its own id by itself; this is for the ids of others. The
-    tasks of a job (Spark) that has a run open keep theirs, unless they are named by `ids`; what such a job leaves is settled
-    by its next run, or by `dualwrite recover --prefix`. Where Kafka does not answer, no id is taken: each one's error stands in
-    the report.
+    It fences live writers on these ids. A writer recovers its own id when it opens; use this for other ids. The ids of a job
+    (Spark) that is running are skipped unless `ids` lists them; what such a job leaves behind is resolved by its next run, or
+    by `dualwrite recover --prefix`. If Kafka does not answer, no id is claimed, and the report has an error for each.
     """
     with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
-        return recoverer.recover(_chosen(recoverer, ids, prefix))
+        return recoverer.recover(_selected_ids(recoverer, ids, prefix))
 
 
 def plan_recovery(
@@ -245,24 +248,24 @@ def plan_recovery(
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> RecoveryPlan:
-    """What `recover` would do with the same arguments now, and why, for each id and generation. Changes nothing."""
+    """What `recover` would do now with the same arguments, and why, for each id and generation. Read-only."""
     with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
-        return recoverer.plan(_chosen(recoverer, ids, prefix))
+        return recoverer.plan(_selected_ids(recoverer, ids, prefix))
 
 
-def _chosen(recoverer: Recoverer, ids: Iterable[str] | None, prefix: str) -> list[str]:
-    """The ids that were asked for, with their lanes; without those of jobs at work where none was named."""
+def _selected_ids(recoverer: Recoverer, ids: Iterable[str] | None, prefix: str) -> list[str]:
+    """The requested ids with their lanes; if `ids` is None, without those of running jobs."""
     ids = None if ids is None else list(ids)
-    spared = _ids_at_work(recoverer.store) if ids is None else frozenset()
-    chosen = ids_with_lanes(recoverer.store, ids, prefix=prefix)
-    for name in spared.intersection(chosen):
-        log.info("%s: left alone: a job that is at work has it", name)
-    return [name for name in chosen if name not in spared]
+    skipped = _ids_of_running_jobs(recoverer.store) if ids is None else frozenset()
+    selected = ids_with_lanes(recoverer.store, ids, prefix=prefix)
+    for name in skipped.intersection(selected):
+        log.info("%s: skipped: a running job is using it", name)
+    return [name for name in selected if name not in skipped]
 
 
-def _ids_at_work(store: TxnStateStore) -> frozenset[str]:
+def _ids_of_running_jobs(store: TxnStateStore) -> frozenset[str]:
     if not isinstance(store, SqlStateStore):
         return frozenset()
-    from dualwrite.jobs.ledger import JobLedger  # noqa: PLC0415  (`import dualwrite` needs none of it)
+    from dualwrite.jobs.ledger import JobLedger  # noqa: PLC0415  (`import dualwrite` does not need it)
 
     return JobLedger(store).attempts_at_work()

@@ -1,4 +1,4 @@
-"""A moment by which something must be done: made once where a time limit is given, and handed down through every layer."""
+"""A deadline: made once, where a time limit is given, and passed down through every layer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Self
 
 
 class Deadline:
-    """A time limit that has begun to run.
+    """A time limit that has started.
 
-    Whoever is given one waits by `left`, and hands the same object on: no layer begins a limit of its own.
+    Code that gets one waits for at most `left` seconds and passes the same object on: no layer starts a time limit of its own.
 
     Args:
-        seconds: The limit, for messages.
-        at: When it ends, by `time.monotonic`; by default that many seconds from now.
+        seconds: The limit; also for error messages.
+        at: When it ends, on the clock of `time.monotonic`; by default `seconds` from now.
     """
 
     __slots__ = ("_at", "seconds")
@@ -24,31 +24,31 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Self:
-        """A deadline that many seconds from now."""
+        """A deadline `seconds` from now."""
         return cls(seconds)
 
     @classmethod
     def of(cls, limit: float | Deadline) -> Deadline:
-        """The deadline itself, or one that many seconds from now."""
+        """The deadline itself, or a new one that many seconds from now."""
         return limit if isinstance(limit, Deadline) else cls(limit)
 
     @property
     def left(self) -> float:
-        """Seconds that are left, never below 0."""
+        """The remaining seconds, never below 0."""
         return max(self._at - time.monotonic(), 0.0)
 
     @property
     def expired(self) -> bool:
-        """Whether the time is over."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self._at
 
     def within(self, seconds: float) -> Deadline:
-        """The earlier one: this, or that many seconds from now. Its `seconds` are what it leaves from now on."""
+        """A deadline at this one's end or `seconds` from now, whichever is earlier; its `seconds` are counted from now."""
         left = min(seconds, self.left)
         return Deadline(left)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep that long, or as long as is left."""
+        """Sleep for `seconds`, or for the remaining time if that is shorter."""
         time.sleep(min(seconds, self.left))
 
     def __repr__(self) -> str:
@@ -56,4 +56,4 @@ class Deadline:
 
 
 Limit = float | Deadline
-"""Seconds from the call on, or a deadline that runs already."""
+"""Seconds from the call on, or a deadline that has already started."""

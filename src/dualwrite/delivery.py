@@ -1,8 +1,8 @@
-"""Where the messages of a prepared transaction lie in Kafka's log: proof of its outcome, once the coordinator has forgotten it.
+"""Where the messages of a prepared transaction are in Kafka's log: proof of its outcome if the coordinator has forgotten it.
 
-A coordinator drops a transactional id that was not used for `transactional.id.expiration.ms`; the log keeps the messages for as
-long as the topic's retention says. The database therefore stores this beside the prepared state. It also tells people what a
-lost transaction had held.
+A coordinator drops a transactional id that was not used for `transactional.id.expiration.ms`; the log keeps the messages for
+the topic's retention time. The database therefore stores their positions with the prepared state. They also show which messages
+a lost transaction had.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any, Final, Self
 from dualwrite.errors import StoredStateError
 
 MAX_TOPIC_LENGTH: Final = 249
-"""Characters of a topic's name (Kafka, `Topic.MAX_NAME_LENGTH`)."""
+"""The maximum length of a topic name in characters (Kafka, `Topic.MAX_NAME_LENGTH`)."""
 
 MAX_PLACES: Final = 16
-"""Places that are stored with a state; `Delivery.messages` counts all messages, also those at places left out."""
+"""How many places are stored with a state. `Delivery.messages` counts all messages, including those at other places."""
 
 
 class Fate(Enum):
-    """How a transaction ended, by the log."""
+    """How a transaction ended, according to the log."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
 
     OPEN = "open"
-    """It has not ended: no marker of it is there."""
+    """It has not ended: the log has no marker for it."""
 
     GONE = "gone"
-    """The log does not have the message any more (retention), or the principal may not read it."""
+    """The log no longer has the message (retention), or the principal is not allowed to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Place:
 
     Args:
         topic: The topic.
-        partition: The partition; of a librdkafka producer the one that holds the topic's first message.
-        first_offset: The offset of the first message there, as the broker acknowledged it; None where it did not give it.
-        messages: How many messages went there; with librdkafka, to the whole topic.
+        partition: The partition; with librdkafka, the one with the topic's first message.
+        first_offset: The offset of the first message there, as acknowledged by the broker; None if it was not returned.
+        messages: The number of messages in the partition; with librdkafka, in the whole topic.
     """
 
     topic: str
@@ -53,7 +53,7 @@ class Place:
     messages: int
 
     def __str__(self) -> str:
-        """For people: `orders-0 from offset 17 (3 messages)`."""
+        """Readable text: `orders-0 from offset 17 (3 messages)`."""
         where = "" if self.first_offset is None else f" from offset {self.first_offset}"
         return f"{self.topic}-{self.partition}{where} ({self.messages} message{'' if self.messages == 1 else 's'})"
 
@@ -63,7 +63,7 @@ class Delivery:
     """The acknowledged messages of one prepared transaction.
 
     Args:
-        messages: How many there are.
+        messages: The number of messages.
         places: Where they are; at most MAX_PLACES are stored.
         prepared_at: When the transaction was prepared (UTC, aware; this machine's clock), just before the database's commit.
     """
@@ -74,7 +74,7 @@ class Delivery:
 
     @classmethod
     def of(cls, places: Iterable[Place]) -> Self | None:
-        """The delivery of what was just prepared; None where nothing was sent."""
+        """The delivery of a transaction that was just prepared; None if no message was sent."""
         listed = tuple(places)
         if not listed:
             return None
@@ -82,18 +82,18 @@ class Delivery:
 
     @property
     def proof(self) -> Place | None:
-        """A place whose first offset is known: all partitions of a transaction end alike, so one of them tells for all."""
+        """A place whose first offset is known: a transaction ends the same way in all partitions, so one is enough."""
         return next((place for place in self.places if place.first_offset is not None), None)
 
     def __str__(self) -> str:
-        """For people: how many messages, where, and since when."""
+        """Readable text: how many messages, where, and prepared when."""
         shown = ", ".join(map(str, self.places))
         more = self.messages - sum(place.messages for place in self.places)
         elsewhere = f" and {more} elsewhere" if more else ""
         return f"{self.messages} messages: {shown}{elsewhere}; prepared at {self.prepared_at.astimezone(UTC):%F %T} UTC"
 
     def text(self) -> str:
-        """The text to store: JSON with the first MAX_PLACES places, one of which tells the outcome if any does."""
+        """The text to store: JSON with up to MAX_PLACES places, including one with a known offset if there is one."""
         kept = self.places[:MAX_PLACES]
         proof = self.proof
         if proof is not None and proof not in kept:
@@ -109,7 +109,7 @@ class Delivery:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read a stored text; the empty text gives None.
+        """Parse a stored text; the empty text returns None.
 
         Raises:
             StoredStateError: The text does not parse.
@@ -123,14 +123,14 @@ class Delivery:
         except (ValueError, TypeError, KeyError) as error:
             raise StoredStateError(
                 f"The stored delivery {text[:200]!r} can't be read.",
-                cause="the row was changed by hand or by a newer release",
-                next_step="nothing was changed; put the text back, or make it empty, or upgrade",
+                cause="the row was changed manually or by a newer release",
+                next_step="nothing was changed; restore the text, or set it to the empty text, or upgrade",
                 text=text,
             ) from error
 
 
 def delivery_text(delivery: Delivery | None) -> str:
-    """The text to store: the delivery's own, or the empty text for none."""
+    """The text to store for a delivery; the empty text for None."""
     return "" if delivery is None else delivery.text()
 
 

@@ -1,7 +1,7 @@
-"""The one exception tree: what failed, for which id, the likely cause, the next step.
+"""The exception classes. Each error says what failed, for which id, the likely cause, and the next step.
 
-Every error carries its facts as attributes, says whether trying the same again makes sense (`retriable`), and survives
-pickling, since errors cross process borders (Spark, multiprocessing).
+Errors have their facts as attributes and a class attribute `retriable`, and can be pickled, since they cross process
+boundaries (Spark, multiprocessing).
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ _NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
 
 
 def shell_word(text: str) -> str:
-    """A text as a shell takes it for one word, for commands in a next step."""
+    """Quote a text, if necessary, so that a shell reads it as one word; for commands in a next step."""
     return text if _NEEDS_NO_QUOTES.fullmatch(text) else shlex.quote(text)
 
 
 class DualWriteError(Exception):
-    """Root of every error that dualwrite raises on purpose.
+    """Base class of every error that dualwrite raises deliberately.
 
     Args:
-        what: One sentence: what failed.
-        transactional_id: The id it failed for, when there is one.
-        cause: The likely cause, as far as it is known.
+        what: One sentence that says what failed.
+        transactional_id: The transactional id concerned, if any.
+        cause: The likely cause, if known.
         next_step: What the reader can do now.
-        facts: Further facts; each becomes an attribute of the error. Its class declares those that it may have; one that it
-            does not have is an AttributeError.
+        facts: Further facts; each becomes an attribute of the error. The class declares the possible ones; reading one that
+            this error does not have raises AttributeError.
     """
 
     lane: str
-    """The id of the lane that the error is about, where it is not the first one of its id."""
+    """The id of the lane that the error is about, if it is not lane 0."""
 
     retriable: ClassVar[bool] = False
-    """Whether the same call, made again, may succeed without anybody changing anything."""
+    """Whether the same call may succeed if it is simply made again."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class DualWriteError(Exception):
         self.next_step = next_step
         self.facts = facts
 
-    if not TYPE_CHECKING:  # each class declares its own, so that a type checker finds a name that is none
+    if not TYPE_CHECKING:  # each class declares its own, so that a type checker finds unknown names
 
         def __getattr__(self, name: str) -> Any:
             facts = self.__dict__.get("facts", {})
@@ -91,15 +91,15 @@ class MissingDependencyError(ConfigurationError):
 
 
 class InvalidTransactionalIdError(ConfigurationError):
-    """A transactional id is empty, too long, or holds a character that dualwrite keeps for itself."""
+    """A transactional id is empty, too long, or contains a reserved character (`#`, `~`) or a control character."""
 
 
 class InvalidMessageError(DualWriteError, TypeError):
-    """A topic, key, value, header, partition or timestamp has a type or value that Kafka can't take; nothing was sent."""
+    """A topic, key, value, header, partition or timestamp has a type or value that Kafka does not accept; nothing was sent."""
 
 
 class UsageError(DualWriteError, RuntimeError):
-    """A call at a moment at which it has no meaning; nothing was changed by it."""
+    """A method was called at a time when it is not allowed; the call changed nothing."""
 
 
 class InvalidTransitionError(UsageError):
@@ -110,15 +110,15 @@ class InvalidTransitionError(UsageError):
 
 
 class NestedTransactionError(UsageError):
-    """`transaction()` inside another `transaction()` of the same writer."""
+    """`transaction()` was called inside another `transaction()` of the same writer."""
 
 
 class ConcurrentUseError(UsageError):
-    """A second thread used a writer while the first was inside it. One writer serves one thread at a time."""
+    """A second thread used a writer while the first was using it. A writer can be used by one thread at a time."""
 
 
 class WriterClosedError(UsageError):
-    """The writer, or the transaction that the handle belonged to, has ended."""
+    """The writer is closed or was never opened, or the transaction has ended."""
 
 
 class TransactionControlError(UsageError):
@@ -127,13 +127,13 @@ class TransactionControlError(UsageError):
     call: str
 
 
-# --- who holds the id -------------------------------------------------------------------------------------------------
+# --- who owns the id --------------------------------------------------------------------------------------------------
 
 
 class FencedError(DualWriteError):
-    """Somebody else has claimed the transactional id since; this holder's transaction was rolled back on both sides.
+    """Another writer or recoverer has claimed the transactional id; this writer's transaction was rolled back on both sides.
 
-    Attributes: `fence` (ours), `current_fence` and `current_owner` where they are known.
+    Attributes: `fence` (our fencing token), and, where they are known, `current_fence` and `current_owner`.
     """
 
     fence: int
@@ -142,9 +142,10 @@ class FencedError(DualWriteError):
 
 
 class ClaimTimeoutError(DualWriteError):
-    """The row of the id stayed locked for longer than the claim may wait.
+    """The row of the id stayed locked for longer than the claim's time limit.
 
-    Attributes: `timeout` (seconds), `blocker` (what holds the lock, where the database tells; PostgreSQL: its backend pid).
+    Attributes: `timeout` (seconds), `blocker` (what holds the lock, if the database shows it), `blocker_pid` (PostgreSQL: the
+    backend's process id).
     """
 
     timeout: float
@@ -155,9 +156,9 @@ class ClaimTimeoutError(DualWriteError):
 
 
 class PrefixLeasedError(DualWriteError):
-    """Another job holds the prefix of transactional ids; nothing was written.
+    """Another job owns the lease on the prefix of transactional ids; nothing was written.
 
-    Attributes: `prefix`, `job_id`, `batch_id` and `owner` of the holder.
+    Attributes: `prefix`, and that job's `job_id`, `batch_id` and `owner`.
     """
 
     prefix: str
@@ -167,7 +168,7 @@ class PrefixLeasedError(DualWriteError):
 
 
 class JobClosedError(DualWriteError):
-    """The run that a task belongs to has ended, or was replaced by a newer one; nothing of the task is kept.
+    """The run of a task has ended, or was replaced by a newer one; the task's writes were discarded.
 
     Attributes: `prefix`, `job_id`, `batch_id`.
     """
@@ -178,7 +179,7 @@ class JobClosedError(DualWriteError):
 
 
 class BatchRefusedError(DualWriteError):
-    """A batch can't be committed, and surely was not; its messages are aborted. Attributes: `prefix`, `job_id`, `batch_id`."""
+    """A batch can't be committed and was not; its messages are aborted. Attributes: `prefix`, `job_id`, `batch_id`."""
 
     prefix: str
     job_id: str
@@ -186,9 +187,9 @@ class BatchRefusedError(DualWriteError):
 
 
 class JobPlanChangedError(DualWriteError):
-    """A job of this id was cut in another way before: another number of partitions, or of rows in a transaction.
+    """The job ran before with another plan: another number of partitions, or of rows per transaction.
 
-    Nothing was written by the attempt that found it. Attributes: `job_id`, `before` and `now` (a JobPlan's texts).
+    The attempt that found this wrote nothing. Attributes: `job_id`, `before` and `now` (the text of each JobPlan).
     """
 
     job_id: str
@@ -197,10 +198,10 @@ class JobPlanChangedError(DualWriteError):
 
 
 class ChunkChangedError(DualWriteError):
-    """A chunk that was committed holds other rows now, or is gone: what feeds the job does not give the same rows again.
+    """A committed chunk has other rows now, or no longer exists: the job's input is not deterministic.
 
-    Nothing was written by the attempt that found it. Attributes: `job_id`, `partition`, `chunk`, `committed_rows`, and `rows`
-    (None where the chunk is gone).
+    The attempt that found this wrote nothing. Attributes: `job_id`, `partition`, `chunk`, `committed_rows`, and `rows` (None
+    if the chunk no longer exists).
     """
 
     job_id: str
@@ -214,17 +215,17 @@ class ChunkChangedError(DualWriteError):
 
 
 class StoreError(DualWriteError):
-    """Something on the database's side."""
+    """An error on the database's side."""
 
 
 class StoreUnavailableError(StoreError):
-    """The database can't be reached, or ended the connection, at a moment at which nothing was in doubt."""
+    """The database can't be reached or closed the connection, at a time when nothing was in doubt."""
 
     retriable = True
 
 
 class StateTableMissingError(StoreError):
-    """The table `kafka_transaction_state` is missing or older than this release; the message names the command."""
+    """The table `kafka_transaction_state` is missing or older than this release; the message names the command to run."""
 
 
 class StoredStateError(StoreError):
@@ -234,10 +235,10 @@ class StoredStateError(StoreError):
 
 
 class StoreCopiedError(StoreError):
-    """The database is a copy of the one in which its ids were made, or that one in another place. Nothing was changed.
+    """The database is a copy of the one in which its ids were made, or that database has moved. Nothing was changed.
 
-    Original and copy have the same ids at Kafka, so that each would abort what the other has committed. Attributes: `store_id`,
-    `kept` and `found` (where the ids were made, and what answers now).
+    The original and the copy use the same ids at Kafka, so each would abort what the other has committed. Attributes:
+    `store_id`, `kept` and `found` (the database in which the ids were made, and the database that answers now).
     """
 
     store_id: str
@@ -246,31 +247,31 @@ class StoreCopiedError(StoreError):
 
 
 class NotSettledError(StoreError):
-    """`forget` was asked to drop an id that still has something to recover or to acknowledge."""
+    """The id still has something to recover or to acknowledge, so it can't be forgotten or moved."""
 
 
 class StoreCommitFailedError(StoreError):
-    """The database surely did not commit: rolled back, nothing of the transaction is left. May be tried again."""
+    """The database did not commit: the transaction was rolled back completely and may be retried."""
 
     retriable = True
 
 
 class StoreCommitUnknownError(StoreError):
-    """COMMIT was sent and the answer never came: the database may have committed or not. Never guess; resolve."""
+    """COMMIT was sent and not answered: the database may or may not have committed. The outcome must be read, never guessed."""
 
 
 # --- Kafka's side -----------------------------------------------------------------------------------------------------
 
 
 class BrokerError(DualWriteError):
-    """Something on Kafka's side. Attributes: `code` and `name` of Kafka's error where it gave one."""
+    """An error on Kafka's side. Attributes: `code` and `name` of Kafka's error, if it returned one."""
 
     code: int
     name: str
 
 
 class BrokerUnavailableError(BrokerError):
-    """No broker, or no transaction coordinator, answered in time."""
+    """No broker, or no transaction coordinator, answered within the time limit."""
 
     servers: str
 
@@ -278,22 +279,22 @@ class BrokerUnavailableError(BrokerError):
 
 
 class BrokerAuthorizationError(BrokerError):
-    """The principal lacks an ACL, or authentication failed; the message names what to grant."""
+    """The principal lacks an ACL, or authentication failed; the message names the ACL to grant."""
 
 
 class UnknownTopicError(BrokerError):
-    """The topic does not exist, and the broker does not create topics by itself."""
+    """The topic does not exist, and the broker does not create topics automatically."""
 
 
 class MessageTooLargeError(BrokerError):
-    """A message is larger than the producer or the broker takes. Attributes: `size` (bytes), `limit` where known."""
+    """A message is larger than the producer or the broker accepts. Attributes: `size` (bytes), and `limit` if known."""
 
     size: int
     limit: int
 
 
 class UnknownTransactionStateError(BrokerError):
-    """The coordinator names a transaction state that this release does not know; nothing was done. Attributes: `state`."""
+    """The coordinator returned a transaction state that this release does not know; nothing was done. Attributes: `state`."""
 
     state: str
 
@@ -305,18 +306,18 @@ class DeliveryError(BrokerError):
 
 
 class MessageRefusedError(DeliveryError):
-    """The broker refuses a message for what it is, and would each time; both sides were rolled back.
+    """The broker rejected a message and would reject it on every attempt; both sides were rolled back.
 
-    Such as a message without a key in a compacted topic, or with a timestamp that the topic does not take.
+    Examples: a message without a key in a compacted topic, a timestamp that the topic does not accept.
     """
 
     retriable = False
 
 
 class ClusterMismatchError(BrokerError):
-    """This is not the Kafka cluster that the id's row speaks of. Nothing was claimed, changed or sent.
+    """The id's row names another Kafka cluster. Nothing was claimed, changed or sent.
 
-    Attributes: `stored_cluster_id` (the row's) and `seen_cluster_id` (Kafka's `cluster.id` as it was answered).
+    Attributes: `stored_cluster_id` (in the row) and `seen_cluster_id` (the `cluster.id` that Kafka returned).
     """
 
     stored_cluster_id: str
@@ -324,7 +325,7 @@ class ClusterMismatchError(BrokerError):
 
 
 class ProducerFencedError(BrokerError):
-    """The broker fenced this producer: its id was taken over, or its transaction was ended by somebody else."""
+    """The broker fenced this producer: another process took over its id or ended its transaction."""
 
 
 class TransactionTimeoutError(BrokerError):
@@ -340,26 +341,27 @@ class TransactionTimeoutError(BrokerError):
 
 
 class TransactionTimeoutRefusedError(BrokerError, ConfigurationError):
-    """The broker refuses `transaction.timeout.ms`: it is above its `transaction.max.timeout.ms`."""
+    """The broker rejected `transaction.timeout.ms` because it is above the broker's `transaction.max.timeout.ms`."""
 
 
 class TwoPhaseCommitRefusedError(BrokerAuthorizationError, ConfigurationError):
-    """Two-phase commit was asked for, and the broker, its settings or its ACLs do not allow it (KIP-939)."""
+    """Two-phase commit was required, and the broker, its settings or its ACLs do not allow it (KIP-939)."""
 
 
 class PrepareError(BrokerError):
-    """The broker does not hold the transaction as ours and ongoing, so it can't be prepared; both sides were rolled back."""
+    """The broker does not show the transaction as ongoing and ours, so it can't be prepared; both sides were rolled back."""
 
     retriable = True
 
 
-# --- outcomes of a transaction that need a name -----------------------------------------------------------------------
+# --- outcomes of a transaction ----------------------------------------------------------------------------------------
 
 
 class InDoubtTransactionError(DualWriteError):
-    """This process can't tell whether the transaction committed. Recovery (here or elsewhere) settles it; never redo blindly.
+    """This process does not know whether the transaction committed on both sides. Recovery, here or elsewhere, resolves it.
 
-    Attributes: `state` (text of the PreparedTxnState, or ""), `database_committed` (True, or None when unknown).
+    Don't repeat the transaction without checking in your data whether it committed. Attributes: `state` (text of the
+    PreparedTxnState, or ""), `database_committed` (True, or None if unknown).
     """
 
     state: str
@@ -374,23 +376,23 @@ class LostTransactionError(DualWriteError):
 
     state: str
     generation: int
-    delivery: Any  # a Delivery, or None; it stands above this file
+    delivery: Any  # a Delivery, or None; importing it here would be circular
 
 
 class UnverifiedTransactionError(DualWriteError):
-    """The database committed, and Kafka no longer has evidence of what became of the messages.
+    """The database committed, and Kafka no longer has evidence of the messages' outcome.
 
     Attributes: `state`, `generation`.
     """
 
     state: str
     generation: int
-    delivery: Any  # a Delivery, or None; it stands above this file
+    delivery: Any  # a Delivery, or None; importing it here would be circular
 
 
 class RecoveryError(DualWriteError):
-    """Recovery of at least one id did not finish; the report tells which. Attributes: `report`."""
+    """Recovery of at least one id did not finish; the report shows which. Attributes: `report`."""
 
-    report: Any  # a RecoveryReport, which stands above this file
+    report: Any  # a RecoveryReport; importing it here would be circular
 
     retriable = True

@@ -1,6 +1,6 @@
-"""Named points of the recipe at which a test can make the process fail. One global look-up when none is armed.
+"""Named points of the recipe at which a test can make the process fail. When none is armed, each costs one global lookup.
 
-The names and the way to arm them are public in `dualwrite.testing.failpoints`; this file is what writer and recoverer call.
+`dualwrite.testing.failpoints` is the public interface to arm them; this module is what the writer and recoverer call.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 ENVIRONMENT_VARIABLE: Final = "DUALWRITE_FAILPOINTS"
-"""What is to be armed; without the switch it does nothing."""
+"""The variable with the failpoints to arm; ignored without the switch."""
 
 SWITCH: Final = "DUALWRITE_TESTING"
-"""The variable that must be 1 for it."""
+"""The variable that must be 1 for that."""
 
 NAMES: Final = (
     "after_begin",
@@ -52,22 +52,22 @@ NAMES: Final = (
 )
 
 armed: dict[str, Callable[[], None]] = {}
-"""What runs at each point; empty outside tests. Changed by `dualwrite.testing.failpoints` only."""
+"""The action at each failpoint; empty outside tests. Only `dualwrite.testing.failpoints` changes it."""
 
 
 def note_ignored_variable() -> None:
-    """Warn of points in the environment that nothing has armed, where a writer opens: that they do nothing is no accident."""
+    """Warn, when a writer opens, if the environment lists failpoints but none is armed: they are ignored on purpose."""
     if not armed and os.environ.get(ENVIRONMENT_VARIABLE):
         log.warning(
-            "%s is set and ignored: failpoints are for tests. A test sets %s=1 beside it, or calls "
-            "dualwrite.testing.failpoints.arm_from_environment(); elsewhere, take the variable out.",
+            "%s is set and ignored: failpoints are for tests. In a test, also set %s=1, or call "
+            "dualwrite.testing.failpoints.arm_from_environment(); elsewhere, unset the variable.",
             ENVIRONMENT_VARIABLE,
             SWITCH,
         )
 
 
 def hit(name: str) -> None:
-    """Run what is armed at `name`, if anything is."""
+    """Run the action armed at `name`, if any."""
     if armed:
         action = armed.get(name)
         if action is not None:

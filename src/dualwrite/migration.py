@@ -1,7 +1,7 @@
-"""Makes and changes the table `kafka_transaction_state`, by alembic with a version table of its own.
+"""Creates and migrates the table `kafka_transaction_state`, using alembic with a separate version table.
 
-By itself (`upgrade`, or `dualwrite db upgrade`), beside whatever migrations the application has; or inside the application's
-own chain of alembic migrations, by one call in a revision::
+Either independently of the application's migrations (`upgrade`, or `dualwrite db upgrade`), or inside the application's own
+chain of alembic migrations, with one call in a revision::
 
     from alembic import op
     from dualwrite.migration import downgrade_state_table, upgrade_state_table
@@ -12,8 +12,8 @@ own chain of alembic migrations, by one call in a revision::
     def downgrade() -> None:
         downgrade_state_table(op, "base", from_revision="0005")
 
-Either way the table's revision stands in `kafka_transaction_state_version`, so the two may be mixed: what is done already is
-not done again. The scripts are the repository's folder `migrations`, in a wheel `dualwrite/_migrations`.
+Either way the table's revision is stored in `kafka_transaction_state_version`, so the two may be mixed: steps that have already
+run are skipped. The scripts are in the repository's folder `migrations`, and in a wheel in `dualwrite/_migrations`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _MOVING: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0
 _LOCK_TIMEOUT: Final = 30.0
 _one_at_a_time: Final = threading.Lock()
-"""`alembic.context`, through which an environment is run, is one object for the whole process."""
+"""Needed because `alembic.context`, which every environment uses, is a single object for the whole process."""
 
 
 def scripts_folder() -> Path:
-    """Where alembic's environment and the versions are: in the package, or beside it in a checkout.
+    """The folder of alembic's environment and versions: inside the package, or in the root of a checkout.
 
     Raises:
-        ConfigurationError: Neither is there.
+        ConfigurationError: There is no such folder.
     """
     package = Path(__file__).parent
     for folder in (package / "_migrations", package.parents[1] / "migrations"):
@@ -69,43 +69,43 @@ def scripts_folder() -> Path:
 
 
 def upgrade(database: str | URL | Engine, revision: str = "head", *, schema: str | None = None) -> None:
-    """Bring the table to a revision; does nothing where it has it already. Two at once take turns.
+    """Upgrade the table to a revision; does nothing if it is already there. Concurrent calls run one after another.
 
     Args:
         database: A URL as for the store, or an engine.
-        revision: A revision's name, or `head` for the newest.
-        schema: The schema in which the tables stand; see SqlStateStore.
+        revision: The name of a revision, or `head` for the newest.
+        schema: The schema that contains the tables; see SqlStateStore.
 
     Raises:
         ConfigurationError: There is no such revision or schema, or no store for the URL.
-        StoreError: The database refuses or can't be reached.
+        StoreError: The database returned an error or can't be reached.
     """
     with _configured(database, "upgrading the table", schema) as config:
         command.upgrade(config, revision)
 
 
 def downgrade(database: str | URL | Engine, revision: str, *, schema: str | None = None) -> None:
-    """Bring the table back to a revision; `base` drops it, with every fence and every unsettled state.
+    """Downgrade the table to a revision; `base` drops it, with every fencing token and every unresolved state.
 
     Args:
         database: A URL as for the store, or an engine.
-        revision: A revision's name, or `base`.
+        revision: The name of a revision, or `base`.
         schema: As for `upgrade`.
 
     Raises:
         ConfigurationError: There is no such revision, or no store for the URL.
-        StoreError: The database refuses or can't be reached.
+        StoreError: The database returned an error or can't be reached.
     """
     with _configured(database, "downgrading the table", schema) as config:
         command.downgrade(config, revision)
 
 
 def current(database: str | URL | Engine, *, schema: str | None = None) -> str | None:
-    """The revision that the table has, or None where our migrations have not run.
+    """The table's revision, or None if dualwrite's migrations have not run.
 
     Raises:
         ConfigurationError: There is no store for the URL.
-        StoreError: The database refuses or can't be reached.
+        StoreError: The database returned an error or can't be reached.
     """
     with _connected(database, "reading the table's revision", schema) as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE_NAME})
@@ -120,7 +120,7 @@ def newest() -> str:
 
 
 def sql(database: str | URL, revision: str = "head", *, schema: str | None = None) -> str:
-    """The SQL that `upgrade` would run on an empty database, for those who run it by other means. Connects to nothing.
+    """The SQL that `upgrade` would run on an empty database, to be run by other means. Does not connect to the database.
 
     Raises:
         ConfigurationError: There is no such revision, or no store for the URL.
@@ -139,31 +139,31 @@ def sql(database: str | URL, revision: str = "head", *, schema: str | None = Non
     return text.getvalue()
 
 
-# --- inside a migration of the user's -----------------------------------------------------------------------------------------
+# --- inside a migration of the user -------------------------------------------------------------------------------------------
 
 
 class UsersOperations(Protocol):
-    """What is used of `alembic.op`, in a revision that alembic runs."""
+    """The part of `alembic.op` that is used here, in a revision that alembic runs."""
 
     def get_context(self) -> MigrationContext:
-        """The migration that runs."""
+        """The context of the running migration."""
 
     def get_bind(self) -> Connection:
-        """Its connection."""
+        """The connection of the running migration."""
 
 
 def upgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str = "base", schema: str | None = None) -> None:
-    """Bring the table to a revision, inside a migration of your own and in its transaction, unless it is there already.
+    """Upgrade the table to a revision inside a migration of your own, in its transaction; does nothing if it is already there.
 
-    With `alembic upgrade --sql` the same is written as SQL.
+    With `alembic upgrade --sql` the statements are written as SQL.
 
     Args:
         op: `alembic.op`.
-        revision: A revision of ours by its name: a migration must go on making what it made when it was written, so `head` is
-            refused. `dualwrite db current` shows the newest.
-        from_revision: The revision that the table has before, by your own chain: `base` for the first call, the `revision` of
-            the call before for a later one. Read by `--sql` only, where there is no database to ask.
-        schema: The schema in which the tables stand (PostgreSQL).
+        revision: The name of one of dualwrite's revisions. `head` is rejected, because a migration must always create the same
+            table. `dualwrite db current` shows the newest.
+        from_revision: The table's revision before the call, according to your own chain: `base` for the first call, the
+            previous call's `revision` for a later one. Used only with `--sql`, where there is no database to query.
+        schema: The schema that contains the tables (PostgreSQL).
 
     Raises:
         ConfigurationError: There is no such revision.
@@ -171,18 +171,19 @@ def upgrade_state_table(op: UsersOperations, revision: str, *, from_revision: st
     script = ScriptDirectory(str(scripts_folder()))
 
     def steps(heads: tuple[str, ...]) -> Iterable[RevisionStep]:
-        return script._upgrade_revs(revision, _as_given(heads))  # noqa: SLF001  (alembic's documentation has its users call it)
+        return script._upgrade_revs(revision, _as_given(heads))  # noqa: SLF001  (alembic's documentation tells users to call it)
 
     _run_in_chain(op, revision, from_revision, steps, schema)
 
 
 def downgrade_state_table(op: UsersOperations, revision: str, *, from_revision: str, schema: str | None = None) -> None:
-    """Bring the table back to a revision, inside a migration of your own: the reverse of `upgrade_state_table`.
+    """Downgrade the table to a revision inside a migration of your own: the reverse of `upgrade_state_table`.
 
     Args:
         op: `alembic.op`.
-        revision: A revision of ours, or `base`, which drops the table, with every fence and every unsettled state.
-        from_revision: The `revision` of the call that this one takes back. Read by `--sql` only.
+        revision: One of dualwrite's revisions, or `base`, which drops the table with every fencing token and every unresolved
+            state.
+        from_revision: The `revision` of the call that this one reverts. Used only with `--sql`.
         schema: As for `upgrade_state_table`.
 
     Raises:
@@ -197,7 +198,7 @@ def downgrade_state_table(op: UsersOperations, revision: str, *, from_revision: 
 
 
 def _as_given(heads: tuple[str, ...]) -> Any:
-    return heads  # alembic's own annotation says str, and its own callers pass what we do
+    return heads  # alembic annotates it as str, but its own callers pass a tuple as well
 
 
 def _run_in_chain(
@@ -207,11 +208,11 @@ def _run_in_chain(
     steps: Callable[[tuple[str, ...]], Iterable[RevisionStep]],
     schema: str | None,
 ) -> None:
-    """Run steps of ours through `alembic.op` as it is set up for the user's migration, with our own version table."""
+    """Run dualwrite's migration steps through the `alembic.op` of the user's migration, with dualwrite's version table."""
     if revision.startswith(_MOVING):
         raise ConfigurationError(
-            f"A migration of yours can't bring the table to {revision!r}: it would make another table with each release.",
-            next_step=f"name the revision; the newest of this release is {newest()!r}",
+            f"Revision {revision!r} can't be used in your own migration: its result would change with each release.",
+            next_step=f"give a fixed revision; the newest of this release is {newest()!r}",
         )
     theirs = op.get_context()
     options: dict[str, Any] = {"version_table": VERSION_TABLE_NAME, "fn": lambda heads, _context: steps(heads)}
@@ -230,7 +231,7 @@ def _run_in_chain(
 
 
 def _config() -> Config:
-    config = Config(stdout=io.StringIO())  # alembic prints; what there is to say, our callers say
+    config = Config(stdout=io.StringIO())  # discards what alembic prints; the callers report what matters
     config.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
@@ -257,7 +258,7 @@ def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> 
         engine = make_engine(url, dialect, **options)
     try:
         with engine.connect() as connection:
-            # The dialect's BEGIN: sqlite3 would begin only at the first INSERT, and leave half of a failed migration.
+            # The dialect's BEGIN: sqlite3 would begin only at the first INSERT, so a failed migration would be half applied.
             dialect.begin(connection)
             with made_in_schema(connection, schema):
                 yield connection
@@ -276,5 +277,6 @@ def _revision_checked() -> Iterator[None]:
         yield
     except CommandError as error:
         raise ConfigurationError(
-            f"Alembic refuses: {error}", next_step=f"the newest revision of this release is {newest()!r}; `head` means it"
+            f"Alembic reported an error: {error}",
+            next_step=f"use an existing revision; the newest of this release is {newest()!r} (`head`)",
         ) from error

@@ -1,4 +1,4 @@
-"""Which producer holds a generation of an id: it decides who may go on with the same Kafka transactional id."""
+"""The kind of producer that uses a generation of an id; only some kinds can reuse a generation's Kafka transactional id."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class ProducerKind(Enum):
-    """What a generation was taken for; the value is what the database keeps."""
+    """The kind of producer that a generation was acquired for; the value is stored in the database."""
 
     LIBRDKAFKA = "librdkafka"
-    """librdkafka, whose InitProducerId can't be made conditional: every claim takes a generation of its own (rule O2)."""
+    """librdkafka, whose InitProducerId can't be made conditional: every claim acquires a new generation (rule O2)."""
 
     NATIVE = "native"
     """The native producer without two-phase commit: its transactions have a timeout."""
@@ -19,5 +19,5 @@ class ProducerKind(Enum):
 
     @property
     def takes_over(self) -> bool:
-        """Whether a claimant goes on with the generation of an earlier one, by compare-and-set (rule F5)."""
+        """Whether a claimant can continue with an earlier claimant's generation, by compare-and-set (rule F5)."""
         return self is not ProducerKind.LIBRDKAFKA

@@ -1,4 +1,4 @@
-"""Where things are and how to behave: one frozen object, from arguments or from `DUALWRITE_*` environment variables.
+"""Connection settings, options and time limits, from arguments or from `DUALWRITE_*` environment variables.
 
 | variable | meaning |
 | --- | --- |
@@ -30,10 +30,10 @@ class Timeouts:
     """Time limits in seconds; each must be above 0.
 
     Args:
-        claim: For claiming an id: how long to wait for the row's lock and for a broken database connection.
-        kafka: For one call to a coordinator or one EndTxn, with all that it takes: name look-up, connecting, TLS, login,
-            repetitions. Opening and recovery have it for each lane: once for what was left open, once for taking it over.
-        delivery: For the flush at prepare, and for handing over one message when the queue is full.
+        claim: For claiming an id: how long to wait for the row's lock and to retry after a broken database connection.
+        kafka: For one call to a coordinator or one EndTxn, including name lookup, connecting, TLS, login and retries. Opening
+            and recovery apply it to each lane: once to resolving what was left open, once to taking the id over.
+        delivery: For the flush at prepare, and for queueing one message when the queue is full.
 
     Raises:
         ConfigurationError: A limit is not a number above 0.
@@ -65,22 +65,22 @@ class Settings:
 
     Args:
         database_url: The database's URL, as for `store_from_url`, or None.
-        kafka: Kafka's settings in librdkafka's names.
+        kafka: Kafka settings, with librdkafka's names.
         transactional_id: The logical id, or None.
-        producer: Which producer; "auto" takes the best for the broker.
-        two_phase: Whether transactions never time out at the broker (KIP-939): True to require it, False to do without, None to
-            have it where the broker offers it.
-        lanes: How many lanes a writer has, 1 to 100; None for as many as suit its producer (native: 3,
-            librdkafka: 1). See DualWriter.
+        producer: Which producer to use; "auto" picks the best for the broker.
+        two_phase: Two-phase commit (KIP-939), with which transactions never time out at the broker: True requires it, False
+            never uses it, None uses it if the broker offers it.
+        lanes: How many lanes a writer has, 1 to 100; None for the producer's default (native: 3, librdkafka: 1). See
+            DualWriter.
         on_lost: What opening a writer does about unacknowledged lost transactions; see DualWriter.
         timeouts: Time limits.
-        schema: The schema in which a SQL database has our tables, or None for where it looks for tables by itself.
+        schema: The schema that contains dualwrite's tables in a SQL database, or None for the connection's default.
 
     Raises:
-        ConfigurationError: A value is none of those allowed.
+        ConfigurationError: A value is not one of those allowed.
     """
 
-    database_url: str | None = field(default=None, repr=False)  # it may hold a password
+    database_url: str | None = field(default=None, repr=False)  # may contain a password
     kafka: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     transactional_id: str | None = None
     producer: ProducerName = "auto"
@@ -99,10 +99,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read the `DUALWRITE_*` variables; what is not set keeps its default.
+        """Read the `DUALWRITE_*` variables; settings without a variable keep their defaults.
 
         Raises:
-            ConfigurationError: A value is none of those allowed, or not a number.
+            ConfigurationError: A value is not one of those allowed, or not a number.
         """
         given = {k: v for k, v in (os.environ if environ is None else environ).items() if k.startswith(PREFIX) and v}
         kafka = {k.removeprefix(_KAFKA).lower().replace("_", "."): v for k, v in given.items() if k.startswith(_KAFKA)}
@@ -116,7 +116,7 @@ class Settings:
             kafka=MappingProxyType(kafka),
             transactional_id=given.get(PREFIX + "TRANSACTIONAL_ID"),
             producer=cast("ProducerName", given.get(PREFIX + "PRODUCER", "auto")),
-            two_phase=_truth(PREFIX + "TWO_PHASE", given.get(PREFIX + "TWO_PHASE")),
+            two_phase=_boolean(PREFIX + "TWO_PHASE", given.get(PREFIX + "TWO_PHASE")),
             lanes=_whole_number(PREFIX + "LANES", given.get(PREFIX + "LANES")),
             on_lost=cast("OnLost", given.get(PREFIX + "ON_LOST", "raise")),
             timeouts=Timeouts(**limits),
@@ -124,27 +124,27 @@ class Settings:
         )
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy with the given values that are not None."""
+        """A copy with these values, except those that are None."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
 def validate_lanes(lanes: int) -> int:
-    """Return the number of lanes if a writer can have so many.
+    """Return the number of lanes if it is valid.
 
     Raises:
-        ConfigurationError: It is no whole number from 1 to 100.
+        ConfigurationError: It is not an integer from 1 to 100.
     """
     if not isinstance(lanes, int) or isinstance(lanes, bool) or not 1 <= lanes <= MAX_LANES:
         raise ConfigurationError(
             f"lanes is {lanes!r}.",
-            next_step=f"a whole number from 1 to {MAX_LANES}; each lane is a producer of its own, and 3 do for one writer",
+            next_step=f"use a whole number from 1 to {MAX_LANES}; each lane has its own producer; 3 are enough for a writer",
         )
     return lanes
 
 
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
-        raise ConfigurationError(f"{name} is {value!r}.", next_step=f"one of {', '.join(map(str, allowed))}")
+        raise ConfigurationError(f"{name} is {value!r}.", next_step=f"use one of {', '.join(map(str, allowed))}")
 
 
 def _seconds(name: str, text: str) -> float:
@@ -154,17 +154,17 @@ def _seconds(name: str, text: str) -> float:
         raise ConfigurationError(f"{name} is {text!r}, not a number of seconds.") from None
 
 
-def _truth(name: str, text: str | None) -> bool | None:
+def _boolean(name: str, text: str | None) -> bool | None:
     if text is None:
         return None
     if text.lower() not in ("true", "false"):
-        raise ConfigurationError(f"{name} is {text!r}.", next_step="true or false")
+        raise ConfigurationError(f"{name} is {text!r}.", next_step="use true or false")
     return text.lower() == "true"
 
 
 def _whole_number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):  # noqa: PLR2004  (what int() takes without a limit)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):  # noqa: PLR2004  (int() refuses very long texts with an error of its own)
         raise ConfigurationError(f"{name} is {text!r}, not a whole number.")
     return int(text)

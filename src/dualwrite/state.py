@@ -1,4 +1,4 @@
-"""What names a prepared Kafka transaction, and what a coordinator says of a transactional id. No I/O."""
+"""The name of a prepared Kafka transaction, transactional ids, and a coordinator's description of an id. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dualwrite.errors import InvalidTransactionalIdError, StoredStateError
 
 MAX_PRODUCER_ID: Final = 2**63 - 1
 MAX_EPOCH: Final = 2**15 - 1
-LAST_EPOCH: Final = MAX_EPOCH - 1  # that a transaction can have: after it the producer id changes (KIP-890)
+LAST_EPOCH: Final = MAX_EPOCH - 1  # the highest epoch of a transaction: after it the producer id changes (KIP-890)
 MAX_TRANSACTIONAL_ID_LENGTH: Final = 255
 GENERATION_MARK: Final = "#"
 LANE_MARK: Final = "~"
@@ -26,19 +26,19 @@ _KAFKA_ID = re.compile(r"([^#]+?)(?:#([1-9][0-9]*)|#([0-9a-f]+)\.(0|[1-9][0-9]*)
 
 @dataclass(frozen=True, slots=True)
 class PreparedTxnState:
-    """The name of one prepared Kafka transaction, as it is stored in the database (KIP-939, `PreparedTxnState`).
+    """The name of one prepared Kafka transaction, as stored in the database (KIP-939, `PreparedTxnState`).
 
-    Where each transaction has an epoch of its own (EndTxn v5, KIP-890), `producer_id:epoch` names it. A client that keeps
-    one epoch over many transactions (librdkafka) needs the transaction's start time as well.
+    If each transaction has its own epoch (EndTxn v5, KIP-890), `producer_id:epoch` identifies it. For a client that keeps
+    one epoch over many transactions (librdkafka), the transaction's start time is needed as well.
 
     Args:
         producer_id: Kafka's producer id, 0 to 2^63 - 1.
         epoch: The epoch under which the transaction's messages were written, 0 to 32767.
-        start_time_ms: The coordinator's `transactionStartTimeMs` (milliseconds since 1970, broker's clock), or None where
-            producer id and epoch name the transaction by themselves.
+        start_time_ms: The coordinator's `transactionStartTimeMs` (milliseconds since 1970, broker's clock), or None if
+            producer id and epoch are enough to identify the transaction.
 
     Raises:
-        ValueError: A number is outside its limits.
+        ValueError: A number is out of range.
     """
 
     producer_id: int
@@ -47,11 +47,11 @@ class PreparedTxnState:
 
     def __post_init__(self) -> None:
         if not 0 <= self.producer_id <= MAX_PRODUCER_ID:
-            raise ValueError(f"producer id {self.producer_id} is not within 0 and {MAX_PRODUCER_ID}")
+            raise ValueError(f"producer id {self.producer_id} is not between 0 and {MAX_PRODUCER_ID}")
         if not 0 <= self.epoch <= MAX_EPOCH:
-            raise ValueError(f"epoch {self.epoch} is not within 0 and {MAX_EPOCH}")
+            raise ValueError(f"epoch {self.epoch} is not between 0 and {MAX_EPOCH}")
         if self.start_time_ms is not None and not 0 <= self.start_time_ms <= MAX_PRODUCER_ID:
-            raise ValueError(f"start time {self.start_time_ms} ms is not within 0 and {MAX_PRODUCER_ID}")
+            raise ValueError(f"start time {self.start_time_ms} ms is not between 0 and {MAX_PRODUCER_ID}")
 
     def __str__(self) -> str:
         """`producerId:epoch`, or `producerId:epoch@startTimeMs`."""
@@ -60,10 +60,10 @@ class PreparedTxnState:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read a stored text; the empty text means that nothing is prepared and gives None.
+        """Parse a stored text; the empty text means that nothing is prepared, and returns None.
 
         Raises:
-            StoredStateError: The text is of no known form, or a number is outside its limits.
+            StoredStateError: The text is not in a known format, or a number is out of range.
         """
         if text == "":
             return None
@@ -78,7 +78,7 @@ class PreparedTxnState:
 
     @property
     def has_own_epoch(self) -> bool:
-        """Whether producer id and epoch alone name the transaction (native producers; KIP-890)."""
+        """Whether producer id and epoch alone identify the transaction (native producers; KIP-890)."""
         return self.start_time_ms is None
 
 
@@ -86,31 +86,31 @@ def _unreadable(text: str) -> StoredStateError:
     return StoredStateError(
         f"The stored prepared transaction state {text!r} can't be read: expected producerId:epoch, "
         "producerId:epoch@startTimeMs, or an empty text.",
-        cause="the row was changed by hand or by a newer release",
-        next_step="nothing was sent to Kafka; compare the row with `dualwrite status` and put the state back, or upgrade",
+        cause="the row was changed manually or by a newer release",
+        next_step="nothing was sent to Kafka; compare the row with `dualwrite status` and restore the state, or upgrade",
         text=text,
     )
 
 
 def state_text(state: PreparedTxnState | None) -> str:
-    """The text to store: the state's own, or the empty text for none."""
+    """The text to store for a state; the empty text for None."""
     return "" if state is None else str(state)
 
 
 def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:
-    """Return the id if users may choose it: 1 to 255 characters, without `#`, `~`, and control characters.
+    """Return the id if it is valid: 1 to 255 characters, without `#`, `~` and control characters.
 
     Args:
         transactional_id: The id.
-        lanes: How many lanes it is for: the ids of all of them must fit into the 255 characters.
+        lanes: The number of its lanes: the id of each lane must fit into the 255 characters.
 
     Raises:
-        InvalidTransactionalIdError: It is not.
+        InvalidTransactionalIdError: The id is not valid.
     """
     if not isinstance(transactional_id, str) or not transactional_id:
         raise InvalidTransactionalIdError(
-            f"A transactional id is a text of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters, not {transactional_id!r}.",
-            next_step="choose a name that stays the same over restarts and that no other running process uses",
+            f"A transactional id must be a string of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters, not {transactional_id!r}.",
+            next_step="choose a name that stays the same across restarts and that no other running process uses",
         )
     limit = MAX_TRANSACTIONAL_ID_LENGTH - len(lane_id("", lanes - 1))
     if len(transactional_id) > limit:
@@ -121,30 +121,30 @@ def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:
     bad = sorted({c for c in transactional_id if c in RESERVED_CHARACTERS or not c.isprintable()})
     if bad:
         raise InvalidTransactionalIdError(
-            f"The transactional id {transactional_id!r} holds {' '.join(map(repr, bad))}.",
-            cause="'#' and '~' number the generations and lanes of an id; control characters can't be typed back",
+            f"The transactional id {transactional_id!r} contains {' '.join(map(repr, bad))}.",
+            cause="'#' and '~' are reserved for the generations and lanes of an id; control characters are not allowed",
         )
     return transactional_id
 
 
 def lane_id(transactional_id: str, lane: int) -> str:
-    """The id of one lane, which has a row of its own: the logical id for lane 0, `<id>~<lane>` from then on."""
+    """The id of one lane, which has its own row: the logical id for lane 0, `<id>~<lane>` for the others."""
     return transactional_id if lane == 0 else f"{transactional_id}{LANE_MARK}{lane}"
 
 
 def split_lane_id(row_id: str) -> tuple[str, int]:
-    """The logical id and the lane that a row's id stands for; what no lane can be called is an id with the lane 0."""
+    """The logical id and the lane of a row's id; an id that is not in the form of a lane's is a logical id with lane 0."""
     found = _LANE_ID.fullmatch(row_id)
     return (row_id, 0) if found is None else (found[1], int(found[2]))
 
 
 def is_lane_of(row_id: str, transactional_id: str) -> bool:
-    """Whether the row's id is that of a lane of the logical id; lane 0 is one."""
+    """Whether the row's id is that of a lane of the logical id, including lane 0."""
     return split_lane_id(row_id)[0] == transactional_id
 
 
 def lanes_of(row_ids: Iterable[str], transactional_id: str) -> list[str]:
-    """Those of the ids that are lanes of the logical id, by their numbers."""
+    """Those of the ids that are lanes of the logical id, in the order of their numbers."""
     return sorted((row_id for row_id in row_ids if is_lane_of(row_id, transactional_id)), key=split_lane_id)
 
 
@@ -152,11 +152,11 @@ def lanes_of(row_ids: Iterable[str], transactional_id: str) -> list[str]:
 class KafkaId:
     """The transactional id that Kafka sees: `<row id>#<store>.<generation>`; a row's id is `<logical>` or `<logical>~<lane>`.
 
-    The store's part keeps databases apart that use one logical id on one cluster (rule ST). What was taken before
-    revision 0005 has none: the row's id alone for generation 0, `<row id>#<generation>` from then on.
+    The store's part separates databases that use the same logical id on one cluster (rule ST). Generations that were acquired
+    before revision 0005 don't have it: the row's id alone for generation 0, `<row id>#<generation>` for later ones.
 
     Args:
-        row_id: The logical id, or a lane's.
+        row_id: The logical id, or the id of a lane.
         generation: The generation.
         store_id: The store's id; empty in the older form.
     """
@@ -166,14 +166,14 @@ class KafkaId:
     store_id: str = ""
 
     def __str__(self) -> str:
-        """As Kafka sees it."""
+        """The id as Kafka sees it."""
         if self.store_id:
             return f"{self.row_id}{GENERATION_MARK}{self.store_id}.{self.generation}"
         return f"{self.row_id}{GENERATION_MARK}{self.generation}" if self.generation else self.row_id
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The reverse; None for what dualwrite does not name so, such as `<id>#probe`."""
+        """Parse an id that Kafka shows; None if it is not in this form, such as `<id>#probe`."""
         found = _KAFKA_ID.fullmatch(text)
         if found is None:
             return None
@@ -182,17 +182,17 @@ class KafkaId:
 
     @property
     def logical(self) -> str:
-        """The id that the user has chosen."""
+        """The logical id, which the user has chosen."""
         return split_lane_id(self.row_id)[0]
 
     @property
     def lane(self) -> int:
-        """Number of the lane."""
+        """The number of the lane."""
         return split_lane_id(self.row_id)[1]
 
 
 class TransactionStatus(Enum):
-    """A transactional id's state at its coordinator, by the names that DescribeTransactions gives (KIP-664)."""
+    """A transactional id's state at its coordinator, with the names that DescribeTransactions returns (KIP-664)."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -211,10 +211,10 @@ class TransactionDescription:
     Args:
         status: The id's state.
         producer_id: The current producer id.
-        epoch: The current epoch. EndTxn v5 and a time-out have already raised it by one once the transaction ends.
-        timeout_ms: The transaction timeout in force; 2147483647 under two-phase commit.
-        start_time_ms: When the current or last transaction began (broker's clock), or -1 where there was none.
-        partitions: Topic and partition of what the transaction has written to, while it is ongoing.
+        epoch: The current epoch. Once the transaction has ended, EndTxn v5 or a timeout has already raised it by one.
+        timeout_ms: The transaction timeout in effect; 2147483647 with two-phase commit.
+        start_time_ms: When the current or last transaction began (broker's clock), or -1 if there was none.
+        partitions: The topics and partitions that the transaction has written to, while it is ongoing.
     """
 
     status: TransactionStatus
@@ -226,10 +226,10 @@ class TransactionDescription:
 
 
 def names(stored: PreparedTxnState | None, described: TransactionDescription | None) -> bool:
-    """Whether S is the name of D's current or last transaction.
+    """Whether S (`stored`) is the name of the current or last transaction of D (`described`).
 
-    While it is ongoing, the epoch is the transaction's own. Once it has ended, EndTxn v5 or a time-out has raised the epoch
-    by one; EndTxn v4 has not, which only a state with a start time can meet.
+    While the transaction is ongoing, D shows its epoch. Once it has ended, EndTxn v5 or a timeout has raised the epoch by one;
+    EndTxn v4 does not raise it, which is possible only for a state with a start time.
     """
     if stored is None or described is None or stored.producer_id != described.producer_id:
         return False

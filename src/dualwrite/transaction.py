@@ -1,4 +1,4 @@
-"""What the user's block is given: `tx.db`, `tx.session`, `tx.send`."""
+"""The transaction object that the user's block works with: `tx.db`, `tx.session`, `tx.send`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ else:
 
 
 class Transaction(Generic[H]):
-    """One business transaction: what is written through `db` and sent through `send` becomes visible together, or not at all.
+    """One business transaction: writes through `db` and messages sent by `send` become visible together, or not at all.
 
     `Transaction[Connection]` is one whose `db` is a SQLAlchemy Connection; without a parameter `db` may be anything.
 
-    Made by `DualWriter.transaction()`; of no use once its block has ended.
+    `DualWriter.transaction()` makes it; it can't be used after its block has ended.
 
     Attributes:
-        state: The name under which Kafka's side was prepared; None before that, and where no message was sent.
+        state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Transaction(Generic[H]):
 
     @property
     def db(self) -> H:
-        """What to write to the database with: a SQLAlchemy Connection for SQL. It can't end the transaction.
+        """The handle for writing to the database: a SQLAlchemy Connection for SQL. It can't end the transaction.
 
         Raises:
             WriterClosedError: The block has ended.
@@ -62,7 +62,7 @@ class Transaction(Generic[H]):
 
         Raises:
             WriterClosedError: The block has ended.
-            UsageError: The database is no SQL database.
+            UsageError: The database is not a SQL database.
         """
         self._check()
         return self._store_transaction.session
@@ -77,21 +77,21 @@ class Transaction(Generic[H]):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Send one message as part of the transaction. It leaves at once; consumers see it when the block has ended well.
+        """Send one message as part of the transaction. It is sent immediately; consumers see it after the commit.
 
         Args:
             topic: The topic.
-            value: Bytes, text (sent in UTF-8), or None for a tombstone.
-            key: Bytes, text or None; it chooses the partition.
-            headers: A mapping, or pairs in order.
-            partition: The partition, instead of the key's.
-            timestamp: Milliseconds since 1970, instead of now.
+            value: Bytes, text (encoded as UTF-8), or None for a tombstone.
+            key: Bytes, text or None; it determines the partition.
+            headers: A mapping, or a sequence of pairs.
+            partition: The partition, instead of the one determined by the key.
+            timestamp: Milliseconds since 1970, instead of the current time.
 
         Raises:
-            InvalidMessageError: Wrong type or range; nothing was sent.
-            UnknownTopicError: There is no such topic.
-            MessageTooLargeError: Larger than the producer takes.
-            DeliveryError: A message of this transaction has failed already, or the queue stayed full.
+            InvalidMessageError: An argument has the wrong type or is out of range; nothing was sent.
+            UnknownTopicError: The topic does not exist.
+            MessageTooLargeError: The message is larger than the producer accepts.
+            DeliveryError: An earlier message of this transaction has failed, or the queue stayed full.
             WriterClosedError: The block has ended.
         """
         self._check()
@@ -107,53 +107,53 @@ class Transaction(Generic[H]):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Send many messages as part of the transaction, for bulk work: with the native producer it costs less than `send`.
+        """Send many messages as part of the transaction. With the native producer this costs less than calling `send` for each.
 
         Args:
             topic: The topic.
-            values: As `value` of `send`, of each message.
-            keys: As `key`, of each message; as many as values.
-            partition: As `partition`, for all.
-            timestamp: As `timestamp`, for all; the time of the call unless given.
+            values: The value of each message; see `send`.
+            keys: The key of each message; as many as there are values.
+            partition: The partition for all messages.
+            timestamp: The timestamp of all messages; by default the time of the call.
 
-        Raises: as `send`, and InvalidMessageError where there are not as many keys as values. After an error some may have been
-            sent.
+        Raises: as for `send`, and InvalidMessageError if the numbers of keys and values differ. After an error some messages
+            may have been sent.
         """
         self._check()
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         hit("after_send")
 
     def send_offsets(self, consumer: Any) -> None:
-        """Make a consumer's positions part of the transaction (KIP-447): consume, write, produce and commit offsets as one.
+        """Commit a consumer's positions in the transaction (KIP-447), so that consume, write and produce are one unit.
 
         Args:
-            consumer: A confluent-kafka Consumer with `enable.auto.commit` off.
+            consumer: A confluent-kafka Consumer with `enable.auto.commit` set to false.
         """
         self._check()
         offsets, group = progress_of(consumer)
         self._producer.send_offsets_to_transaction(offsets, group, timeout=self._timeout)
 
     def end(self) -> None:
-        """Make every later use of this object an error; called by the writer."""
+        """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
         self._open = False
 
     def _check(self) -> None:
         if not self._open:
-            raise WriterClosedError("The transaction has ended with its block.", transactional_id=self._transactional_id)
+            raise WriterClosedError("The transaction ended with its block.", transactional_id=self._transactional_id)
         if os.getpid() != self._pid:
             raise forked("the transaction", self._pid, self._transactional_id)
         if threading.get_ident() != self._thread:
             raise ConcurrentUseError(
                 "The transaction belongs to another thread.",
                 transactional_id=self._transactional_id,
-                next_step="one writer, with a transactional id of its own, for each thread",
+                next_step="open one writer per thread, each with its own transactional id",
             )
 
 
 def forked(what: str, made_in: int, transactional_id: str) -> UsageError:
-    """A child process uses what belongs to its parent, which has the other end of every connection."""
+    """The error for a child process that uses its parent's writer, whose connections still belong to the parent."""
     return UsageError(
-        f"{what} in process {os.getpid()}, but the writer was made in {made_in}: it does not survive a fork.",
+        f"{what} in process {os.getpid()}, but the writer was made in process {made_in}: a writer can't be used after a fork.",
         transactional_id=transactional_id,
-        next_step="open a writer in each process, after the fork, with an id of its own",
+        next_step="open a writer in each process, after the fork, each with its own transactional id",
     )

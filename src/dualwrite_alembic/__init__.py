@@ -1,9 +1,9 @@
-"""A plugin of alembic's: autogenerate, in any project, does not propose to drop the tables of dualwrite.
+"""An alembic plugin: keeps autogenerate, in any project, from proposing to drop dualwrite's tables.
 
-Alembic 1.18 or later loads it by itself, by the entry point `alembic.autogenerate.dualwrite` of the installed package. For an
-older one, env.py says `context.configure(…, include_object=dualwrite_alembic.include_object)`.
+Alembic 1.18 and later load it automatically, through the installed package's entry point `alembic.autogenerate.dualwrite`. With
+older versions, use `context.configure(…, include_object=dualwrite_alembic.include_object)` in env.py.
 
-It stands outside of the package `dualwrite`, and imports nothing of it: alembic loads it at every start, in every project.
+It is outside the package `dualwrite` and imports nothing from it, because alembic loads it at every start, in every project.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ TABLES: Final = frozenset(
         "kafka_job_chunk",
     }
 )
-"""The tables of the store, the one in which the revision of its migrations stands, and those of jobs."""
+"""The store's tables, the version table of its migrations, and the tables of jobs."""
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
-    """Whether autogenerate shall look at an object: not at a table of ours that the project's metadata does not have.
+    """Whether autogenerate considers an object: false for a table of dualwrite that is not in the project's metadata.
 
-    For `include_object` of alembic's `context.configure`; a function of your own calls this one.
+    Pass it as `include_object` to alembic's `context.configure`, or call it from your own function.
     """
     del object_
     return not (type_ == "table" and reflected and compare_to is None and name in TABLES)
 
 
 def setup(plugin: Plugin) -> None:
-    """Called by alembic as it is imported."""
-    from alembic.util import DispatchPriority  # noqa: PLC0415  (alembic before 1.18 has none, and does not come here)
+    """Register the plugin; alembic calls this while it is being imported."""
+    from alembic.util import DispatchPriority  # noqa: PLC0415  (alembic before 1.18 does not have it, and never calls this)
 
     plugin.add_autogenerate_comparator(_leave_ours_alone, "autogenerate", priority=DispatchPriority.LAST)
 
 
 def _leave_ours_alone(_context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
-    """Take back what was found to drop; a drop is only found for tables that the project's metadata does not have."""
-    from alembic.operations.ops import DropTableOp  # noqa: PLC0415  (as above; while alembic is imported, it is not there yet)
+    """Remove the operations that would drop dualwrite's tables; they exist only for tables not in the project's metadata."""
+    from alembic.operations.ops import DropTableOp  # noqa: PLC0415  (as above; not available yet while alembic is imported)
     from alembic.util import PriorityDispatchResult  # noqa: PLC0415  (as above)
 
     ours = {
@@ -60,10 +60,10 @@ def _leave_ours_alone(_context: AutogenContext, upgrade_ops: UpgradeOps) -> Prio
         if isinstance(operation, DropTableOp) and operation.table_name in TABLES
     }
     for _, name in sorted(ours, key=str):
-        log.info("Table %r is dualwrite's, and is left alone", name)
+        log.info("Table %r belongs to dualwrite and is left alone", name)
     upgrade_ops.ops[:] = [
         operation
         for operation in upgrade_ops.ops
-        if (getattr(operation, "schema", None), getattr(operation, "table_name", None)) not in ours  # with its indexes
+        if (getattr(operation, "schema", None), getattr(operation, "table_name", None)) not in ours  # includes its indexes
     ]
     return PriorityDispatchResult.CONTINUE

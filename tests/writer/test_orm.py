@@ -1,4 +1,4 @@
-"""`tx.session` is made as the user's sessions are, and its events come when what they say has happened."""
+"""`tx.session` is made like the user's own sessions, and its events fire when what they announce has happened."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -23,7 +23,7 @@ EVENTS = ("before_commit", "after_commit", "after_rollback")
 
 
 class Users(Session):
-    """A Session class of the user's, with a method, and a choice among engines that must not lead out of the transaction."""
+    """A user's Session class with a method of its own, and with a choice of engines that must not leave the transaction."""
 
     def event(self, writer: str, number: int) -> Event:
         found = Event(writer=writer, number=number)
@@ -68,7 +68,7 @@ def test_expire_on_commit_is_the_user_s(scene: Scene) -> None:
 @both_databases
 def test_events_come_when_what_they_say_has_happened(scene: Scene) -> None:
     maker = sessionmaker(scene.engine)
-    heard: list[tuple[str, list[int]]] = []  # with the rows that others see then
+    heard: list[tuple[str, list[int]]] = []  # with the rows that others see at that time
     blocks: list[Transaction] = []
 
     def hear(name: str) -> None:
@@ -79,7 +79,7 @@ def test_events_come_when_what_they_say_has_happened(scene: Scene) -> None:
 
     @sa.event.listens_for(maker, "before_commit")
     def publish(session: Session) -> None:
-        scene.send(blocks[-1], 1)  # the writer still takes messages, and the session rows
+        scene.send(blocks[-1], 1)  # the writer still accepts messages, and the session accepts rows
         session.add(Event(writer=scene.transactional_id, number=1))
 
     with scene.connect(session=maker) as writer:
@@ -99,7 +99,7 @@ def test_events_come_when_what_they_say_has_happened(scene: Scene) -> None:
             tx.session.add(Event(writer=scene.transactional_id, number=3))
         assert heard == [("before_commit", [1]), ("after_rollback", [1])]
         heard.clear()
-        with writer.transaction() as tx:  # without the session there is nothing to hear
+        with writer.transaction() as tx:  # without a session there are no events
             scene.both(tx, 4)
         assert heard == []
     assert scene.agree() == [1, 4]
@@ -147,7 +147,7 @@ def test_what_would_lead_out_of_the_transaction_is_refused(scene: Scene, tmp_pat
             scene.connect(session=wrong)
     with pytest.raises(ConfigurationError, match="not a SQL database"):
         scene.connect(f"rocksdb:///{tmp_path}/rocks", session=sessionmaker())
-    with RocksDBStore(str(tmp_path / "rocks")) as store, pytest.raises(ConfigurationError, match="beside a store"):
+    with RocksDBStore(str(tmp_path / "rocks")) as store, pytest.raises(ConfigurationError, match="combined with a store"):
         scene.connect(store, session=sessionmaker())
     with pytest.raises(ConfigurationError):
         SqlStateStore(scene.engine, session=3)  # type: ignore[arg-type]  # what is tested
