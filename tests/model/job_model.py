@@ -1,7 +1,7 @@
 """An explicit-state model of the job protocol: "many tasks, one commit", as src/dualwrite/jobs implements it.
 
-Every function `…_step` gives the next atomic, visible action of a process, or several where it may go one way or another. A
-pause is simply not to be chosen; a crash is never to be chosen again.
+Each function `…_step` yields the next atomic, visible action of a process, or several if there is a choice. A process that is
+never chosen for a while is paused; one that is never chosen again has crashed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from model.job_state import (
 
 Steps = Iterator[tuple[str, State]]
 
-# --- recovery/resolve.py: the id and the fence stand in the process -----------------------------------------------------------
+# --- recovery/resolve.py: the id and the fencing token are in the process -----------------------------------------------------
 
 
-def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (the steps are what it is about)
-    """Describe, read again, decide, act, settle, fence; `then` is where it goes on."""
+def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (one branch for each step)
+    """Describe, read again, decide, act, settle, fence; then continue at `then`."""
     p = s.processes[n]
     k = s.ids[p.id]
     held = k.fence == p.fence
@@ -76,7 +76,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
 
 
 def fenced(s: State, n: int) -> State:
-    """Somebody else has claimed the process's id."""
+    """The state after another process has claimed this process's id."""
     match s.processes[n].then:
         case "take" | "start":
             return go(s, n, "over")
@@ -170,7 +170,7 @@ def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, St
     k = s.ids[p.id]
     if k.status == "N" or k.epoch != p.epoch:
         return f"is refused by Kafka: epoch {p.epoch}", go(s, n, "over")
-    if k.status == "O":  # it produces once, so that somebody else has begun
+    if k.status == "O":  # it produces only once, so another process has begun this transaction
         return "shares an epoch", s._replace(violation="two processes write under one epoch")
     return f"sends under epoch {p.epoch} of id {p.id}", go(with_id(s, p.id, status="O", sent=rows), n, pc)
 
@@ -179,7 +179,7 @@ def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, St
 
 
 def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:
-    """Every attempt of the prefix that is not of this run."""
+    """The process with a list of every attempt of the prefix that does not belong to this run."""
     left = [(i, k) for i, k in enumerate(s.ids) if k.token not in (0, token)]
     if scene.has("fit-to-sweep"):
         left = [(i, k) for i, k in left if k.token in s.processes[n].runs]
@@ -188,7 +188,7 @@ def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:
 
 
 def next_step(scene: Scene, s: State, n: int) -> Steps:
-    """resolve_ids: claim the next id with the fence that was read, and settle it."""
+    """resolve_ids: claim the next id with the fencing token that was read, and settle it."""
     p = s.processes[n]
     kind = scene.processes[n][0]
     if not p.todo:
@@ -294,7 +294,7 @@ def _decide_step(scene: Scene, s: State, n: int, token: int) -> Steps:
 
 
 def _rows_of(scene: Scene, s: State, i: int, fence: int) -> tuple[int, ...]:
-    """What the outcome says of the rows of a task."""
+    """The rows of a task, according to its outcome."""
     for p, spec in zip(s.processes, scene.processes, strict=True):
         if spec[0] == "task" and (p.id, p.fence) == (i, fence):
             return tuple(spec[3])
@@ -302,7 +302,7 @@ def _rows_of(scene: Scene, s: State, i: int, fence: int) -> tuple[int, ...]:
 
 
 def end_step(scene: Scene, s: State, n: int) -> Steps:
-    """What commit() and abort() do after the decision; and abort()'s own."""
+    """What commit() and abort() do after the decision, and the first step of abort()."""
     p = s.processes[n]
     kind, token = scene.processes[n][:2]
     token = token or (p.runs or s.job)[0]
@@ -331,7 +331,7 @@ def end_step(scene: Scene, s: State, n: int) -> Steps:
 
 
 def recover_step(scene: Scene, s: State, n: int) -> Steps:
-    """Recovery by hand: `dualwrite recover --prefix`."""
+    """Manual recovery: `dualwrite recover --prefix`."""
     p = s.processes[n]
     if p.pc == "close":
         t = closed(scene, s)
@@ -343,7 +343,7 @@ def recover_step(scene: Scene, s: State, n: int) -> Steps:
 
 
 def id_step(_: Scene, s: State, n: int) -> Steps:
-    """A Recoverer that was given one id, and knows nothing of jobs."""
+    """A Recoverer for one id, which does not know about jobs."""
     for i, k in enumerate(s.ids):
         if k.fence:
             yield (

@@ -1,4 +1,4 @@
-"""The search over every interleaving of a scene of job_model, and the promise."""
+"""The search over every interleaving of a scene of job_model, and the promise that it checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENTRY = {"task": task_step, "commit": commit_step, "abort": end_step, "recover"
 
 
 def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:
-    """Explore the scene, for any violation or for the one wanted."""
+    """Explore the scene for any violation, or for the wanted one."""
     groups = _alike(scene)
 
     def following(s: State) -> Steps:
@@ -22,7 +22,7 @@ def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:
 
 
 def violated(scene: Scene, s: State) -> str:  # noqa: PLR0911  (a list)
-    """The promise, in one state; empty where it is kept."""
+    """How a state violates the promise; empty if it does not."""
     if s.violation:
         return s.violation
     if max(s.table) > 1:
@@ -58,7 +58,7 @@ def _after_recovery(s: State, *, may_be_lost: bool) -> str:
 
 
 def successors(scene: Scene, s: State) -> Steps:
-    """Every next state, with the step that leads to it."""
+    """All next states, each with the step that leads to it."""
     for n, (kind, *facts) in enumerate(scene.processes):
         pc = s.processes[n].pc
         if pc == END.pc:
@@ -106,7 +106,7 @@ def _rested(scene: Scene, s: State, n: int) -> State:
 
 
 def recovered(scene: Scene, s: State) -> State:
-    """After `dualwrite recover --prefix` has run as a whole; a run that nobody has opened before is not opened after it."""
+    """The state after a complete `dualwrite recover --prefix`; a run that was not opened before it is not opened after it."""
     known = {s.job[0], *s.job[2]}
     specs = (
         *(
@@ -125,7 +125,7 @@ def recovered(scene: Scene, s: State) -> State:
 
 
 def _alike(scene: Scene) -> tuple[tuple[int, ...], ...]:
-    """Processes that differ in nothing but their numbers."""
+    """Groups of processes that differ only in their numbers."""
     by_spec: dict[object, list[int]] = {}
     for n, spec in enumerate(scene.processes):
         by_spec.setdefault(spec, []).append(n)
@@ -133,7 +133,7 @@ def _alike(scene: Scene) -> tuple[tuple[int, ...], ...]:
 
 
 def _merged(s: State, groups: tuple[tuple[int, ...], ...]) -> State:
-    """One state for all that differ only in which of two equal processes does what."""
+    """One representative of all states that differ only in which of two equal processes does what."""
     if not groups:
         return s
     processes = list(s.processes)

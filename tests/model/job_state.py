@@ -1,6 +1,6 @@
-"""What the model of the job protocol is made of: its rules by name, the state, and Kafka's and the database's small changes.
+"""The parts of the job protocol's model: its rules by name, the state, and the changes that Kafka and the database make.
 
-One batch, whose rows are numbered; a row is a message as well. Everything is a tuple, so that states can be compared.
+There is one batch with numbered rows; each row is also a message. Everything is a tuple, so that states can be compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STAGING_EMPTIED: Final = "staging emptied"
 
 
 class Id(NamedTuple):
-    """A transactional id: its row in the database (and that of kafka_job_attempt), and what the coordinator keeps of it."""
+    """A transactional id: its row in the database (and its row in kafka_job_attempt), and its state at the coordinator."""
 
     fence: int = 0  # 0: no row
     stored: int | None = None  # S, an epoch: with native producers it names the transaction
@@ -49,41 +49,41 @@ class Id(NamedTuple):
 
 
 class P(NamedTuple):
-    """A process: where it is, and its local variables."""
+    """A process: its program counter and local variables."""
 
     pc: str
     id: int = -1
     fence: int = 0
     epoch: int = -1
-    seen: tuple[Any, ...] = ()  # what was described, then with the decision
-    then: str = ""  # after settling
-    todo: tuple[tuple[int, int], ...] = ()  # ids with fences
-    kept: tuple[Any, ...] = ()  # winners of a driver, what a sweeper will delete
-    runs: tuple[int, ...] = ()  # what a sweeper knows to be over, what an abort gives up
-    is_lost: bool = False  # what it will tell
+    seen: tuple[Any, ...] = ()  # the description; later also the decision
+    then: str = ""  # the step after settling
+    todo: tuple[tuple[int, int], ...] = ()  # ids with fencing tokens
+    kept: tuple[Any, ...] = ()  # a driver's winners, or what a cleanup will delete
+    runs: tuple[int, ...] = ()  # runs that a cleanup knows to be over, or that an abort gives up
+    is_lost: bool = False  # whether it will report a loss
 
 
 class State(NamedTuple):
-    """Everything."""
+    """The state of the whole system."""
 
-    job: tuple[int, bool, tuple[int, ...]]  # token, is it open, earlier tokens
+    job: tuple[int, bool, tuple[int, ...]]  # token, whether it is open, earlier tokens
     marker: tuple[int, tuple[int, ...]] | None  # token, ids of the winners
     ids: tuple[Id, ...]
     staged: tuple[tuple[int, int, int], ...]  # id, fence, row
-    table: tuple[int, ...]  # how often each row is there
+    table: tuple[int, ...]  # how many times each row is there
     topic: tuple[int, ...]
     processes: tuple[P, ...]
-    swept: bool = False  # the final recovery by hand has run
-    budget: tuple[str, ...] = ()  # of what the environment may still do
+    swept: bool = False  # whether the final manual recovery has run
+    budget: tuple[str, ...] = ()  # what the environment may still do
     violation: str = ""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Which processes there are.
+    """The processes of a search.
 
-    A process is ("task", token, partition, rows), ("commit", token, partitions), ("abort", token or 0 for one that knows of no
-    outcome), ("recover",), or ("recover id",).
+    A process is ("task", token, partition, rows), ("commit", token, partitions), ("abort", token, or 0 for an abort that knows
+    no outcome), ("recover",), or ("recover id",).
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -91,10 +91,10 @@ class Scene:
     budget: tuple[str, ...] = ()
     strict: bool = False
     rows: int = 2
-    numbers: int = 2  # attempts of a partition
+    numbers: int = 2  # attempts per partition
 
     def has(self, rule: str) -> bool:
-        """Whether the rule is kept."""
+        """Whether the rule is enabled."""
         return rule not in self.without
 
 
@@ -103,7 +103,7 @@ _FIRST: Final = {"task": "open", "commit": "wait", "abort": "give up", "recover"
 
 
 def first_state(scene: Scene) -> State:
-    """Nothing has happened."""
+    """The initial state."""
     partitions = 1 + max((spec[2] for spec in scene.processes if spec[0] == "task"), default=0)
     none = (0,) * scene.rows
     processes = tuple(P(_FIRST[spec[0]]) for spec in scene.processes)
@@ -114,7 +114,7 @@ def first_state(scene: Scene) -> State:
 
 
 def end_txn(s: State, i: int, epoch: int, *, commit: bool) -> tuple[State, bool, int]:
-    """EndTxn v5, a compare-and-set by the epoch; whether it answers NONE, and the epoch in the answer."""
+    """EndTxn v5, a compare-and-set on the epoch: the new state, whether it answers NONE, and the epoch in the answer."""
     k = s.ids[i]
     if k.status == "N":
         return s, False, -1
@@ -138,20 +138,20 @@ def decision(stored: int | None, status: str, epoch: int) -> str:
     if stored is not None and status != "E" and epoch == (stored if status == "O" else stored + 1):
         return {"O": "commit", "C": "committed", "A": "lost"}.get(status, "lost")
     if stored is not None and (status in "NE" or epoch <= stored):
-        return "lost"  # unverified, which is told like lost
+        return "lost"  # unverified, which is reported like lost
     return "abort" if status == "O" else "nothing"
 
 
-# --- small changes ------------------------------------------------------------------------------------------------------------
+# --- changed copies -----------------------------------------------------------------------------------------------------------
 
 
 def with_id(s: State, i: int, **changes: Any) -> State:
-    """With another row or another coordinator's entry of an id."""
+    """The state with a changed row or coordinator's entry of an id."""
     return s._replace(ids=(*s.ids[:i], s.ids[i]._replace(**changes), *s.ids[i + 1 :]))
 
 
 def go(s: State, n: int, pc: str = "", /, **changes: Any) -> State:
-    """With a process elsewhere."""
+    """The state with a process at another program counter."""
     if pc:
         changes["pc"] = pc
     p = END if pc == "over" else s.processes[n]._replace(**changes)
@@ -159,12 +159,12 @@ def go(s: State, n: int, pc: str = "", /, **changes: Any) -> State:
 
 
 def is_whole(s: State) -> bool:
-    """Whether the batch is in table and topic."""
+    """Whether the batch is complete in the table and the topic."""
     return all(n == 1 for n in s.table) and all(n == 1 for n in s.topic)
 
 
 def closed(scene: Scene, s: State, keep: tuple[int, ...] = ()) -> State:
-    """The open run is ended."""
+    """The state after ending the open run."""
     token, is_open, earlier = s.job
     if is_open and scene.has("close-fences"):
         raised = (k._replace(fence=k.fence + 1) if k.token == token and i not in keep else k for i, k in enumerate(s.ids))
@@ -173,7 +173,7 @@ def closed(scene: Scene, s: State, keep: tuple[int, ...] = ()) -> State:
 
 
 def given_up(scene: Scene, s: State, token: int) -> State:
-    """The run is ended, or can't be opened any more."""
+    """The state after giving up a run: it is ended, or can no longer be opened."""
     if s.job[:2] == (token, True):
         return closed(scene, s)
     if token not in (0, s.job[0], *s.job[2]) and s.marker is None and scene.has("note-given-up"):
@@ -182,6 +182,6 @@ def given_up(scene: Scene, s: State, token: int) -> State:
 
 
 def deleted(s: State, up_to: tuple[tuple[int, int], ...]) -> State:
-    """Without the rows that were staged under these ids, and fences up to these."""
+    """The state without the rows staged under these ids with fencing tokens up to these."""
     limit = dict(up_to)
     return s._replace(staged=tuple(row for row in s.staged if row[1] > limit.get(row[0], -1)))

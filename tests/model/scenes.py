@@ -1,4 +1,4 @@
-"""Which scenes are explored, and by which of them each rule is shown to be needed."""
+"""The scenes of the job protocol's model, and for each rule the scene that shows that it is needed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ LARGE: Final = {
 
 @dataclass(frozen=True)
 class Need:
-    """By what a rule is shown to be needed.
+    """Shows that a rule is needed.
 
     Args:
-        scene: Where it is taken out.
-        violation: What is found then.
-        spare: Another rule that has to be taken out as well: each of the two is enough for this violation.
+        scene: The scene in which the rule is disabled.
+        violation: The violation that is then found.
+        spare: Another rule that must be disabled as well, because either of the two is enough to prevent this violation.
     """
 
     scene: Scene
