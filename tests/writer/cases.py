@@ -1,6 +1,6 @@
-"""Which producers and databases a writer test runs on: one of each unless it asks for more.
+"""The producers and databases that a writer test runs on: one of each unless the test asks for more.
 
-A fixture of the name (`producer`, `database`, `lanes`) has one value; a test that is parametrized with the name has others.
+The fixtures `producer`, `database` and `lanes` have one value each; a test gets others if it is parametrized with that name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ POSTGRESQL, SQLITE = "postgresql", "sqlite"
 DATABASES = (POSTGRESQL, SQLITE)
 
 both_producers = pytest.mark.parametrize("producer", thinned(PRODUCERS, quick=[NATIVE]))
-"""For what depends on the producer, and not on the database."""
+"""For tests of what depends on the producer but not on the database."""
 
 both_databases = pytest.mark.parametrize("database", thinned(DATABASES, quick=[POSTGRESQL]))
-"""For what depends on the database, and not on the producer."""
+"""For tests of what depends on the database but not on the producer."""
 
 producers_and_databases = pytest.mark.parametrize(
     ("producer", "database"),
@@ -30,4 +30,4 @@ producers_and_databases = pytest.mark.parametrize(
         quick=[(NATIVE, POSTGRESQL)],
     ),
 )
-"""For what depends on both; what a producer does is the same with all databases, so that one of them is enough for a second."""
+"""For tests of what depends on both; producers behave the same with all databases, so the second producer needs only one."""

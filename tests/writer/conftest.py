@@ -1,4 +1,4 @@
-"""What the writer tests share: a database of each kind with the user's table, one for the session, and scenes on it."""
+"""Fixtures of the writer tests: one database of each kind per session, with the user's table, and scenes on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Urls:
 
 @pytest.fixture(scope="session")
 def writer_urls(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer) -> Urls:
-    """Databases with our table and the user's."""
+    """Databases with dualwrite's tables and the user's table."""
     urls = Urls(f"sqlite:///{tmp_path_factory.mktemp('writer')}/writer.db", postgres_server.create_database("writer"))
     for url in (urls.sqlite, urls.postgresql):
         migration.upgrade(url)
@@ -51,22 +51,20 @@ def database() -> str:
 
 @pytest.fixture
 def lanes() -> int:
-    """How many lanes every writer in the test has, unless it says otherwise: with one, it is known which row and which Kafka
-    id a transaction is on.
-    """
+    """The default number of lanes of every writer in the test: with one, a transaction's row and Kafka id are known."""
     return 1
 
 
 @pytest.fixture(autouse=True)
 def environment(producer: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test does not say itself, for writers in its own process and in others."""
+    """Default settings for writers in the test's own process and in others."""
     monkeypatch.setenv("DUALWRITE_PRODUCER", producer)
     monkeypatch.setenv("DUALWRITE_LANES", str(lanes))
 
 
 @pytest.fixture
 def new_scene(writer_urls: Urls, broker: DevCluster) -> Iterator[Callable[..., Scene]]:
-    """Makes scenes on a database of the given kind, each with an engine of its own."""
+    """Makes scenes on a database of the given kind, each with its own engine."""
     engines = []
 
     def new(kind: str, servers: str | None = None, engine_options: dict[str, Any] | None = None, **changes: Any) -> Scene:
@@ -81,7 +79,7 @@ def new_scene(writer_urls: Urls, broker: DevCluster) -> Iterator[Callable[..., S
 
 @pytest.fixture
 def scene(database: str, new_scene: Callable[..., Scene]) -> Scene:
-    """A scene, on PostgreSQL unless the test says otherwise."""
+    """A scene, by default on PostgreSQL."""
     return new_scene(database)
 
 

@@ -1,13 +1,13 @@
-"""What test_interrupts.py sends SIGINT to: a process that opens writers and runs transactions until it is told to stop.
+"""The process to which test_interrupts.py sends SIGINT: it opens writers and runs transactions until enough SIGINTs have come.
 
 python -m writer.interrupted URL BOOTSTRAP ID TOPIC INTERRUPTS
 
-SIGINT is Python's own: KeyboardInterrupt at any bytecode. The first line says what a transaction takes on this machine
-("pace SECONDS"); after each that follows ("ready …") the parent sends one. It is kept back but for the part under test, so that
-the harness itself is never what is interrupted.
+Python's own SIGINT handler raises KeyboardInterrupt at any bytecode. The first line of output is the duration of a transaction
+on this machine ("pace SECONDS"); after each following line ("ready …") the parent sends one SIGINT. It is delivered only in the
+part under test, so that the harness itself is never interrupted.
 """
 
-# ruff: noqa: T201  (its lines are what the test waits for)
+# ruff: noqa: T201  (the test waits for the printed lines)
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WARM_UP = 7
 
 @dataclass
 class Tally:
-    """What happened, for the parent."""
+    """What happened; reported to the parent."""
 
     interrupts: int = 0
     number: int = 0
@@ -50,9 +50,9 @@ class Tally:
 
 
 class Gate:
-    """Python's own SIGINT handler, while it is open; what comes while it is closed is kept until it opens.
+    """Python's own SIGINT handler while the gate is open; a SIGINT that comes while it is closed is delivered when it opens.
 
-    Not by pthread_sigmask: that is for one thread, and Python raises in the main thread what any thread has received.
+    pthread_sigmask can't do this: it blocks a signal in one thread, but Python's main thread handles signals of all threads.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Gate:
             self._open = False
 
     def close(self) -> None:
-        """Close it, also where an interrupt came just before `opened` could."""
+        """Close the gate, even if an interrupt came just before `opened` could."""
         while True:
             try:
                 self._open = False
@@ -123,7 +123,7 @@ class Interrupted:
         writer.close()
 
     def run(self, interrupts: int) -> None:
-        """Go on until so many interrupts have come; now and then the writer is closed and another opened."""
+        """Run until this many interrupts have come; occasionally close the writer and open another."""
         chance = random.Random(7)
         print("pace", self.pace(), flush=True)
         print("ready", flush=True)
@@ -131,7 +131,7 @@ class Interrupted:
             try:
                 self.run_until_interrupted(chance)
             except KeyboardInterrupt:
-                self.gate.close()  # and let go of the exception: its traceback holds every frame, and what stood in them
+                self.gate.close()  # and drop the exception: its traceback refers to every frame and its variables
             except dualwrite.FencedError as error:
                 self.tally.errors.append(repr(error))
                 assert self.writer is not None
@@ -140,7 +140,7 @@ class Interrupted:
             self.interrupted()
 
     def pace(self) -> float:
-        """How many seconds a transaction takes, at the median; the first ones wait for a new topic."""
+        """The median duration of a transaction in seconds, without the first ones, which wait for a new topic."""
         taken = []
         self.connect()
         for _ in range(WARM_UP):
@@ -162,7 +162,7 @@ class Interrupted:
                     self.close()
 
     def interrupted(self) -> None:
-        """Look at what is left, and ask for the next one."""
+        """Check for leftovers, and ask for the next interrupt."""
         self.tally.interrupts += 1
         phase = "none" if self.writer is None else self.writer.phase.name
         self.tally.phases[phase] = self.tally.phases.get(phase, 0) + 1
@@ -172,7 +172,7 @@ class Interrupted:
         print("ready", self.tally.interrupts, flush=True)
 
     def locks_are_left(self) -> bool:
-        """Whether somebody still holds a lock, or a transaction, some time after the interrupt."""
+        """Whether a lock or a transaction is still there some time after the interrupt."""
         try:  # PostgreSQL takes a moment to notice that a connection was closed
             until(lambda: not self.is_locked(), "no lock", seconds=limit(2))
         except TimeLimitError:

@@ -1,8 +1,8 @@
-"""What test_lanes.py kills: a process whose transactions send two messages each, all to one partition.
+"""The process that test_lanes.py kills: its transactions send two messages each, all to one partition.
 
 python -m writer.ordered URL BOOTSTRAP ID TOPIC FIRST COUNT
 
-How many lanes it has stands in its environment (DUALWRITE_LANES).
+The number of its lanes comes from the environment (DUALWRITE_LANES).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from writer.scene import TIMEOUTS, Event
 
 
 def write(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
-    """A row, and a message before and after it."""
+    """Write a row, and send a message before and after it."""
     with writer.transaction() as tx:
         tx.send(topic, f"{number}a", partition=0)
         tx.db.execute(sa.insert(Event).values(writer=writer.transactional_id, number=number))

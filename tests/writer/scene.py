@@ -1,4 +1,4 @@
-"""A writer test's scene: one id with its own topic, on a database and a broker that other scenes share."""
+"""The scene of a writer test: one id with its own topic, on a database and a broker shared with other scenes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Scene:
     Args:
         engine: The user's engine.
         servers: Kafka's `bootstrap.servers`.
-        kafka: More of Kafka's settings.
+        kafka: Further Kafka settings.
         timeouts: The writer's time limits.
-        lanes: How many lanes its writers have; None for the producer's default.
+        lanes: The number of lanes of its writers; None for the producer's default.
     """
 
     engine: sa.Engine
@@ -93,25 +93,25 @@ class Scene:
     # --- what a user's block does -----------------------------------------------------------------------------------------
 
     def insert(self, tx: Transaction, number: int) -> None:
-        """A row."""
+        """Write a row."""
         tx.db.execute(sa.insert(Event).values(writer=self.transactional_id, number=number))
 
     def send(self, tx: Transaction, number: int) -> None:
-        """A message."""
+        """Send a message."""
         tx.send(self.topic, str(number), key=self.transactional_id)
 
     def both(self, tx: Transaction, number: int) -> None:
-        """A row and a message."""
+        """Write a row and send a message."""
         self.insert(tx, number)
         self.send(tx, number)
 
     def write(self, writer: DualWriter, *numbers: int) -> None:
-        """Rows and messages, one of each a transaction."""
+        """Write rows and send messages, one of each per transaction."""
         for number in numbers:
             with writer.transaction() as tx:
                 self.both(tx, number)
 
-    # --- what came of it --------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------------
 
     def rows(self) -> list[int]:
         """The numbers in the database."""
@@ -128,7 +128,7 @@ class Scene:
         return sorted(int(m.value or b"-1") for m in self.raw_messages())
 
     def agree(self) -> list[int]:
-        """The numbers, seen to be the same on both sides, each once."""
+        """The numbers, after checking that both sides have the same ones, each once."""
         rows, messages = self.rows(), self.messages()
         assert Counter(rows) == Counter(messages), f"database {rows}, topic {messages}"
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"
@@ -146,7 +146,7 @@ class Scene:
         return [row for row in map(store.read, ids_with_lanes(store, [self.transactional_id])) if row is not None]
 
     def unfinished(self) -> list[str]:
-        """The Kafka ids of ours that are not finished; an end that is decided gets the time to write its markers."""
+        """The scene's unfinished Kafka ids; waits until a transaction that is being ended has written its markers."""
         coordinator = WireTransactionCoordinator(
             KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=LIMIT
         )
@@ -165,11 +165,11 @@ class Scene:
         return [found.kafka_transactional_id for found in listed if found.status not in finished]
 
     def wait_until_unfinished(self) -> None:
-        """Wait until Kafka has heard of the transaction whose block is running: the producers send in the background."""
+        """Wait until Kafka knows the transaction of the current block: the producers send in the background."""
         until(self.unfinished, f"a transaction of {self.transactional_id}, of which Kafka has heard", pause=0.01)
 
     def assert_settled(self) -> None:
-        """Nothing is prepared, ongoing or unsettled, and no connection is held."""
+        """Check that nothing is prepared, ongoing or unsettled, and no connection is checked out."""
         for row in self.state_rows():
             assert row.prepared_state is None, row
             assert list(row.unsettled_generations) == [], row
@@ -177,7 +177,7 @@ class Scene:
         assert self.checked_out() == 0
 
     def checked_out(self) -> int:
-        """How many connections of the engine's pool are in use."""
+        """The number of connections checked out from the engine's pool."""
         pool = cast("sa.QueuePool", self.engine.pool)
         if pool.checkedout():
             gc.collect()

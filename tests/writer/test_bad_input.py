@@ -1,4 +1,4 @@
-"""Bad input: each has its own clear error, and nothing is lost by it on either side."""
+"""Bad input: each kind has its own clear error, and nothing is lost on either side."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -42,7 +42,7 @@ SHORT = Timeouts(claim=0.7, kafka=0.7, delivery=2)
 
 @pytest.fixture
 def nobody() -> str:
-    """An address at which nothing listens."""
+    """An address where nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -50,20 +50,20 @@ def nobody() -> str:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address that takes connections and never answers."""
+    """An address that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
 def topicless() -> Iterator[DevCluster]:
-    """A broker that makes no topics by itself and takes small messages only."""
+    """A broker that does not create topics automatically and accepts only small messages."""
     with started(config={"auto.create.topics.enable": "false", "message.max.bytes": "20000"}) as cluster:
         yield cluster
 
 
 def assert_refused(scene: Scene, live: DualWriter, opens: Callable[[], object], kind: type[Exception], *named: str) -> None:
-    """Opening fails and names what it must, while a writer that has the id goes on undisturbed."""
+    """Opening fails with the expected text, and a writer that owns the id continues undisturbed."""
     before = scene.state_row()
     with pytest.raises(kind) as caught:
         opens()
@@ -77,7 +77,7 @@ def assert_refused(scene: Scene, live: DualWriter, opens: Callable[[], object], 
 
 @pytest.fixture
 def live(scene: Scene) -> Iterator[DualWriter]:
-    """A writer that has the scene's id, and has written 1."""
+    """A writer that owns the scene's id and has written 1."""
     with scene.connect() as writer:
         scene.write(writer, 1)
         yield writer
@@ -138,7 +138,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"kafka": {"transactional.id": "mine"}}, "give it to dualwrite as transactional_id"),
     ({"kafka": {"transaction.timeout.ms": 10}}, "1000 is the least"),
     ({"kafka": {"no.such.property": 1}}, "no.such.property"),
-    ({"kafka": {"linger.ms": "soon"}}, "queue.buffering.max.ms"),  # librdkafka's other name of it
+    ({"kafka": {"linger.ms": "soon"}}, "queue.buffering.max.ms"),  # librdkafka's alias of bootstrap.servers
     ({"producer": "best"}, "one of auto, native, librdkafka"),
 ]
 
@@ -174,7 +174,7 @@ def test_the_broker_refuses_the_transaction_timeout(sqlite_scene: Scene) -> None
 
 @both_producers
 def test_a_timeout_together_with_two_phase_commit(sqlite_scene: Scene, producer: str) -> None:
-    """KIP-939: nothing times out then. Refused before anything is claimed."""
+    """With KIP-939 no transaction times out, so the setting is rejected, before anything is claimed."""
     scene = sqlite_scene
     with scene.connect() as live:
         scene.write(live, 1)
@@ -280,7 +280,7 @@ def test_the_table_is_missing(sqlite_scene: Scene, tmp_path: Any) -> None:
 
 @producers_and_databases
 def test_a_stored_state_does_not_parse(scene: Scene) -> None:
-    """What is prepared stays prepared: the row alone says whether it must be committed."""
+    """A prepared transaction stays prepared: only the row shows whether it must be committed."""
     writer = scene.connect()
     scene.write(writer, 1)
     with (
@@ -415,7 +415,7 @@ def test_a_message_is_larger_than_the_broker_takes(new_scene: Callable[..., Scen
     scene.assert_settled()
 
 
-# --- what goes away while a writer is open ------------------------------------------------------------------------------
+# --- tables and topics dropped while a writer is open -------------------------------------------------------------------
 
 
 def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path: Any) -> None:
@@ -442,7 +442,7 @@ def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path
 
 @both_producers
 def test_no_thread_is_left(sqlite_scene: Scene, nobody: str) -> None:
-    """A failed opening leaves nothing running in Python; librdkafka's threads are its own."""
+    """A failed opening leaves no Python threads running; librdkafka's threads are its own."""
     before = threading.active_count()
     for _ in range(3):
         with pytest.raises(BrokerUnavailableError):

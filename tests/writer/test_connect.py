@@ -1,4 +1,4 @@
-"""What `connect` takes, and what it leaves to its user: settings of the environment, engines, stores."""
+"""What `connect` accepts and what it leaves open: settings from the environment, engines, stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from writer.scene import Scene
 
 
 def test_an_address_alone_keeps_the_other_kafka_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the login and TLS of the environment it would talk PLAINTEXT to a server that wants neither."""
+    """Without the environment's other settings it would connect with PLAINTEXT and without a login."""
     monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", "elsewhere:1")
     monkeypatch.setenv("DUALWRITE_KAFKA_SECURITY_PROTOCOL", "SASL_PLAINTEXT")
     monkeypatch.setenv("DUALWRITE_KAFKA_SASL_MECHANISM", "NONE-SUCH")
@@ -38,7 +38,7 @@ def test_an_address_alone_keeps_the_other_kafka_settings_of_the_environment(monk
             config = recoverer._coordinator.network.config
             assert (config.servers, config.protocol, config.sasl.username) == ("127.0.0.1:1", "SASL_PLAINTEXT", "me")
     with dualwrite.open_recoverer("sqlite:///none.db", kafka={"bootstrap.servers": "127.0.0.1:1"}) as recoverer:
-        assert recoverer._coordinator.network.config.protocol == "PLAINTEXT"  # a dict is all of the settings
+        assert recoverer._coordinator.network.config.protocol == "PLAINTEXT"  # a dict replaces all settings
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ with dualwrite.connect(url, kafka=servers, transactional_id=name, producer="nati
 print(json.dumps(sorted(sys.modules)))
 """
 NOT_NEEDED = {"confluent_kafka", "alembic", "sqlalchemy.orm", "dualwrite.jobs", "dualwrite.migration", "pymysql", "kazoo"}
-"""kafka-python's admin and consumer are not among them: its package imports them by itself."""
+"""Must not be loaded. kafka-python's admin and consumer are not listed, because its package always imports them."""
 
 
 def test_a_writer_with_the_native_producer_on_postgresql_loads_what_it_uses(postgres_scene: Scene) -> None:

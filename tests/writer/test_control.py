@@ -1,4 +1,4 @@
-"""Only the writer ends the transaction: every other way is refused in the block, and the block can go on."""
+"""Only the writer ends the transaction: every other way raises in the block, and the block can continue."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -73,7 +73,7 @@ def test_a_rollback_behind_the_writers_back_is_found(scene: Scene) -> None:
 
 @producers_and_databases
 def test_a_commit_behind_the_writers_back_is_named(scene: Scene) -> None:
-    """Here the promise can't be kept any more; the error says what may have happened, and no message is published."""
+    """Here the promise can no longer be kept; the error says what may have happened, and no message is published."""
     with scene.connect() as writer:
         with pytest.raises(TransactionControlError, match="WITHOUT its messages"), writer.transaction() as tx:
             scene.both(tx, 1)
@@ -99,7 +99,7 @@ def test_a_writer_is_not_closed_reopened_or_opened_in_its_own_block(sqlite_scene
 
 
 def test_the_users_fenced_error_of_another_id_is_the_users(sqlite_scene: Scene) -> None:
-    """A block may use another writer; that one's error must not stop this one."""
+    """A block may use another writer, whose error must not stop this one."""
     scene = sqlite_scene
     with scene.connect() as writer:
         error = FencedError("another id", transactional_id="another")

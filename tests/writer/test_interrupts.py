@@ -1,4 +1,4 @@
-"""KeyboardInterrupt anywhere: it goes through, and afterwards a row is there if and only if its message is.
+"""KeyboardInterrupt anywhere: it propagates, and afterwards a row exists if and only if its message does.
 
 More of the random ones: DUALWRITE_TEST_INTERRUPTS=1500 DUALWRITE_TEST_SEED=2 pytest tests/writer/test_interrupts.py -m soak
 """
@@ -60,7 +60,7 @@ everywhere = pytest.mark.parametrize(
 
 
 def leave_open(scene: Scene, point: str, number: int) -> None:
-    """Leave what a writer leaves that dies at `point`: with the exception that ends it, no clean-up of ours works."""
+    """Leave what a writer leaves that dies at `point`: the exception disables dualwrite's cleanup."""
     writer = scene.connect()
 
     def dies() -> None:
@@ -77,7 +77,7 @@ def leave_open(scene: Scene, point: str, number: int) -> None:
 
 
 def write_in_doubt(scene: Scene, writer: DualWriter, number: int) -> None:
-    """A transaction that the database has committed, of which the writer could not find out more."""
+    """A transaction that the database has committed and whose outcome at Kafka the writer could not find out."""
     with (
         failpoints.armed("before_kafka_commit", failpoints.raises(KeyboardInterrupt())),
         failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())),
@@ -139,7 +139,7 @@ def test_closing_right_after_an_interrupt_settles(scene: Scene) -> None:
 
 @everywhere
 def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
-    """The first comes past the commit point; the second while the writer finds out what became of the transaction."""
+    """The first interrupt is past the commit point, the second while the writer finds out the outcome."""
     expected = []
     with scene.connect() as writer:
         for number, second in enumerate([*RECOVERY_POINTS, "before_take_over"]):
@@ -226,8 +226,8 @@ def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str
 def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
     with scene.connect() as writer:
         for number, point in enumerate([*RECOVERY_POINTS[:3], "recover_after_settle", "before_take_over"]):
-            if point == "recover_after_settle":  # not passed for a transaction that the writer knows to be committed
-                writer.reopen()  # else the write would first go on with the reopening that was interrupted
+            if point == "recover_after_settle":  # not reached for a transaction that the writer knows to be committed
+                writer.reopen()  # otherwise the write would first finish the interrupted reopening
                 write_in_doubt(scene, writer, number)
             else:
                 scene.write(writer, number)
@@ -243,7 +243,7 @@ def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
 
 @everywhere
 def test_an_interrupt_between_the_block_and_its_end(scene: Scene) -> None:
-    """Python may raise it before the first line of `__exit__`; the transaction is held by nothing but the traceback then."""
+    """Python may raise it before the first line of `__exit__`; then only the traceback refers to the transaction."""
     held = []
     with pytest.raises(KeyboardInterrupt), scene.connect() as writer:
         scene.write(writer, 1)
@@ -261,7 +261,7 @@ def test_an_interrupt_between_the_block_and_its_end(scene: Scene) -> None:
 
 @everywhere
 def test_an_interrupt_while_both_sides_are_rolled_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No real part can be made to interrupt there: rollback is replaced by one that raises first, twice."""
+    """No real component can be made to interrupt there, so rollback is replaced by one that first raises twice."""
     roll_back = SqlStoreTransaction.rollback
     interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
 
@@ -286,7 +286,7 @@ def test_an_interrupt_while_both_sides_are_rolled_back(scene: Scene, monkeypatch
 
 
 class Process:
-    """interrupted.py, run to its end under a rain of SIGINTs."""
+    """Runs interrupted.py to its end under many SIGINTs."""
 
     def __init__(self, scene: Scene, interrupts: int) -> None:
         url = scene.engine.url.render_as_string(hide_password=False)
@@ -307,7 +307,7 @@ class Process:
         self._errors.extend(self.process.stderr)
 
     def rain(self, chance: random.Random, wait: Callable[[random.Random, float], float]) -> dict[str, Any]:
-        """Interrupt it whenever it is ready, after a while that suits its pace; its report at the end."""
+        """Interrupt it whenever it is ready, after a delay that suits its pace; return its final report."""
         assert self.process.stdout is not None
         watchdog = threading.Timer(WATCHDOG, self.process.kill)
         watchdog.start()
@@ -340,7 +340,7 @@ class Process:
         return report
 
     def _interrupt(self, seconds: float, second: float | None, stop: threading.Event) -> None:
-        """Once or twice, and again every two seconds: Python drops an exception that comes in a destructor."""
+        """Send one or two SIGINTs, and another every two seconds: Python drops an exception raised in a destructor."""
         time.sleep(seconds)
         if second is not None:
             self.process.send_signal(signal.SIGINT)
@@ -351,7 +351,7 @@ class Process:
 
 
 def soon(chance: random.Random, pace: float) -> float:
-    """Somewhere in the first transactions, or in what recovers before them."""
+    """Somewhere in the first transactions, or in the recovery before them."""
     few = max(0.08, 5 * pace)
     return chance.uniform(0, few) if chance.random() < 0.8 else chance.uniform(few, 6 * few)
 

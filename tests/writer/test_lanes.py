@@ -1,4 +1,4 @@
-"""Lanes: transactions take turns on several ids of one writer, and crashes, zombies and trouble on one of them harm none."""
+"""Lanes: transactions rotate over several ids of one writer; crashes, zombies and errors on one lane do not harm the others."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -58,7 +58,7 @@ PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_comm
 
 @pytest.fixture
 def lanes() -> int:
-    """Three, unless a test or a process that it starts says otherwise."""
+    """Three by default."""
     return 3
 
 
@@ -67,19 +67,19 @@ def url_of(scene: Scene) -> str:
 
 
 def start(scene: Scene, first: int, count: int, stop: str = "", lanes: int = 3, **environment: str) -> Worker:
-    """A writer in a process of its own."""
+    """A writer in a separate process."""
     where = [url_of(scene), scene.servers, scene.transactional_id, scene.topic]
     return Worker(["write", *where, str(first), str(count)], stop, DUALWRITE_LANES=str(lanes), **environment)
 
 
 def crash(scene: Scene, point: str, first: int, count: int, lanes: int = 3) -> None:
-    """A process that writes, and is killed at the point."""
+    """A process that writes and is killed at the point."""
     worker = start(scene, first, count, f"{point}=kill", lanes)
     assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
 
 
 def stopped(scene: Scene, point: str, first: int, count: int, lanes: int = 3) -> Worker:
-    """A process that writes, and is paused at the point."""
+    """A process that writes and is paused at the point."""
     worker = start(scene, first, count, f"{point}=stop", lanes)
     worker.wait_until_stopped()
     return worker
@@ -95,7 +95,7 @@ def unavailable() -> BrokerUnavailableError:
 
 
 def leave_in_doubt(scene: Scene, writer: DualWriter, number: int) -> InDoubtTransactionError:
-    """A transaction that the database commits, while Kafka does not answer."""
+    """A transaction that the database commits while Kafka does not answer."""
     with (
         failpoints.armed("before_kafka_commit", failpoints.raises(unavailable())),
         failpoints.armed("recover_after_describe", failpoints.raises(unavailable())),
@@ -105,7 +105,7 @@ def leave_in_doubt(scene: Scene, writer: DualWriter, number: int) -> InDoubtTran
     return caught.value
 
 
-# --- taking turns -------------------------------------------------------------------------------------------------------
+# --- rotating -----------------------------------------------------------------------------------------------------------
 
 
 @producers_and_databases
@@ -140,7 +140,7 @@ def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene)
                     raise ValueError("mine")
             else:
                 scene.write(writer, number)
-        assert [row.transaction_number for row in scene.state_rows()] == [1, 2, 1]  # 3 was lane 0's second, and not recorded
+        assert [row.transaction_number for row in scene.state_rows()] == [1, 2, 1]  # 3: lane 0's second, not recorded
     assert scene.agree() == [0, 2, 4]
     scene.assert_settled()
 
@@ -163,7 +163,7 @@ def assert_ordered(scene: Scene, numbers: list[int]) -> None:
     thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, SQLITE), (LIBRDKAFKA, POSTGRESQL)], quick=[]),
 )
 def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene) -> None:
-    """One process after another is killed, each at another point and on another lane; each next one recovers and goes on."""
+    """Processes are killed one after another, each at another point and lane; the next one recovers and continues."""
     expected = []
     for run, point in enumerate([*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]):
         first, dies_at = 10 * run, 3 + run % 3
@@ -228,7 +228,7 @@ def test_what_a_crash_left_on_every_lane_is_settled(scene: Scene, point: str, by
     found = outcomes(report)
     assert list(found) == names
     assert found[names[0]] == found[names[1]] == [Outcome.ALREADY_COMMITTED]
-    # after_send: librdkafka may not have sent anything yet, so that the transaction before is the last one that Kafka knows
+    # after_send: librdkafka may not have sent anything yet, so the last transaction that Kafka knows is the previous one
     assert found[names[2]] == [died] or (point == "after_send" and found[names[2]] == [Outcome.ALREADY_COMMITTED])
     assert report.ok
     assert scene.agree() == expected
@@ -306,7 +306,7 @@ def test_a_writer_may_have_another_number_of_lanes_each_time(scene: Scene) -> No
 
 
 def test_ids_that_look_alike_are_left_alone(sqlite_scene: Scene) -> None:
-    """`w~1` is a lane of `w`; `wx`, `wx~1` and `w-1` are not, and a lane's row of `w` is none of theirs."""
+    """`w~1` is a lane of `w`; `wx`, `wx~1` and `w-1` are not, and the row of a lane of `w` is not one of theirs."""
     scene = sqlite_scene
     others = [Scene(scene.engine, scene.servers, transactional_id=scene.transactional_id + end) for end in ("x", "-1", "~")]
     with others[0].connect() as one, others[1].connect() as two:
@@ -346,7 +346,7 @@ def test_ids_that_look_alike_are_left_alone(sqlite_scene: Scene) -> None:
 def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
     postgres_scene: Scene, point: str, old: int, new: int
 ) -> None:
-    """On SQLite the block holds the only write lock, so that nobody can claim meanwhile."""
+    """On SQLite the block holds the only write lock, so no one can claim the id in the meantime."""
     scene = postgres_scene
     zombie = stopped(scene, f"{point}#2", 1, 6, old)
     with scene.connect(lanes=new) as writer:
@@ -369,7 +369,7 @@ def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
     ),
 )
 def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_back(scene: Scene, new: int) -> None:
-    """It learns that it committed, or (native, where its successor has gone on under the same Kafka id) that it can't know."""
+    """It finds out that it committed, or that it can't know (native: its successor uses the same Kafka id)."""
     zombie = stopped(scene, "before_kafka_commit#2", 1, 6)
     with scene.connect(lanes=new) as writer:
         scene.write(writer, 100, 101)
@@ -447,7 +447,7 @@ def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(
     ),
 )
 def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(postgres_scene: Scene, old: int, new: int) -> None:
-    """The older one may finish transactions on lanes that are not claimed yet, on both sides; it stops at the first claimed."""
+    """The older writer may complete transactions, on both sides, on lanes not claimed yet; it stops at a claimed one."""
     scene = postgres_scene
     done = []
     with scene.connect(lanes=old) as writer:
@@ -478,7 +478,7 @@ def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(post
     ),
 )
 def test_a_reopening_that_broke_off_is_done_again_as_a_whole(scene: Scene, interrupted_at: str) -> None:
-    """With one lane of its own, recovered by itself, it would run beside a writer that still holds the lanes beyond."""
+    """If it recovered only its single lane, it would run at the same time as a writer that still owns the other lanes."""
     with scene.connect(lanes=1) as one, scene.connect(lanes=3) as three:
         scene.write(three, 1)
         with failpoints.armed(interrupted_at, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
@@ -486,13 +486,13 @@ def test_a_reopening_that_broke_off_is_done_again_as_a_whole(scene: Scene, inter
         assert one.phase is Phase.NEEDS_RECOVERY
         scene.write(one, 2)
         with pytest.raises(FencedError):
-            scene.write(three, 99)  # its turn is on lane 1
+            scene.write(three, 99)  # its next lane is lane 1
         scene.write(one, 3)
     assert scene.agree() == [1, 2, 3]
     scene.assert_settled()
 
 
-# --- trouble on one lane ------------------------------------------------------------------------------------------------
+# --- errors on one lane -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lane", thinned([0, 1, 2], quick=[1]))
@@ -753,7 +753,7 @@ def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, poi
 
 
 def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransactionError:
-    """A transaction on the lane whose Kafka side is aborted between the two commits, as an operator can, or a time-out."""
+    """A transaction on the lane whose Kafka side is aborted between the two commits, as by an operator or a timeout."""
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)
 
     def abort() -> None:
@@ -780,7 +780,7 @@ def test_what_is_lost_on_a_lane_is_told_until_it_is_acknowledged(scene: Scene) -
         assert (error.transactional_id, error.lane) == (scene.transactional_id, name)
         assert f"--id {name} --acknowledge" in str(error)
         scene.write(writer, 4, 5, 6)
-    for lanes in (3, 1):  # also where the lane is one that the writer does not use
+    for lanes in (3, 1):  # even if the writer does not use that lane
         with pytest.raises(LostTransactionError) as caught:
             scene.connect(lanes=lanes)
         assert (caught.value.transactional_id, caught.value.lane) == (scene.transactional_id, name)
@@ -801,7 +801,7 @@ def writer_after_acknowledging(scene: Scene, name: str) -> DualWriter:
 
 @both_producers
 def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_that_reopens(sqlite_scene: Scene) -> None:
-    """As with one lane: reopen() raises, everything is settled, and who goes on all the same may."""
+    """As with one lane: reopen() raises, nothing stays in doubt, and the writer may be used all the same."""
     scene = sqlite_scene
     with scene.connect() as writer:
         scene.write(writer, 1, 2)
@@ -814,7 +814,7 @@ def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_th
     scene.assert_settled()
 
 
-# --- how many -----------------------------------------------------------------------------------------------------------
+# --- number of lanes ----------------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_number_of_lanes_is_refused_before_anything_is_claimed(sqlite_scene: Scene) -> None:

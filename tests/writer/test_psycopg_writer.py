@@ -1,4 +1,4 @@
-"""A writer on psycopg connections of the user's: the promise is the same, and `tx.db` is theirs."""
+"""A writer on the user's psycopg connections: the promise is the same, and `tx.db` is the user's connection."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -24,7 +24,7 @@ Stores = Callable[..., SqlStateStore]
 
 
 def both(scene: Scene, tx: Transaction, number: int) -> None:
-    """A row by psycopg, and a message."""
+    """Write a row with psycopg, and send a message."""
     tx.db.execute("INSERT INTO events (writer, number) VALUES (%s, %s)", (scene.transactional_id, number))
     scene.send(tx, number)
 
@@ -51,7 +51,7 @@ def make_store(request: pytest.FixtureRequest, postgres_scene: Scene) -> Iterato
 
 @pytest.mark.parametrize("lanes", thinned([1, 3], quick=[3]))
 def test_blocks_become_visible_on_both_sides_or_not_at_all(postgres_scene: Scene, make_store: Stores, lanes: int) -> None:
-    """All lanes take turns on one connection."""
+    """All lanes use one connection in turn."""
     scene = postgres_scene
     with scene.connect(make_store(), lanes=lanes) as writer:
         for number in range(1, 7):

@@ -1,4 +1,4 @@
-"""A writer's life: open, closed, fenced, reopened; one thread, one process; what an earlier holder left."""
+"""The lifetime of a writer: open, closed, fenced, reopened; one thread, one process; what a previous owner left."""
 
 # ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
@@ -87,7 +87,7 @@ def test_a_writer_that_was_never_opened_says_so(sqlite_scene: Scene) -> None:
     writer = DualWriter(
         store,
         transactional_id=scene.transactional_id,
-        producers=no_producer,  # type: ignore[arg-type]  # it makes none
+        producers=no_producer,  # type: ignore[arg-type]  # it makes no producer
         coordinator=coordinator,
         owns_store=True,
         owns_coordinator=True,
@@ -155,7 +155,7 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -
                 assert isinstance(error, ConcurrentUseError)
                 assert "another thread" in str(error)
             scene.both(tx, 2)
-        other.submit(scene.write, writer, 3).result()  # one after the other is fine
+        other.submit(scene.write, writer, 3).result()  # one after another is allowed
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
 
@@ -207,7 +207,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(scene: Scene) -> None:
 
 
 def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None) -> int:
-    """How many of the calls were not refused in this child."""
+    """The number of calls that did not raise in this child process."""
 
     def begin() -> None:
         with writer.transaction():
@@ -223,7 +223,7 @@ def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None
             wrong += 1
         except UsageError as error:
             wrong += "fork" not in str(error)
-        except BaseException:  # noqa: BLE001  (a child must not get out of here)
+        except BaseException:  # noqa: BLE001  (the child must not leave this function)
             wrong += 1
     return wrong
 
@@ -232,7 +232,7 @@ def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None
 @pytest.mark.parametrize("fails", thinned([False, True], quick=[True]))
 @producers_and_databases
 def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails: bool) -> None:
-    """It shares the parent's connections: a rollback of the child's would be one of the parent's."""
+    """It shares the parent's connections: a rollback in the child would roll back the parent's transaction."""
     with scene.connect() as writer:
         in_parent = True
         try:
@@ -259,7 +259,7 @@ def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails:
     assert scene.agree() == [1, 2]
 
 
-# --- whose id it is -----------------------------------------------------------------------------------------------------
+# --- ownership of the id ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", thinned(["recover", "connect"], quick=["connect"]))
@@ -291,7 +291,7 @@ def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by
 
 @both_producers
 def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> None:
-    """On SQLite the block holds the only write lock, so that nobody can claim meanwhile."""
+    """On SQLite the block holds the only write lock, so no one can claim the id in the meantime."""
     scene = postgres_scene
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -360,7 +360,7 @@ def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> Non
     assert scene.agree() == [1, 2]
 
 
-# --- what an earlier holder left ----------------------------------------------------------------------------------------
+# --- what a previous owner left -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outc
 
 
 def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
-    """A transaction whose Kafka side is aborted between the two commits, as an operator can (or a time-out would)."""
+    """A transaction whose Kafka side is aborted between the two commits, as by an operator or a timeout."""
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)
 
     def abort() -> None:
