@@ -1,4 +1,4 @@
-"""A process with a writer that does what it is told, a line of JSON for each command and each answer.
+"""A process with a writer that executes commands; each command and each answer is one line of JSON.
 
 python -m crash.actor URL BOOTSTRAP
 
@@ -20,7 +20,7 @@ from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-TIMEOUTS = dualwrite.Timeouts(claim=2, kafka=LIMIT, delivery=LIMIT)  # others may be paused with the lock
+TIMEOUTS = dualwrite.Timeouts(claim=2, kafka=LIMIT, delivery=LIMIT)  # other processes may be paused while they hold the lock
 
 
 class Actor:

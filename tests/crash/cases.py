@@ -1,4 +1,4 @@
-"""The steps at which a process dies or stands still, by the names of the failpoints; and what must be there afterwards."""
+"""The steps at which a process dies or is paused, by the names of the failpoints, and the expected results."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from fixtures.job_points import JOB_POINTS
 PRODUCERS = ("librdkafka", "native")
 
 OPENING_POINTS = tuple(name for name in NAMES if name.endswith("_take_over"))
-"""Passed by a writer that opens, behind those of recovery."""
+"""Reached by a writer that opens, after those of recovery."""
 RECOVERY_POINTS = tuple(name for name in NAMES if name.startswith("recover_"))
 WRITER_POINTS = tuple(name for name in NAMES if name not in (*RECOVERY_POINTS, *OPENING_POINTS, *JOB_POINTS))
-"""Passed by a transaction, in their order."""
+"""Reached by a transaction, in this order."""
 
 PAST_COMMIT_POINT = WRITER_POINTS[WRITER_POINTS.index("after_db_commit") :]
 BEFORE_COMMIT_POINT = WRITER_POINTS[: WRITER_POINTS.index("after_db_commit")]
 ROW_LOCKED = BEFORE_COMMIT_POINT[WRITER_POINTS.index("after_record") :]
-"""Where a writer holds the lock of its row, in databases that have locks."""
+"""Where a writer holds its row's lock, in databases that have locks."""
 ROW_NOT_LOCKED = BEFORE_COMMIT_POINT[: WRITER_POINTS.index("after_record")]
 
 LEFT = {"after_prepare": [1], "after_db_commit": [1, 2]}
-"""States that a recovery finds, by where a writer died in its second transaction; and which events must be there in the end."""
+"""States that recovery finds, by where a writer died in its second transaction, and the events that must exist in the end."""
 
 
 def crash_writer(scene: Scene, point: str, **environment: str) -> None:
-    """A writer dies at the point in its second transaction."""
+    """Let a writer die at the point in its second transaction."""
     worker = scene.write(1, 3, f"{point}#2=kill", **environment)
     worker.killed()
     assert worker.last() == "begin 2"
 
 
 def crash_recovery(scene: Scene, left: str, point: str, **environment: str) -> None:
-    """A writer dies, and at the point whoever recovers what it left."""
+    """Let a writer die, and then the process that recovers its id die at the point."""
     crash_writer(scene, left, **environment)
     failpoints = f"{point}=kill"
     opens = point in OPENING_POINTS
@@ -41,7 +41,7 @@ def crash_recovery(scene: Scene, left: str, point: str, **environment: str) -> N
 
 
 def recovered(scene: Scene, expected: list[int]) -> None:
-    """Recover by two processes at once, and again; then write on."""
+    """Recover in two processes at once, and again; then continue writing."""
     for report in scene.recover_twice_at_once():
         assert report["error"] is None, report["error"]
         assert report["unacknowledged"] == [], report

@@ -1,4 +1,4 @@
-"""What the crash tests share: databases, and the producers that a test asks for."""
+"""Fixtures of the crash tests: databases, and the producers that a test asks for."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
 def producer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The producer of every writer in the test, here and in other processes; native ones with two-phase commit and lanes.
 
-    A test runs once with each; or with those that it names by `parametrize("producer", [...], indirect=True)`.
+    A test runs once with each producer, or with those in its `parametrize("producer", [...], indirect=True)`.
     """
     monkeypatch.setenv("DUALWRITE_PRODUCER", request.param)
     return str(request.param)
@@ -26,17 +26,17 @@ def producer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own producer: for tests of what is the same for all producers, or only its own."""
+    """The native producer: for tests of what is the same for all producers, or only for this one."""
     monkeypatch.setenv("DUALWRITE_PRODUCER", "native")
 
 
 @pytest.fixture
 def librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The producer for every broker."""
+    """The producer that works with every broker."""
     monkeypatch.setenv("DUALWRITE_PRODUCER", "librdkafka")
 
 
 @pytest.fixture
 def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is known which row and which Kafka id a transaction is on, and what a recovery report holds."""
+    """With one lane, a transaction's row and Kafka id and the contents of a recovery report are known."""
     monkeypatch.setenv("DUALWRITE_LANES", "1")

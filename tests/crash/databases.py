@@ -1,4 +1,4 @@
-"""The databases of the crash tests, each started when it is asked for, with room for the tests' own `events` in it."""
+"""The databases of the crash tests, each started on first use, with a place for the tests' own `events`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATABASES = ("sqlite", "postgresql", "mariadb", "rocksdb", "zookeeper")
 
 
 class Databases:
-    """Makes scenes: a SQLite file or RocksDB folder of its own for each, one database of each server for all."""
+    """Makes scenes: each has its own SQLite file or RocksDB folder; all share one database per server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

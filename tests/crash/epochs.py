@@ -1,7 +1,7 @@
-"""Setting the epochs of transactional ids: by one changed record each, instead of an EndTxn for every epoch on the way.
+"""Setting the epochs of transactional ids by one changed record each, instead of one EndTxn per epoch.
 
-The coordinator keeps an id in `__transaction_state`, one record with its newest state. A copy of that record with another epoch
-is where 32,765 transactions would have led, once the coordinator has read its log again after a restart.
+The coordinator stores an id's newest state as one record in `__transaction_state`. After a copy of that record with another
+epoch is written and the coordinator has read its log again at a restart, the id is as after 32,765 transactions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from fixtures.pace import LIMIT, TimeLimitError
 
 _KEY: Final = struct.Struct(">hh")  # version, length of the id that follows
-_STATE: Final = struct.Struct(">hqh")  # version, producer id, epoch; the rest is kept as it is
+_STATE: Final = struct.Struct(">hqh")  # version, producer id, epoch; the rest is not changed
 _LISTED: Final = 0  # versions of the key that name an id
 
 
 def set_epochs(cluster: DevCluster, epochs: Mapping[str, int]) -> None:
-    """Give transactional ids that are complete another epoch, and restart the one broker of the cluster."""
+    """Give transactional ids without an open transaction another epoch, and restart the cluster's single broker."""
     newest = _newest_states(cluster)
     client = Producer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
-            "client.id": "__admin_client",  # the one name that may write to a topic of Kafka's own
+            "client.id": "__admin_client",  # the only client id that may write to Kafka's internal topics
             "acks": "all",
         }
     )
@@ -47,7 +47,7 @@ def set_epochs(cluster: DevCluster, epochs: Mapping[str, int]) -> None:
         )
     assert client.flush(LIMIT) == 0
     assert not refused
-    cluster.kill(1)  # in order, it would write down what it remembers
+    cluster.kill(1)  # an orderly stop would write what it has in memory
     cluster.start(1, timeout=LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""The tests' own `events` in each kind of database: where they lie, how a block writes one, how they are read back."""
+"""The tests' own `events` in each kind of database: where they are, how a block writes one, how they are read back."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Events(ABC):
     one_process = False
     """Whether only one process at a time can have the database open."""
     locks_rows = True
-    """Whether a paused process keeps others at most from its own id."""
+    """Whether a paused process blocks other processes only on its own id."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     @property
     def database(self) -> Any:
-        """What this process hands to `dualwrite.connect`."""
+        """What this process passes to `dualwrite.connect`."""
         return self.url
 
     @abstractmethod
     def make_room(self) -> None:
-        """Make what a first event needs, and the store's table where it has one."""
+        """Create what the first event needs, and the store's table if it has one."""
 
     @staticmethod
     @abstractmethod
     def write(db: Any, writer: str, number: int) -> None:
-        """Write one, in a transaction's block."""
+        """Write an event in a transaction's block."""
 
     @abstractmethod
     def numbers(self, writer: str) -> list[int]:
-        """What is there of a writer, sorted."""
+        """The events of a writer, sorted."""
 
 
 class SqlEvents(Events):
@@ -79,7 +79,7 @@ class SqlEvents(Events):
 
 
 class RocksEvents(Events):
-    """Keys of a column family; each look opens the database and closes it again, since one process may have it at a time."""
+    """Keys of a column family; each read opens and closes the database, since only one process can have it open."""
 
     one_process = True
     locks_rows = False
@@ -103,7 +103,7 @@ class RocksEvents(Events):
         with closing(
             Rdict(self._path, Options(raw_mode=True), column_families=families, access_type=AccessType.read_only())
         ) as database:
-            keys = [bytes(key).decode() for key in database.get_column_family(FAMILY).keys()]  # noqa: SIM118  (no dict)
+            keys = [bytes(key).decode() for key in database.get_column_family(FAMILY).keys()]  # noqa: SIM118  (not a dict)
         return sorted(int(key.partition(":")[2]) for key in keys if key.partition(":")[0] == writer)
 
     @property
@@ -151,7 +151,7 @@ def events_at(url: str) -> Events:
 
 
 def write_event(store_description: str, db: Any, writer: str, number: int) -> None:
-    """Write one, by whatever a block has for `tx.db`."""
+    """Write an event, with the kind of `tx.db` that the block has."""
     _kind(store_description).write(db, writer, number)
 
 

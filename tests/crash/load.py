@@ -4,8 +4,8 @@ From the folder of the checkout::
 
     PYTHONPATH=tests python -m crash.load --database zookeeper --seconds 300
 
-Four writers, each with a transactional id of its own, write one event after another; every few seconds one is killed (SIGKILL)
-and started again, which recovers its id. RocksDB has one process at a time: there the four are threads, killed together.
+Four writers, each with its own transactional id, write one event after another; every few seconds one is killed (SIGKILL) and
+started again, which recovers its id. Only one process can open a RocksDB database: there the four are threads, killed together.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ PAUSE = (1.0, 4.0)
 
 @dataclass
 class Tally:
-    """What happened.
+    """The result of a run.
 
     Args:
-        database: Which one.
-        seconds: How long writers were kept busy.
-        transactions: Events in the database, which are those in the topic.
-        kills: How many processes were killed.
-        unsure: Events whose block had not ended when its process was killed, and that are there.
-        recoveries: What the writers found when they were opened, by outcome.
+        database: The kind of database.
+        seconds: How long the writers ran.
+        transactions: The number of events in the database, which are the same as in the topic.
+        kills: The number of processes that were killed.
+        unsure: The number of events that exist although their process was killed before their block had ended.
+        recoveries: What the writers found when they opened, by outcome.
     """
 
     database: str
@@ -63,7 +63,7 @@ class Tally:
 
 
 class Killed:
-    """A process with one or more writers, killed and started again until it is told to end."""
+    """A process with one or more writers, which is killed and restarted until `end`."""
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self._scenes = scenes
@@ -105,14 +105,14 @@ class Killed:
         self._open.set()
 
     def kill(self) -> None:
-        """Once every id was opened, so that it has done something."""
+        """Kill it once every id was opened, so that it has done some work."""
         happened(self._open, f"{list(self._next)} are opened")
         assert self._process.poll() is None, f"it ended by itself, with {self._process.returncode}: {self.errors}"
         self._process.kill()
         self._gone()
 
     def end(self) -> None:
-        """Let it finish what it is at."""
+        """Let it finish its current transactions."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._gone()
@@ -126,10 +126,10 @@ class Killed:
 
 
 def run(databases: Databases, broker: DevCluster, database: str, seconds: float, *, seed: int | None = None) -> Tally:
-    """Keep the writers busy for so long, killing; recover; compare.
+    """Run the writers for this long while killing them; then recover and compare.
 
     Raises:
-        AssertionError: The two sides differ, something was left open, or a writer met an error.
+        AssertionError: The two sides differ, something was left open, or a writer had an error.
     """
     chance = random.Random(seed)
     scenes = [databases.scene(database, broker)]

@@ -1,4 +1,4 @@
-"""What `crash.load` kills: a process that writes events until its standard input is closed, with a thread for each id.
+"""The process that `crash.load` kills: it writes events until its standard input is closed, with a thread for each id.
 
 python -m crash.load_worker URL BOOTSTRAP '[[ID, FIRST NUMBER], …]'
 """

@@ -1,4 +1,4 @@
-"""A crash test's scene: one database, one broker, one id, one topic; start, kill, recover, compare record by record."""
+"""The scene of a crash test: one database, one broker, one id, one topic; start, kill, recover, compare record by record."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
         self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait until the process has ended, and return its exit code."""
         try:
             code = ended(self.process)
         finally:
@@ -114,7 +114,7 @@ class Worker:
 
 
 class InThread(threading.Thread):
-    """Runs a function; `result()` gives what it returned or raises what it raised."""
+    """Runs a function; `result()` returns its result or raises its exception."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -124,7 +124,7 @@ class InThread(threading.Thread):
     def run(self) -> None:
         try:
             self._function()
-        except BaseException as error:  # noqa: BLE001  (handed to the test)
+        except BaseException as error:  # noqa: BLE001  (passed to the test)
             self._error = error
 
     def result(self) -> None:
@@ -135,7 +135,7 @@ class InThread(threading.Thread):
 
 @dataclass
 class Scene:
-    """One id with its own topic, on a database and a broker that other scenes share."""
+    """One id with its own topic, on a database and a broker shared with other scenes."""
 
     events: Events
     bootstrap: str
@@ -152,7 +152,7 @@ class Scene:
         return self.events.engine
 
     def kafka_id(self, generation: int = 1) -> str:
-        """The id that Kafka sees, also before a writer has opened; in this process, so that no other may have the database."""
+        """The id that Kafka sees, even before a writer has opened. Read in this process, so no other may have the database."""
         with dualwrite.store_from_url(self.url) as store:
             while (identity := store.identity()) is None:
                 store.set_identity(StoreIdentity.new(store.marks()), expected=None)
@@ -179,7 +179,7 @@ class Scene:
         return Worker(["recover", *where, *self._extra()], failpoints, **environment)
 
     def recover(self) -> dict[str, Any]:
-        """Recover in this process, by connections of its own; the report as a recovering process prints it."""
+        """Recover in this process with separate connections; return the report as a recovering process prints it."""
         report = dualwrite.recover(
             self.events.database, kafka=self.settings, ids=[self.transactional_id], timeouts=worker.timeouts()
         )
@@ -193,7 +193,7 @@ class Scene:
             worker.write_event(writer, self.topic, number)
 
     def recover_twice_at_once(self) -> list[dict[str, Any]]:
-        """Recover in two processes at once, or one after the other where only one can have the database; both reports."""
+        """Recover in two processes at once, or one after another if only one can open the database; return both reports."""
         if self.events.one_process:
             return [report_of(self.recovery()), report_of(self.recovery())]
         return [report_of(w) for w in (self.recovery(), self.recovery())]
@@ -203,7 +203,7 @@ class Scene:
         return self.events.numbers(self.transactional_id)
 
     def messages(self) -> list[int]:
-        """The numbers that a read_committed consumer gets; none where nothing was ever sent, since the first send makes it."""
+        """The numbers that a read_committed consumer gets; empty if there is no topic yet, which the first send creates."""
         try:
             found = read_committed(self.settings, self.topic)
         except dualwrite.UnknownTopicError:
@@ -211,7 +211,7 @@ class Scene:
         return sorted(int(m.value or b"-1") for m in found)
 
     def agree(self) -> list[int]:
-        """The numbers, seen to be the same on both sides, each once."""
+        """The numbers, after checking that both sides have the same ones, each once."""
         rows, messages = self.rows(), self.messages()
         assert Counter(rows) == Counter(messages), f"database {rows}, topic {messages}"
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"

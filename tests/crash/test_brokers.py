@@ -1,4 +1,4 @@
-"""Three brokers, of which one is killed, or a leader is moved, at each moment of a transaction: nothing lost, nothing twice."""
+"""Three brokers, of which one is killed, or a leader moved, at each step of a transaction: nothing lost, nothing twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def three() -> Iterator[DevCluster]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """Runs the writer: brokers die with the thread that started them, so that they are started by the test's own."""
+    """Runs the writer: brokers die with the thread that started them, so the test's main thread must start them."""
     with ThreadPoolExecutor(1) as pool:
         yield pool
 
@@ -67,7 +67,7 @@ BY_DEFAULT = {"librdkafka": "1", "native": "3"}
     ("producer", "lanes", "trouble", "moment"),
     thinned(
         product(PRODUCERS, ["1", "3"], [kill_leader, kill_coordinator, move_the_leader], MOMENTS),
-        kept=[  # a start of a broker takes long: one for each that is killed
+        kept=[  # starting a broker takes long: one for each that is killed
             *((*case, kill_leader, "prepared") for case in BY_DEFAULT.items()),
             *((*case, kill_coordinator, "committed by the database") for case in BY_DEFAULT.items()),
             *((*case, move_the_leader, moment) for case, moment in product(BY_DEFAULT.items(), MOMENTS)),

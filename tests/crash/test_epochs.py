@@ -1,8 +1,8 @@
-"""The last epoch of a producer id, and the change to the next one: a crash before it, right at it, and after it.
+"""The last epoch of a producer id, and the change to the next producer id: a crash before, at and after the change.
 
-An id has epochs up to 32766 to produce with; EndTxn v5 of that one answers with another producer id and epoch 0 (KIP-890).
-A state that names the old one can be proven by EndTxn v5 itself only, and only for a while: so a writer takes the id over anew
-when only the last epoch is left. What another client has left there (`USE_LAST_EPOCH`) is proven all the same.
+A producer id can produce with epochs up to 32766; EndTxn v5 of the last one answers with another producer id and epoch 0
+(KIP-890). A state with the old producer id can be proven only by EndTxn v5, and only for a while, so a writer takes the id over
+again when only the last epoch is left. If another client has used the last epoch (`USE_LAST_EPOCH`), it is proven all the same.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from fixtures.pace import LIMIT
 LAST_EPOCH = 32766
 
 PREPARED = {1: 2, LAST_EPOCH - 4: 2, LAST_EPOCH - 3: 5, LAST_EPOCH - 2: 4, LAST_EPOCH - 1: 9}
-"""How many tests want which epoch, and one to spare for a test that runs once more."""
+"""How many tests need which epoch, plus a spare one for a test that is rerun."""
 
-# the producer that has an epoch for each transaction; on one lane, so that all of them are one id's
+# the producer with a separate epoch for each transaction; on one lane, so that all belong to one id
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("native", "one_lane")]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DevCluster]:
-    """A broker of its own, to restart."""
+    """A separate broker, which can be restarted."""
     with started() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def scenes(databases: Databases, cluster: DevCluster) -> dict[int, list[Scene]]:
-    """Scenes in which one transaction was committed and the id's epoch is what the key says, for one test each."""
+    """Scenes with one committed transaction, by the id's epoch; each is used by one test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUALWRITE_PRODUCER", "native")
         patch.setenv("DUALWRITE_LANES", "1")
@@ -60,7 +60,7 @@ def scenes(databases: Databases, cluster: DevCluster) -> dict[int, list[Scene]]:
 
 
 def crashed_at_epoch(scene: Scene, epoch: int, point: str) -> PreparedTxnState | None:
-    """Kill a writer in its next transaction, under this epoch: opening takes one, the transaction has the next."""
+    """Kill a writer in its next transaction, which has this epoch: opening uses one epoch, the transaction the next."""
     assert described(scene).epoch == epoch - 1
     environment = {"USE_LAST_EPOCH": "1"} if epoch == LAST_EPOCH else {}
     worker = scene.write(2, 2, f"{point}=kill", **environment)
@@ -115,7 +115,7 @@ def test_a_transaction_that_the_database_did_not_commit(scenes: dict[int, list[S
 def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverified(
     scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction of the last epoch was rolled back, so that the row still names the one before, which committed."""
+    """The transaction of the last epoch was rolled back, so the row still names the previous one, which committed."""
     monkeypatch.setattr("dualwrite.kafka.native.producer.LAST_EPOCH", LAST_EPOCH + 1)
     scene = scenes[LAST_EPOCH - 2].pop()
     with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
@@ -140,7 +140,7 @@ def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id
 
 
 def kafka_id(scene: Scene) -> str:
-    """The one id that Kafka knows of the scene."""
+    """The only id of the scene that Kafka knows."""
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
     try:
         (found,) = coordinator.list_transactions(f"{scene.transactional_id}#")
@@ -183,7 +183,7 @@ def roll_one_back(writer: dualwrite.DualWriter, scene: Scene) -> None:
 
 @pytest.mark.parametrize("by", ["record", pytest.param("transactions", marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_every_transaction_around_the_change_crashes_and_is_recovered(scenes: dict[int, list[Scene]], by: str) -> None:
-    """A crash and its recovery on each side of the change and right at it; the soak run gets there by 33,000 real commits."""
+    """A crash and its recovery before, at and after the change; the soak run reaches it by 33,000 real commits."""
     scene = scenes[LAST_EPOCH - 4 if by == "record" else 1].pop()
     written = spin(scene, until=LAST_EPOCH - 4)
     ids, numbers = set(), [1]
@@ -197,13 +197,13 @@ def test_every_transaction_around_the_change_crashes_and_is_recovered(scenes: di
         assert scene.recover()["outcomes"] == ["COMMITTED"]
         numbers.append(number)
         assert scene.agree() == numbers
-    assert len(ids) == 2  # the producer id has changed on the way
+    assert len(ids) == 2  # the producer id has changed in between
     written += spin(scene, until=500)
     assert written > (33_000 if by == "transactions" else 450)
 
 
 def spin(scene: Scene, until: int) -> int:
-    """Commit transactions of one message on the writer's Kafka id until its epoch is `until`; how many."""
+    """Commit transactions of one message on the writer's Kafka id until its epoch is `until`; return how many."""
     producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id(scene), two_phase=True)
     try:
         producer.init_transactions(timeout=LIMIT)

@@ -1,4 +1,4 @@
-"""Ids that expire at their coordinator (`transactional.id.expiration.ms`): a writer goes on, and a crash is told by the log."""
+"""Ids that expire at their coordinator (`transactional.id.expiration.ms`): writers continue; the log proves outcomes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_live_writer_goes_on_after_its_ids_were_forgotten(scene: Scene, produc
 
 
 def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Scene, producer: str, one_lane: None) -> None:
-    """The look comes before the block; what is forgotten after it fails the first message, and nothing else."""
+    """The check is before the block; if the id is forgotten after it, the first message fails, and nothing else."""
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         worker.write_event(writer, scene.topic, 1)
         with pytest.raises(dualwrite.DualWriteError):
@@ -111,7 +111,7 @@ def forgotten_inside_a_block(scene: Scene, writer: dualwrite.DualWriter) -> None
 @pytest.mark.parametrize("point", ["before_kafka_commit", "after_kafka_commit"])
 def test_a_service_that_stays_down_until_its_id_is_forgotten_opens_again(scene: Scene, producer: str, point: str) -> None:
     crashed(scene, point)
-    if point == "before_kafka_commit":  # somebody recovers it; its row keeps the last state all the same
+    if point == "before_kafka_commit":  # the id is recovered; its row keeps the last state all the same
         scene.recover()
         crashed_again = scene.write(3, 1, "after_kafka_commit=kill")
         assert crashed_again.end() == -9
@@ -126,7 +126,7 @@ def test_a_service_that_stays_down_until_its_id_is_forgotten_opens_again(scene: 
 
 
 def test_a_transaction_behind_another_that_is_open_is_told_by_its_marker(scene: Scene, producer: str, one_lane: None) -> None:
-    """An open transaction holds the last stable offset back; ours, which came after it in the partition, has its marker."""
+    """An open transaction holds back the last stable offset; ours, later in the partition, has its marker."""
     scene.write_here(8)  # it makes the topic
     rival = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": f"rival-{scene.transactional_id}"})
     rival.init_transactions(LIMIT)

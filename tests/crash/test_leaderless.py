@@ -1,6 +1,6 @@
 """A transaction is ended only while each of its partitions has a leader (rule FB), on a Kafka release that needs it.
 
-Kafka 4.3.0 to 4.4.0 takes a partition without a leader for deleted: it completes the transaction without its marker
+Kafka 4.3.0 to 4.4.0 treat a partition without a leader as deleted: they complete the transaction without its marker
 (KAFKA-20734).
 """
 
@@ -34,12 +34,12 @@ from fixtures.tiers import thinned
 pytestmark = pytest.mark.slow
 
 SHORT = dualwrite.Timeouts(claim=LIMIT, kafka=limit(3), delivery=LIMIT)
-"""Kafka's is to expire, yet not before it was seen that there is no leader."""
+"""Kafka's time limit must expire, but not before the missing leader was noticed."""
 
 
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[DevCluster]:
-    """Three nodes of a release that leaves markers out."""
+    """Three nodes of a release that omits markers."""
     with started(nodes=3, kafka_version="4.3.1") as cluster:
         yield cluster
 
@@ -50,7 +50,7 @@ def scene(databases: Databases, forgetful: DevCluster) -> Scene:
 
 
 def make_topic_apart(cluster: DevCluster, scene: Scene) -> int:
-    """Make the scene's topic with one replica, on a node that does not coordinate the scene's id; that node."""
+    """Make the scene's topic with one replica, on a node that does not coordinate the scene's id; return that node."""
     coordinator = coordinator_of(scene.bootstrap, scene.kafka_id())
     node = next(number for number in (1, 2, 3) if number != coordinator)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
@@ -75,7 +75,7 @@ def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None
 
 @pytest.mark.soak
 def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene: Scene) -> None:
-    """What the rule is for; where this fails, the release has been mended."""
+    """Why the rule is needed; if this test fails, the bug is fixed in this release."""
     node = make_topic_apart(forgetful, scene)
     config, kafka_id = KafkaConfig.of(scene.bootstrap), scene.kafka_id()
     coordinator = WireTransactionCoordinator(config)
@@ -100,7 +100,7 @@ def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene
 
 
 def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back(databases: Databases) -> None:
-    """Kafka by itself, without our look at the leaders."""
+    """Kafka's own behaviour, without dualwrite's check of the leaders."""
     with started(nodes=3) as cluster:
         scene = databases.scene("sqlite", cluster)
         node = make_topic_apart(cluster, scene)
@@ -154,9 +154,9 @@ def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevC
 
 
 @pytest.mark.usefixtures("producer")
-@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)  # the native one's is above
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)  # native: see above
 def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: Scene) -> None:
-    """With both producers; the database has committed already."""
+    """With both producers; the database has already committed."""
     node = make_topic_apart(forgetful, scene)
     with (
         ExitStack() as down,
@@ -179,7 +179,7 @@ def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: 
     indirect=["producer"],
 )
 def test_recovery_waits_for_the_leader(forgetful: DevCluster, scene: Scene, producer: str, point: str) -> None:
-    """With both producers: whoever wrote, recovery ends the transaction."""
+    """Whichever producer wrote, recovery ends the transaction."""
     node = make_topic_apart(forgetful, scene)
     scene.write(1, failpoints=f"{point}=kill").killed()
     with without_leader(forgetful, node, scene.topic):

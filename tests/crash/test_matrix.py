@@ -1,8 +1,8 @@
-"""5 databases, 2 producers, 22 steps, each with each: a process is killed, and a row is there if its message is, only then.
+"""5 databases x 2 producers x 22 steps: a process is killed, and a row exists if and only if its message does.
 
-The steps are 8 of a writer, and 7 of whoever recovers either of two states that a writer left: 5 of recovery, 2 of opening.
-Each case is recovered by two processes at once and then once more, and then written on by a new writer. Killed means SIGKILL:
-to the database and to Kafka a process that exits leaves no more. One case of each database and producer is quick.
+The steps are 8 of a writer, and 7 of the process that recovers each of two states that a writer left: 5 of recovery, 2 of
+opening. Each case is recovered by two processes at once and then again; then a new writer continues. Killed means SIGKILL,
+which leaves the database and Kafka no more than an exit would. One case of each database and producer is in the quick tier.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_a_recovery_that_dies_leaves_the_next_one_to_finish(
 
 
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
-    """A new one is a writer's unless its name says otherwise: if nobody is killed there, its case fails."""
+    """A new failpoint is a writer's unless its name says otherwise: if no process is killed there, its case fails."""
     assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *JOB_POINTS]) == sorted(NAMES)
     steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
     assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

@@ -1,6 +1,7 @@
-"""The model's traces about taking a native id over, replayed on a real broker and PostgreSQL (rule F5 of DESIGN.md §4).
+"""The model's traces about taking over a native producer's id, replayed on a real broker and PostgreSQL (rule F5).
 
-As in test_traces.py, what overtakes a claimant runs inside a failpoint's action, where the claimant would have been paused.
+As in test_traces.py, the process that overtakes a claimant runs inside a failpoint's action, where the claimant would be
+paused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def scene(databases: Databases, broker: DevCluster) -> Scene:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
-    """Every EndTxn of this process that recovery or a take-over sends: epoch, whether to commit, the answer."""
+    """Every EndTxn that recovery or a take-over in this process sends: epoch, whether to commit, the answer."""
     seen: Ended = []
     real = WireTransactionCoordinator.end_transaction
 
@@ -57,7 +58,7 @@ def opened(scene: Scene) -> dualwrite.DualWriter:
 
 
 def test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transaction(scene: Scene, ended: Ended) -> None:
-    """The zombie has described the id and decided; its EndTxn leaves when the successor has prepared and committed its row."""
+    """The zombie has described the id and decided; its EndTxn is sent after the successor has prepared and committed."""
 
     def overtake() -> None:
         worker = scene.write(2, 1, "after_db_commit=kill")
@@ -77,7 +78,7 @@ def test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transacti
 def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goes_on(scene: Scene, ended: Ended) -> None:
     """The successor has aborted the described epoch and is paused; the zombie aborts the same one, and adopts the answer.
 
-    Only when it has, the successor goes on and writes; the zombie looks at its fence after that, and before anything is sent.
+    Only then does the successor continue and write; the zombie checks its fencing token after that, before it sends anything.
     """
     go_on = threading.Event()
     successors: list[dualwrite.DualWriter] = []
@@ -100,14 +101,14 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
 
     with (
         failpoints.armed("recover_after_decision", failpoints.only_at(1, open_the_successor)),
-        failpoints.armed("before_take_over", failpoints.only_at(2, pause_the_successor)),  # the zombie passed here before
+        failpoints.armed("before_take_over", failpoints.only_at(2, pause_the_successor)),  # the zombie was here before
         failpoints.armed("after_take_over", failpoints.only_at(1, let_it_write)),
         pytest.raises(dualwrite.FencedError),
     ):
         opened(scene)
     theirs, late = ended[:2]
     assert theirs[:2] == late[:2] == (theirs[0], False)
-    assert theirs[2] == late[2]  # EndTxn v5 is idempotent: both are told to go on with the same producer id and epoch
+    assert theirs[2] == late[2]  # EndTxn v5 is idempotent: both get the same producer id and epoch to continue with
     assert late[2].proven
     write_event(successors[0], scene.topic, 4)
     successors[0].close()
@@ -115,7 +116,7 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
 
 
 def test_what_a_shared_epoch_would_do(scene: Scene, broker: DevCluster) -> None:
-    """Why that must be stopped: the second producer's batch is acknowledged with the first one's offset, and never stored."""
+    """Why that must be prevented: the second producer's batch is acknowledged with the first one's offset, and never stored."""
     first, second = (NativeProducer(KafkaConfig.of(scene.bootstrap), f"shared-{scene.transactional_id}") for _ in range(2))
     try:
         assert first.create(timeout=LIMIT)
@@ -132,7 +133,7 @@ def test_what_a_shared_epoch_would_do(scene: Scene, broker: DevCluster) -> None:
 
 
 def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases, broker: DevCluster) -> None:
-    """Both found it unknown; the one that comes later is told that it exists, and then that its claim was replaced."""
+    """Both found the id unknown; the later one gets the answer that it exists, and then finds its claim replaced."""
     scene = databases.scene("postgresql", broker)
     real = NativeProducer.create
     successors: list[dualwrite.DualWriter] = []

@@ -10,7 +10,7 @@ from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import started
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("librdkafka")]  # the producer that such a broker can have
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("librdkafka")]  # the only producer that works with such a broker
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_a_crash_and_a_crash_of_its_recovery_leave_both_sides_alike(
 ) -> None:
     scene = databases.scene("postgresql", old_broker)
     scene.write(1, 3, f"{point}#2=kill").killed()
-    scene.recovery(f"{dying}=kill").end()  # with nothing to commit, EndTxn is not sent here (rule FA): it may get through
+    scene.recovery(f"{dying}=kill").end()  # may not be reached: EndTxn is sent only to commit (rule FA)
     report = scene.recover()
     assert (report["error"], report["unacknowledged"]) == (None, [])
     assert scene.agree() == expected

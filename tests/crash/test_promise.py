@@ -1,7 +1,7 @@
 """Random steps of several writers, with crashes, pauses and recoveries, on each database, against a model of the promise.
 
-The model knows of every event only what its writer was told: committed, rolled back, or nothing (killed, in doubt). The promise
-is that both sides hold the same events, each once, all that were told as committed and none that was told as rolled back.
+For each event the model knows only what its writer reported: committed, rolled back, or nothing (killed, in doubt). The promise
+is that both sides have the same events, each once: all that were reported as committed, and none reported as rolled back.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ UNKNOWN = "unknown"
 TOLD_ROLLED_BACK = frozenset({"FencedError", "StoreCommitFailedError", "StoreUnavailableError", "WriterClosedError"})
 TOLD_NOTHING = frozenset({"InDoubtTransactionError"})
 REFUSED_TO_OPEN = frozenset({"ClaimTimeoutError", "FencedError", "StoreUnavailableError"})
-"""Why a claim may fail while somebody paused holds the row's lock, or while somebody else claims."""
+"""Why a claim may fail while a paused process holds the row's lock, or while another process claims."""
 
 POINTS = [*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]
 
 
 @dataclass
 class Actor:
-    """One process, its scene, and what it is at."""
+    """One process, its scene, and what it is doing."""
 
     scene: Scene
     process: ForkedProcess
     is_open: bool = False
     paused_with: int | None = None
-    """The event that it was at when it was stopped."""
+    """The event that it was writing when it was stopped."""
 
     def tell(self, **command: Any) -> None:
         assert self.process.stdin is not None
@@ -72,7 +72,7 @@ class Actor:
         return answer
 
     def stops(self) -> bool:
-        """Wait until it is stopped, or has answered before it came to that."""
+        """Wait until it is stopped, or has answered before reaching that point."""
         assert self.process.stdout is not None
         output, status = self.process.stdout, Path(f"/proc/{self.process.pid}/status")
 
@@ -93,7 +93,7 @@ class Actor:
 
 @dataclass
 class Told:
-    """What became of each event of one id, as far as its writer was told."""
+    """The outcome of each event of one id, as far as its writer reported it."""
 
     events: dict[int, str] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class Promise(RuleBasedStateMachine):
         self.opened: list[Scene] = []
         self.number = 0
 
-    # --- who there is ---------------------------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------------------------
 
     @property
     def one_process(self) -> bool:
@@ -156,7 +156,7 @@ class Promise(RuleBasedStateMachine):
             self.opened.append(actor.scene)
         if not actor.is_open:
             assert answer["error"] in REFUSED_TO_OPEN, answer
-            assert self.paused(), answer  # nobody else can be in the way
+            assert self.paused(), answer  # no other process can interfere
             self.gone(actor)
 
     @precondition(lambda self: self.ready())
@@ -216,7 +216,7 @@ class Promise(RuleBasedStateMachine):
         assert answer["unacknowledged"] == []
         assert answer["error"] is None or self.paused(), answer
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------------------------
 
     def next_number(self, actor: Actor) -> int:
         self.number += 1
@@ -251,7 +251,7 @@ class Promise(RuleBasedStateMachine):
             assert set(scene.agree()) == there | {self.number + 1}
 
     def recovered(self, scene: Scene) -> dict[str, Any]:
-        """Recover; once more while the database still ends the transactions of processes that were killed."""
+        """Recover; retry while the database is still ending the transactions of killed processes."""
         deadline = time.monotonic() + LIMIT
         while True:
             report = scene.recover()
@@ -271,7 +271,7 @@ def test_the_promise_is_kept(databases: Databases, broker: DevCluster, database:
                 Phase.explicit,
                 Phase.reuse,
                 Phase.generate,
-            ],  # a failure takes minutes to shrink; the steps are told anyway
+            ],  # shrinking a failure takes minutes; the steps are printed anyway
             suppress_health_check=list(HealthCheck),
             derandomize=bool(os.environ.get("CI")),
         ),

@@ -1,7 +1,7 @@
 """The crash matrix with the broker killed and started again between the crash and the recovery.
 
-All crashes come first, then one restart, then all recoveries, each by two processes at once. On one database: none of them
-has a part in it.
+All crashes come first, then one restart, then all recoveries, each by two processes at once. On one database, since the kind of
+database makes no difference.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Crashed = dict[str | tuple[str, str], Scene]
 
 @pytest.fixture(scope="module", params=thinned(PRODUCERS, kept=["native"]))
 def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Crashed]:
-    """A scene of each step, with a writer that died there; and then the broker was killed and started."""
+    """A scene for each step, with a writer that died there; then the broker was killed and restarted."""
     with DevCluster.temporary() as cluster, ThreadPoolExecutor(3) as pool:
         by = {"DUALWRITE_PRODUCER": str(request.param)}
         scenes: Crashed = {step: databases.scene("postgresql", cluster) for step in [*WRITER_POINTS, *RECOVERY_STEPS]}
@@ -45,7 +45,7 @@ def restarted(request: pytest.FixtureRequest, databases: Databases) -> Iterator[
         crashes += [pool.submit(crash_recovery, scenes[step], *step, **by) for step in RECOVERY_STEPS]
         for crash in crashes:
             crash.result()
-        wait_for_markers(cluster.bootstrap_servers)  # later the broker may leave them out, see README, further limits
+        wait_for_markers(cluster.bootstrap_servers)  # or else the broker may omit them: rule FB
         cluster.kill(1)
         cluster.start(1)
         yield scenes

@@ -1,4 +1,4 @@
-"""Two databases whose services use one transactional id on one cluster; copies of a database, which have its id at Kafka."""
+"""Two databases whose services use one transactional id on one cluster; copies of a database, with the same id at Kafka."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fixtures.pace import LIMIT, until
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
 
 CASES = [*(("native", database) for database in DATABASES), ("librdkafka", "sqlite")]
-"""Producer and database: what a store keeps is the same for both producers."""
+"""Producer and database; what a store saves is the same for both producers."""
 
 native = pytest.mark.usefixtures("native")
 
@@ -65,7 +65,7 @@ def coordinator_of(scene: Scene) -> Iterator[WireTransactionCoordinator]:
 def test_opening_an_id_in_another_database_aborts_nothing(
     producer: str, database: str, databases: Databases, broker: DevCluster
 ) -> None:
-    """Staging and production, say: one id, one topic, one cluster."""
+    """For example staging and production: one id, one topic, one cluster."""
     production = databases.scene(database, broker)
     staging = replace(databases.scene("sqlite", broker), transactional_id=production.transactional_id)
     crash_writer(production, "after_db_commit")
@@ -112,12 +112,12 @@ def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, br
     assert scene.recover()["error"] is None
 
 
-# --- an id of an older release ------------------------------------------------------------------------------------------------
+# --- an id from an older release ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def older(databases: Databases, broker: DevCluster) -> Scene:
-    """A row that an older release wrote and that is to be recovered: prepared on `<id>#1`, committed in the database."""
+    """A row that an older release wrote and that must be recovered: prepared on `<id>#1`, committed in the database."""
     scene = databases.scene("sqlite", broker)
     kafka_id = str(KafkaId(scene.transactional_id, 1))
     producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id, two_phase=True)
@@ -162,7 +162,7 @@ def test_opening_on_a_row_of_an_older_release(older: Scene) -> None:
 
 
 def copied_file(scene: Scene, target: Path) -> Scene:
-    """The SQLite file, with what stands in its log."""
+    """Copy the SQLite file with the contents of its write-ahead log."""
     with scene.engine.connect() as connection:
         connection.exec_driver_sql(f"VACUUM INTO '{target}'")
     return replace(scene, events=events_at(f"sqlite:///{target}"))
@@ -170,7 +170,7 @@ def copied_file(scene: Scene, target: Path) -> Scene:
 
 @pytest.fixture
 def original(databases: Databases, broker: DevCluster) -> Scene:
-    """A crashed writer's, with something prepared."""
+    """The database of a crashed writer, with a prepared transaction."""
     scene = databases.scene("sqlite", broker)
     crash_writer(scene, "after_db_commit")
     return scene
@@ -212,7 +212,7 @@ def test_a_file_that_was_renamed_goes_on_by_itself(original: Scene, tmp_path: Pa
     backup = tmp_path / "backup.db"
     copied_file(renamed, backup)
     target.unlink()
-    shutil.copy(backup, target)  # put back under its new name
+    shutil.copy(backup, target)  # restored under a new name
     renamed.write_here(4)
     assert renamed.agree() == [1, 2, 3, 4]
 
@@ -229,7 +229,7 @@ def test_a_file_that_has_moved_to_another_disk_is_the_original_if_its_operator_s
 
 @native
 def test_a_database_made_from_a_template_is_a_copy(broker: DevCluster, postgres_server: PostgresServer) -> None:
-    """As a restored dump is: another database on the server; a physical replica would be the same one."""
+    """Like a restored dump: another database on the server. A physical replica would count as the same database."""
     original = Scene(events_at(postgres_server.create_database("original")), broker.bootstrap_servers)
     original.events.make_room()
     crash_writer(original, "after_db_commit")
@@ -260,7 +260,7 @@ def _ended_sessions(server: sa.Connection, database: str | None) -> None:
 def test_a_replica_that_takes_over_goes_on_with_a_warning(
     broker: DevCluster, mariadb_server: MariaDBServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A replica of MariaDB or MySQL has an identifier of its own, so that it can't be told from a copy."""
+    """A replica of MariaDB or MySQL has its own identifier, so it can't be distinguished from a copy."""
     scene = Scene(events_at(mariadb_server.create_database("replica")), broker.bootstrap_servers)
     scene.events.make_room()
     crash_writer(scene, "after_db_commit")
@@ -295,7 +295,7 @@ def test_a_copied_folder_is_refused(databases: Databases, broker: DevCluster, tm
     assert (scene.rows(), copy.rows(), scene.messages()) == ([1, 2], [1, 2, 9], [1, 2, 9])
 
 
-# --- what somebody else has open, or takes, at Kafka --------------------------------------------------------------------------
+# --- another process has a transaction open at Kafka, or takes the id over ----------------------------------------------------
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_what_is_found_open_while_an_id_is_taken_over_is_reported_aborted(
     scene.write_here(1)
     row = stored_row(scene)
     assert not row.unsettled_generations
-    kafka_id = row.kafka_id(row.generation + (producer == "librdkafka"))  # which it is about to take
+    kafka_id = row.kafka_id(row.generation + (producer == "librdkafka"))  # which it is about to acquire
     foreign(scene, kafka_id)
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         assert [found.outcome.value for found in writer.recovery_report] == ["ABORTED"]

@@ -1,6 +1,7 @@
-"""What a broker without two-phase commit can lose is proven, recorded, reported, and never called anything else.
+"""A transaction that a broker without two-phase commit loses is proven lost, recorded, and always reported as lost.
 
-All writers are killed or stopped first, so that they wait for the time-out together. On one database: it has no part in this.
+All writers are killed or stopped first, so that they wait for the timeout together. On one database, since its kind makes no
+difference.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ QUICK = dualwrite.Timeouts(claim=LIMIT, kafka=LIMIT, delivery=2)
 
 RECOVERY_DEATHS = ["recover_after_decision", "recover_after_settle"]
 KILLED = ["until acknowledged", "may go on", *RECOVERY_DEATHS]
-"""Writers that are killed after the database's commit, by what they are for."""
+"""Writers that are killed after the database's commit, by their purpose."""
 STOPPED_BEFORE = ["after_send", "after_prepare", "after_record"]
 STOPPED_AFTER = ["before_db_commit", "after_db_commit", "before_kafka_commit"]
 
@@ -40,14 +41,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_two_phase_commi
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[DevCluster]:
-    """A broker that looks for timed-out transactions all the time, not every 10 s."""
+    """A broker that checks for timed-out transactions continuously instead of every 10 s."""
     with started(config=PROMPT_TIMEOUTS) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def without_two_phase_commit(producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only without it can something time out; and one lane, so that it is known which id does."""
+    """No two-phase commit, so that transactions can time out; one lane, so that the id is known."""
     monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false" if producer == "native" else "")
 
 
@@ -84,7 +85,7 @@ class Left:
 
 @pytest.fixture(scope="module")
 def left(databases: Databases, impatient: DevCluster) -> Iterator[Callable[[str, str], Left]]:
-    """The writer of a producer that was left for one of these tests."""
+    """The writer that was prepared for one of these tests, by producer."""
 
     def leave(scene: Scene, producer: str, what: str) -> Left:
         point, action = ("after_db_commit", "kill") if what in KILLED else (what, "stop")
@@ -201,4 +202,4 @@ def test_a_block_that_takes_too_long_is_rolled_back_on_both_sides(scene: Scene) 
 def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
     with writer.transaction() as tx:
         tx.send(scene.topic, "1")
-        time.sleep(0.85 * TIMEOUT)  # 20 % are kept for committing
+        time.sleep(0.85 * TIMEOUT)  # 20 % are reserved for committing

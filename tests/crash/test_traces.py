@@ -1,7 +1,7 @@
 """The interleavings that the model of the recipe found, replayed on real brokers and PostgreSQL.
 
-A failpoint's action runs where a process would have been paused: what overtakes it runs to its end inside the action, or
-another thread is let go there. Each test names the rule of DESIGN.md §4 that closes the trace.
+A failpoint's action runs where a process would be paused: the process that overtakes it runs to its end inside the action, or
+in another thread that the action releases. Each test names the rule (docs/how-it-works/rules.md) that closes the trace.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transac
 def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_not_called_lost(
     scene: Scene, variant: str
 ) -> None:
-    """The writer's own EndTxn overtakes recovery's. Of v4 and then v5 the second answers 48, INVALID_TXN_STATE."""
+    """The writer's own EndTxn overtakes recovery's. If one is v4 and the next v5, the second answers 48, INVALID_TXN_STATE."""
     described, committed = threading.Event(), threading.Event()
     with opened(scene) as writer:
         one = InThread(lambda: write(scene, writer, 1))
@@ -126,7 +126,7 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
 
 
 def test_f2_a_next_transaction_that_recovery_meets_is_not_taken_for_the_recorded_one(scene: Scene) -> None:
-    """With librdkafka the next transaction has the same producer id and epoch: the start time tells them apart."""
+    """With librdkafka the next transaction has the same producer id and epoch; the start time distinguishes them."""
     with opened(scene) as writer:
         write(scene, writer, 1)
         started, recovered_meanwhile = threading.Event(), threading.Event()
@@ -148,7 +148,7 @@ def test_f2_a_next_transaction_that_recovery_meets_is_not_taken_for_the_recorded
 
 
 def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(scene: Scene) -> None:
-    """The writer has passed its fence check; recovery finds the last transaction committed; then the writer sends."""
+    """The writer has passed its check of the fencing token; recovery finds the last transaction committed; the writer sends."""
     with opened(scene) as writer:
         write(scene, writer, 1)
         begun, described, sent = threading.Event(), threading.Event(), threading.Event()
@@ -184,7 +184,7 @@ def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_pre
     coordinator = WireTransactionCoordinator(config)
 
     class Late(LibrdkafkaProducer):
-        """Its InitProducerId leaves when somebody else already has the id."""
+        """Its InitProducerId is sent when another writer already owns the id."""
 
         def init_transactions(self, *, timeout: float) -> None:
             killed_at(scene, 1, "after_db_commit")
@@ -207,7 +207,7 @@ def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_pre
 
 
 def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence(scene: Scene) -> None:
-    """The first has committed Kafka and not yet settled the row; the second must still see that it was committed."""
+    """The first has committed Kafka but not yet settled the row; the second must still see that it was committed."""
     killed_at(scene, 1, "after_db_commit")
     inner: list[dualwrite.IdReport] = []
     with failpoints.armed("recover_after_end_txn", failpoints.only_at(1, lambda: inner.append(recovered(scene)))):

@@ -1,4 +1,4 @@
-"""Under two-phase commit a prepared transaction waits for its recovery, however long that takes; without it, it is LOST."""
+"""With two-phase commit a prepared transaction waits for recovery, however long that takes; without it, it is LOST."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
 
 @pytest.fixture(scope="module")
 def short_tempered() -> Iterator[DevCluster]:
-    """A broker that gives a transaction three seconds, and looks for those that are over all the time."""
+    """A broker with a transaction timeout of three seconds, which it checks continuously."""
     with started(config={**PROMPT_TIMEOUTS, "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS)}) as cluster:
         yield cluster
 
@@ -40,7 +40,7 @@ def scene(databases: Databases, short_tempered: DevCluster) -> Scene:
 
 @pytest.fixture
 def unhurried(databases: Databases, broker: DevCluster) -> Scene:
-    """A scene in which a plain transaction outlives the start of the next process, however busy the machine is."""
+    """A scene in which a plain transaction does not time out before the next process has started, even on a busy machine."""
     return databases.scene("sqlite", broker)
 
 
@@ -64,7 +64,7 @@ def generations(scene: Scene) -> int:
 
 @pytest.fixture(scope="module")
 def crashed(databases: Databases, short_tempered: DevCluster) -> dict[tuple[str, str], tuple[Scene, float]]:
-    """A scene of each producer and point, with a writer that died there, and when: so that they wait together."""
+    """A scene for each producer and point, with a writer that died there, and the time: so that they wait together."""
     left = {}
     for producer, point in product(PRODUCERS, BETWEEN_THE_COMMITS):
         scene = databases.scene("sqlite", short_tempered)

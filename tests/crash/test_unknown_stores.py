@@ -1,6 +1,6 @@
-"""The connection to MariaDB and ZooKeeper broken around the commit, in both directions: the block tells the truth.
+"""The connection to MariaDB or ZooKeeper breaks around the commit, in either direction: the block reports the outcome.
 
-PostgreSQL has the same, and more, in test_unknown_outcome.
+For PostgreSQL test_unknown_outcome has the same tests, and more.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Fault:
     """How the connection breaks when the commit passes.
 
     Args:
-        when: At which moment, as TcpProxy has it.
+        when: The moment, as defined by TcpProxy.
         action: What is done to the connection.
-        committed: Whether the database commits; None where that is a race.
+        committed: Whether the database commits; None if that is a race.
     """
 
     when: str
@@ -54,7 +54,7 @@ NO_ANSWER = Fault("before", lambda link: link.blackhole("server_to_client"), com
 
 @dataclass
 class Proxied:
-    """A scene whose writer is connected through a proxy, and which is looked at past it."""
+    """A scene whose writer connects through a proxy; the test's own checks bypass it."""
 
     scene: Scene
     proxy: TcpProxy
@@ -113,7 +113,7 @@ def assert_the_truth(proxied: Proxied, writer: DualWriter, fault: Fault) -> None
 
 
 def committed(proxied: Proxied, writer: DualWriter, fault: Fault) -> bool:
-    """What the block told."""
+    """What the block reported."""
     failed: StoreCommitFailedError | None = None
     try:
         with failpoints.armed("before_db_commit", lambda: proxied.break_commit(fault)):
@@ -133,7 +133,7 @@ def test_the_connection_breaks_around_the_commit(proxied: Proxied, fault: str) -
 
 @pytest.mark.slow
 def test_the_answer_to_the_commit_never_arrives(proxied: Proxied) -> None:
-    """Until a time limit of the driver's, or the session's, ends the wait."""
+    """Until a time limit of the driver or the session ends the wait."""
     with proxied.connect() as writer:
         worker.write_event(writer, proxied.scene.topic, 1)
         assert_the_truth(proxied, writer, NO_ANSWER)
@@ -148,7 +148,7 @@ def test_the_commit_never_arrives_at_zookeeper_on_a_connection_that_stays(proxie
 
 @pytest.mark.slow
 def test_the_commit_never_arrives_at_mariadb_on_a_connection_that_stays(proxied_mariadb: Proxied) -> None:
-    """The server keeps the transaction open, and it may still commit: so it stays in doubt until that connection has ended."""
+    """The server keeps the transaction open and may still commit it, so it stays in doubt until that connection has ended."""
     scene = proxied_mariadb.scene
     with proxied_mariadb.connect(claim=1) as writer:
         worker.write_event(writer, scene.topic, 1)

@@ -1,4 +1,4 @@
-"""A process that talks to another, reachable Kafka cluster costs nothing: not a transaction, not a claim."""
+"""A process that connects to another, reachable Kafka cluster does no harm: no transaction is lost, no id is claimed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fixtures.pace import LIMIT
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
 
 CASES = [*(("native", database) for database in DATABASES), ("librdkafka", "sqlite")]
-"""Producer and database: what a store keeps is the same for both producers."""
+"""Producer and database; what a store saves is the same for both producers."""
 
 each = pytest.mark.parametrize(("producer", "scene"), CASES, indirect=True)
 native = pytest.mark.usefixtures("native")
@@ -32,7 +32,7 @@ native = pytest.mark.usefixtures("native")
 
 @pytest.fixture(scope="module")
 def other_broker() -> Iterator[DevCluster]:
-    """Another cluster, with two-phase commit as well."""
+    """Another cluster, also with two-phase commit."""
     with started() as cluster:
         yield cluster
 
@@ -109,7 +109,7 @@ def test_a_live_writer_is_not_fenced_from_another_cluster(scene: Scene, elsewher
 def test_what_a_wrong_cluster_left_unverified_is_committed_by_the_right_one(
     producer: str, scene: Scene, elsewhere: Scene
 ) -> None:
-    """The row of an older release names no cluster."""
+    """A row from an older release names no cluster."""
     crash_writer(scene, "after_db_commit")
     as_by_an_older_release(scene)
     report = elsewhere.recover()
@@ -133,7 +133,7 @@ def test_what_the_right_cluster_has_committed_is_no_longer_unverified(scene: Sce
 
 @native
 def test_a_generation_with_something_unverified_is_not_used_again(scene: Scene, elsewhere: Scene) -> None:
-    """On another cluster its next transaction could have the very name of the unverified one (rule UG)."""
+    """On another cluster the next transaction could have the same name as the unverified one (rule UG)."""
     crash_writer(scene, "after_db_commit")
     as_by_an_older_release(scene)
     elsewhere.recover()

@@ -1,7 +1,7 @@
-"""A process stopped at each failpoint (SIGSTOP), its id taken over by another that commits, then woken (SIGCONT).
+"""A process is stopped at each failpoint (SIGSTOP), another takes over its id and commits, then the first continues (SIGCONT).
 
-The woken one fails with FencedError, or says "in doubt" where that is the truth; neither data nor messages change. RocksDB has
-one process at a time: see test_zombie_threads.
+The first process fails with FencedError, or reports "in doubt" if it can't know; neither data nor messages change. Only one
+process can open a RocksDB database: see test_zombie_threads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def woken(zombie: Worker) -> tuple[int, list[str]]:
 
 
 def with_producers(databases: list[str], points: Iterable[str]) -> Any:
-    """Each point on each database; with both producers on PostgreSQL, and by `-m soak` on the others, which do the same."""
+    """Each point on each database; with both producers on PostgreSQL, and with `-m soak` also on the others."""
     cases = [(name, *case) for name in PRODUCERS for case in product(databases, points)]
     kept = [case for case in cases if "native" in case or "postgresql" in case]
     quick = [case for case in kept if case[:2] == ("native", "postgresql")][-1:]
@@ -56,10 +56,10 @@ def with_producers(databases: list[str], points: Iterable[str]) -> Any:
 
 
 def with_what_is_left(databases: list[str], points: Sequence[str], elsewhere: Sequence[str]) -> Any:
-    """Each point on each database, by what recovery finds there; what is not on PostgreSQL mostly by `-m soak`.
+    """Each point on each database, for each state that recovery can find; most cases that are not on PostgreSQL need `-m soak`.
 
-    Kept are both states with the native producer, the one that is to be committed with librdkafka, and on other databases that
-    one with the native producer at the points `elsewhere`.
+    Without soak: both states with the native producer, the state that must be committed with librdkafka, and on the other
+    databases that state with the native producer, at the points `elsewhere`.
     """
     cases = [(name, *case) for name in PRODUCERS for case in product(databases, LEFT, points)]
     kept = [
@@ -110,7 +110,7 @@ def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
     scene.write_here(100)
     assert scene.agree() == [1, 100]
     code, lines = woken(zombie)
-    # Stopped at before_db_commit it sends COMMIT into a dead connection: it can't know, and must not say "rolled back".
+    # Stopped at before_db_commit, it sends COMMIT over a dead connection: it can't know, and must not report "rolled back".
     assert (code, lines[-1].split()[:2]) == (1, ["error", "InDoubtTransactionError"]), lines
     assert scene.agree() == [1, 100]
 
@@ -125,7 +125,7 @@ def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_
     assert scene.agree() == [1, 2, 100]
     code, lines = woken(zombie)
     if producer == "native" and point != "after_kafka_commit":
-        # Its id has gone on in other hands: nothing at Kafka tells any more how its transaction ended, so it does not guess.
+        # Its id has a new owner: Kafka no longer shows how its transaction ended, so it does not guess.
         assert (code, lines[-1].split()[:3]) == (1, ["error", "InDoubtTransactionError", "True"]), lines
     else:
         assert lines[-3:-1] == ["done 2", "begin 3"], lines

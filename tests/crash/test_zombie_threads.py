@@ -1,4 +1,4 @@
-"""RocksDB has one process at a time, so its zombies are threads: paused at each failpoint, overtaken, then woken."""
+"""Only one process can open a RocksDB database, so its zombies are threads: paused at each failpoint, overtaken, continued."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Zombie(threading.Thread):
                     self._armed = self._opening or number > self._first
                     worker.write_event(writer, self._scene.topic, number)
                     self.committed.append(number)
-        except BaseException as error:  # noqa: BLE001  (looked at by the test)
+        except BaseException as error:  # noqa: BLE001  (checked by the test)
             self.error = error
 
     def pause(self) -> None:
-        """What the failpoint does: nothing to other threads, nor before its time."""
+        """The failpoint's action: only in this thread, and only in the second transaction or in opening."""
         if threading.current_thread() is self and self._armed and not self._paused.is_set():
             self._paused.set()
             happened(self._woken)

@@ -1,6 +1,6 @@
-"""What the crash tests kill: a process that writes events to the database and to Kafka, told what to do by its arguments.
+"""The process that the crash tests kill: it writes events to the database and to Kafka, according to its arguments.
 
-python -m crash.worker write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one a transaction
+python -m crash.worker write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one per transaction
 python -m crash.worker recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
 
 It prints a line before and after each step, so that a test can wait for it. Tests fork it with failpoints armed
@@ -20,13 +20,13 @@ from fixtures.pace import LIMIT
 
 
 def timeouts() -> dualwrite.Timeouts:
-    """None that expires, unless a test sets the time for a claim."""
+    """Time limits that don't expire, unless a test sets the one for a claim."""
     claim = os.environ.get("CLAIM_TIMEOUT")
     return dualwrite.Timeouts(claim=float(claim) if claim else LIMIT, kafka=LIMIT, delivery=LIMIT)
 
 
 def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one piece, whatever other threads say
+    sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one write, so that output of other threads does not mix with it
     sys.stdout.flush()
 
 
@@ -68,7 +68,7 @@ def settings(bootstrap: str) -> dict[str, Any]:
 
 def main() -> None:
     if "USE_LAST_EPOCH" in os.environ:
-        native.LAST_EPOCH = MAX_EPOCH  # type: ignore[misc]  # as a client would that changes the producer id later
+        native.LAST_EPOCH = MAX_EPOCH  # type: ignore[misc]  # like a client that changes the producer id later
     try:
         if sys.argv[1] == "write":
             write(*sys.argv[2:6], int(sys.argv[6]), int(sys.argv[7]))
