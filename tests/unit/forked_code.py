@@ -1,4 +1,4 @@
-"""What test_fork_server has a forked process run: the code in its first argument."""
+"""The module that test_fork_server runs in a forked process: it executes the code in its first argument."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""The names of SQLAlchemy, PyMySQL, psycopg and alembic that are not public, or not promised, and that dualwrite relies on.
+"""The names in SQLAlchemy, PyMySQL, psycopg and alembic that are private or not guaranteed, and that dualwrite relies on.
 
-One test fails by the name that has moved, before a database is asked. The versions are bounded in pyproject.toml.
+If a name has moved, one test fails and names it, without a database. The versions are bounded in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def engine() -> Iterator[sa.Engine]:
 
 
 def test_sqlalchemy_a_connection_asks_its_listeners_by_has_events(engine: sa.Engine) -> None:
-    """GuardedConnection sets `_has_events`; the engine's own are asked all the same."""
+    """GuardedConnection sets `_has_events`; the engine's own events fire all the same."""
     heard: list[str] = []
 
     def hear(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Deadlines: made once, handed down, never begun anew."""
+"""Deadlines: made once, passed down, never restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recovery decision, case by case of the table in DESIGN.md §4, and what must hold over all of them."""
+"""The recovery decision: each case of the table in docs/how-it-works/recovery.md, and properties of all cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def described(status: TransactionStatus, producer_id: int = 7, epoch: int = 5, s
         (described(S.ONGOING, epoch=99), D.ABORT),
         (described(S.COMPLETE_COMMIT, epoch=7), D.NOTHING),
         (described(S.COMPLETE_ABORT, epoch=7), D.NOTHING),
-        # the producer id changed (epoch exhaustion): only EndTxn v5 of S tells
+        # the producer id changed (epoch exhaustion): only EndTxn v5 of S shows the outcome
         (described(S.ONGOING, producer_id=8, epoch=0), D.PROVE),
         (described(S.COMPLETE_COMMIT, producer_id=8, epoch=0), D.PROVE),
         (described(S.COMPLETE_ABORT, producer_id=8, epoch=0), D.PROVE),
@@ -60,7 +60,7 @@ def test_a_state_with_an_epoch_of_its_own(description: TransactionDescription | 
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
-        # S names D: same start time, epoch e, or e + 1 once ended (EndTxn v5, time-out)
+        # S names D: same start time, epoch e, or e + 1 once ended (EndTxn v5, timeout)
         (described(S.ONGOING, epoch=5), D.COMMIT),
         (described(S.COMPLETE_COMMIT, epoch=5), D.ALREADY_COMMITTED),
         (described(S.COMPLETE_COMMIT, epoch=6), D.ALREADY_COMMITTED),
@@ -109,7 +109,7 @@ def test_no_state_is_stored(description: TransactionDescription | None, expected
     assert decide(None, description) is expected
 
 
-# few values, so that names meet often; both ends of the epochs
+# few values, so that equal names are frequent; both ends of the range of epochs
 small_epochs = st.sampled_from([0, 1, 2, MAX_EPOCH - 1, MAX_EPOCH])
 stored_states = st.none() | st.builds(PreparedTxnState, st.integers(0, 1), small_epochs, st.none() | st.sampled_from([10, 20]))
 descriptions = st.none() | st.builds(

@@ -1,4 +1,4 @@
-"""What is stored of a transaction's messages: read back as it was, bounded, and always with a place that proves the outcome."""
+"""The stored form of a transaction's messages: round trips, bounded size, always with a place that proves the outcome."""
 
 from __future__ import annotations
 

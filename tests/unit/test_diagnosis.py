@@ -1,4 +1,4 @@
-"""The judgement of `dualwrite doctor`: from facts to the guarantee and to findings."""
+"""The diagnosis of `dualwrite doctor`: from facts to the guarantee and to findings."""
 
 from __future__ import annotations
 

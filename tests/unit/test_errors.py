@@ -1,4 +1,4 @@
-"""The exception tree: facts, words, pickling."""
+"""The exception classes: facts, messages, pickling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forked processes behave as those that are started anew, and share nothing with the one that forks them."""
+"""Forked processes behave like newly started ones, and share nothing with the process that forks them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def forked(
 
 
 def ended(process: ForkedProcess) -> tuple[int, str, str]:
-    """Its exit code, and what it wrote."""
+    """Its exit code and output."""
     assert process.stdout is not None
     assert process.stderr is not None
     with process:
@@ -54,7 +54,7 @@ def ended(process: ForkedProcess) -> tuple[int, str, str]:
 
 
 def state(pid: int) -> str:
-    """As `ps` shows it: T is stopped, Z has ended and nobody has asked how."""
+    """The state that `ps` shows: T is stopped, Z has ended but was not waited for."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

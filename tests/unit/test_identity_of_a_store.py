@@ -1,4 +1,4 @@
-"""Which database it is: the stored form, and telling a copy from its original."""
+"""The identity of a database: its stored form, and distinguishing a copy from its original."""
 
 from __future__ import annotations
 

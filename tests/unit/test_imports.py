@@ -1,4 +1,4 @@
-"""What importing costs: optional packages stay out, and the parts know only what is below them."""
+"""What imports load: optional packages are not loaded, and each package imports only those in lower layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_importing_dualwrite_loads_neither_command_line_nor_development_cluster(
 
 
 LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka", "tenacity"}
-"""What `import dualwrite` leaves to the first use of a name."""
+"""Modules that `import dualwrite` loads only on first use of a name."""
 
 
 def test_importing_dualwrite_loads_no_library_at_all() -> None:
@@ -62,7 +62,7 @@ def graph() -> grimp.ImportGraph:
 
 
 def below(graph: grimp.ImportGraph, module: str) -> set[str]:
-    """What importing the module itself brings, beside what the package's own `__init__` does."""
+    """The modules that importing the module loads, in addition to those that the package's `__init__` loads."""
     found: set[str] = set()
     waiting = [module]
     while waiting:

@@ -1,4 +1,4 @@
-"""Ids of task attempts: none is that of another."""
+"""Ids of task attempts: they never collide."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def open_on(
 
 
 def again(run: JobRun, **changes: object) -> JobRun:
-    """Another run, with a token of its own."""
+    """Another run, with its own token."""
     return replace(JobRun(run.prefix, run.job_id, run.batch_id, run.keeps_lease), **changes)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Kafka settings in librdkafka's names: what is taken, what is refused, what is derived."""
+"""Kafka settings with librdkafka's names: what is accepted, what is rejected, what is derived."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_address_reads_back_from_its_text(host: str, port: int) -> None:
     assert parse_addresses(str(address)) == (address,)
 
 
-# --- what is taken ----------------------------------------------------------------------------------------------------
+# --- accepted settings ------------------------------------------------------------------------------------------------
 
 
 def test_a_text_is_taken_for_the_servers() -> None:
@@ -143,7 +143,7 @@ def test_the_password_does_not_show() -> None:
     assert "s3cret" not in repr(config.sasl)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- rejected settings ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [None, 5, ["a:1"], b"a:1"])
@@ -302,7 +302,7 @@ def test_a_tls_setting_that_the_native_client_lacks_is_refused_and_not_ignored(n
 
 
 def test_the_cipher_suites_are_those_of_the_setting() -> None:
-    """TLS 1.3 has suites of its own, which neither OpenSSL's cipher list nor librdkafka's setting is about."""
+    """TLS 1.3 has separate cipher suites, which neither OpenSSL's cipher list nor librdkafka's setting affects."""
     older = {
         c["name"] for c in context(ssl_cipher_suites="ECDHE-RSA-AES256-GCM-SHA384").get_ciphers() if c["protocol"] != "TLSv1.3"
     }

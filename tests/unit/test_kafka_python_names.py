@@ -1,6 +1,6 @@
-"""The names of kafka-python that dualwrite relies on: one test fails by the name that has moved, before a broker is asked.
+"""The names in kafka-python that dualwrite relies on: if one has moved, one test fails and names it, without a broker.
 
-What each request and response must be able to carry is sent through `KafkaProtocol` in the versions that dualwrite sends.
+Every field that dualwrite uses is sent through `KafkaProtocol` in the request and response versions that dualwrite uses.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def test_a_request_and_its_response_carry_what_dualwrite_needs(name: str, versio
     response.API_VERSION = version
     response.with_header(correlation_id=number)
     written = response.encode(header=True, framed=True)
-    assert protocol.receive_bytes(written[:7]) == []  # as a socket gives it: in parts
+    assert protocol.receive_bytes(written[:7]) == []  # in parts, as from a socket
     ((answered, read),) = protocol.receive_bytes(written[7:])
     assert answered == number
     assert_carries(read, exchange.received)
@@ -325,13 +325,13 @@ def test_a_request_without_a_version_can_be_given_one_later() -> None:
 
 
 def test_a_field_that_a_request_does_not_have_is_an_error() -> None:
-    """Else a renamed `enable2_pc` would be left out without a word."""
+    """Otherwise a renamed `enable2_pc` would be omitted silently."""
     with pytest.raises(ValueError, match="enable_2pc"):
         producer.InitProducerIdRequest(version=6, transactional_id="i", transaction_timeout_ms=1, enable_2pc=True)
 
 
 def test_answers_out_of_place_and_broken_ones_are_kafka_errors() -> None:
-    """The connection closes on a KafkaError; anything else would go through to the caller."""
+    """The connection closes on a KafkaError; any other exception would propagate to the caller."""
     answer = struct.pack(">iii", 8, 77, 0)
     with pytest.raises(KafkaError):
         KafkaProtocol(client_id="dualwrite").receive_bytes(answer)
@@ -349,7 +349,7 @@ RENAMED = {"NOT_LEADER_OR_FOLLOWER", "MESSAGE_TOO_LARGE", "INVALID_TOPIC_EXCEPTI
 
 
 def test_our_table_of_error_codes_is_kafkas() -> None:
-    """Kafka has given some a new name since; kafka-python and librdkafka keep the old one."""
+    """Kafka has renamed some since then; kafka-python and librdkafka keep the old names."""
     for code in ErrorCode:
         assert error_name(code) == code.name
         assert for_code(code).errno == code

@@ -1,4 +1,4 @@
-"""librdkafka's errors become ours in one place."""
+"""librdkafka's errors are mapped to dualwrite's in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer's state machine: every pair of phase and event is either in the table or refused."""
+"""The writer's state machine: every pair of phase and event is either in the table or an error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_new_writer_is_not_open_and_has_begun_nothing() -> None:
 
 
 def test_past_the_commit_point_nothing_leads_to_an_abort() -> None:
-    """Once COMMIT was sent only a proven rollback of the database may abort Kafka."""
+    """After COMMIT was sent, only a proven rollback of the database may abort Kafka."""
     into_abort = {pair for pair, after in TRANSITIONS.items() if after is Phase.ABORTING}
     assert {pair for pair in into_abort if pair[0] in (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.IN_DOUBT)} == {
         (P.COMMITTING_DATABASE, E.DATABASE_ROLLED_BACK)

@@ -1,4 +1,4 @@
-"""What may be sent, checked before anything leaves."""
+"""Validation of topics, values, keys, headers and numbers before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Collecting messages into batches: none is lost or moved within its partition, no batch is too large, the buffer is bounded.
 
-The sender is a double that keeps what it is given, and acknowledges only when room must be made or everything is flushed.
+The sender is a fake that keeps the batches it gets, and acknowledges them only to make room or when everything is flushed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ messages: st.SearchStrategy[Message] = st.tuples(
 
 
 class SenderDouble:
-    """What the accumulator uses of a Sender."""
+    """The part of Sender that the accumulator uses."""
 
     def __init__(self, partitions: int) -> None:
         layout = SimpleNamespace(leaders=(None,) * partitions)
@@ -137,7 +137,7 @@ def test_a_buffer_is_not_exceeded_by_the_batches_of_many_partitions() -> None:
         assert accumulator._filling + sender.buffered <= BUFFER + 100
 
 
-@pytest.mark.parametrize("_attempt", range(20))  # which partition comes next is chance
+@pytest.mark.parametrize("_attempt", range(20))  # the next partition is random
 def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_next(_attempt: int) -> None:
     sender, accumulator = begun(buffer_bytes=10**6)
     for partition in range(PARTITIONS):

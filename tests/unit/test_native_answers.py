@@ -1,4 +1,4 @@
-"""What each of Kafka's error codes means for a transaction: try again, look up, or which error."""
+"""What each of Kafka's error codes means for a transaction: retry, look up the broker again, or raise which error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODES = sorted(
 )
 PASSING = {Verdict.AGAIN, Verdict.LOOK_UP, Verdict.IN_ORDER}
 
-# What the broker's ProduceRequest and TxnOffsetCommit may answer and Java's producer tries again (RetriableException).
+# What the broker may answer to Produce and TxnOffsetCommit and Java's producer retries (RetriableException).
 RETRIABLE = [2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75]
 
 
@@ -87,7 +87,7 @@ def test_a_code_without_an_error_of_its_own_is_a_failed_delivery_or_what_the_cal
 
 
 def test_a_delivery_is_retriable_by_the_brokers_code() -> None:
-    """With both producers: what the broker would refuse again is not to be tried again."""
+    """With both producers: an error that the broker would return again is not retriable."""
     for code in (*CODES, 999):
         native = failure(code, "delivering to topic 't', partition 3", "orders")
         librdkafka = broker_error(KafkaError(code), "orders", "delivering to topic 't'")

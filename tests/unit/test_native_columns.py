@@ -1,4 +1,4 @@
-"""Records encoded by column beside those encoded one by one: the same bytes, cut into batches that are full."""
+"""Records encoded by column compared with records encoded one by one: the same bytes, split into full batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ columns = st.lists(st.tuples(key, content), min_size=1, max_size=70)
 
 
 def column_of(values: list[bytes | None], skipped: int) -> pa.Array:
-    """An array that begins somewhere in its memory, as slices do."""
+    """An array that does not begin at the start of its buffer, like a slice."""
     return pa.array([b"skipped"] * skipped + values, pa.binary())[skipped:]
 
 

@@ -1,4 +1,4 @@
-"""The forms that Kafka gives to each compression, its levels, and what is said of a wrong setting."""
+"""Kafka's format of each compression, the levels, and the errors for wrong settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_bytearray_can_grow_again_once_it_was_compressed(name: str) -> None:
     data += b"more"
 
 
-# --- forms ------------------------------------------------------------------------------------------------------------
+# --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def test_gzip_is_what_pythons_gzip_reads() -> None:
@@ -99,7 +99,7 @@ def test_zstd_is_one_frame() -> None:
 def test_what_is_cut_off_is_not_taken(name: str) -> None:
     compression = compression_by_name(name)
     compressed = compression.compress(TEXT)
-    with pytest.raises(Exception):  # noqa: B017, PT011  (each codec has its own)
+    with pytest.raises(Exception):  # noqa: B017, PT011  (each codec has its own exception)
         compression.decompress(compressed[: len(compressed) // 2])
 
 

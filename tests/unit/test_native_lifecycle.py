@@ -1,4 +1,4 @@
-"""The native producer's states: each call is allowed or refused with the state and what is allowed (KIP-939)."""
+"""The native producer's states: each call is allowed, or raises an error with the state and the allowed calls (KIP-939)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer group's metadata in the form of librdkafka, which must come back as it was, and nothing else be taken for it."""
+"""A consumer group's metadata in librdkafka's format: it round-trips, and nothing else is accepted as such."""
 
 from __future__ import annotations
 

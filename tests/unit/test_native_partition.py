@@ -1,7 +1,7 @@
-"""One partition's batches and a broker's rule for idempotent producers: what is refused, lost or split arrives once, in order.
+"""One partition's batches and a broker's rule for idempotent producers: rejected, lost or split batches arrive once, in order.
 
-The broker is a double: it takes the batch whose sequence follows, knows the last five again, and refuses all others, which is
-what Apache Kafka's ProducerStateManager does for one producer epoch (KIP-98). It reads the real bytes.
+The broker is a fake: it accepts the batch with the next sequence, recognises the last five, and rejects all others, as Apache
+Kafka's ProducerStateManager does for one producer epoch (KIP-98). It reads the real bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BrokerDouble:
         self._known: deque[tuple[int, int]] = deque(maxlen=5)
 
     def take(self, data: bytes) -> int:
-        """Store a batch, or not; the error code."""
+        """Store a batch or reject it; return the error code."""
         batch = DefaultRecordBatch(data)
         assert batch.validate_crc()
         assert (batch.producer_id, batch.producer_epoch) == (PRODUCER_ID, EPOCH)
@@ -56,7 +56,7 @@ class BrokerDouble:
 
 @dataclass(eq=False)
 class Request:
-    """A batch on its way; `code` is the answer once the broker has looked at it."""
+    """A batch in the network; `code` is the answer once the broker has processed it."""
 
     batch: Batch
     data: bytes = field(init=False)
@@ -67,7 +67,7 @@ class Request:
 
 
 class OnePartition(RuleBasedStateMachine):
-    """A sender's moves and a network's whims; requests of one connection reach the broker in order, answers come in any."""
+    """Steps of a sender and of a network: requests of one connection arrive in order, answers in any order."""
 
     @initialize(
         sequence=st.sampled_from([0, GREATEST_SEQUENCE - 25]),
@@ -83,7 +83,7 @@ class OnePartition(RuleBasedStateMachine):
         self.now = 0.0
         self.buffered = 0
         self.under_way: list[Request] = []
-        self.late: deque[bytes] = deque()  # left a connection that broke, and arrive nevertheless
+        self.late: deque[bytes] = deque()  # sent over a connection that broke, and arrive nevertheless
         for number in range(batches):
             self.fill_and_close_a_batch(seed + number)
 
@@ -150,7 +150,7 @@ class OnePartition(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**16))
     def a_lively_moment(self, seed: int) -> None:
-        """Many moves at once, which chance alone would seldom put together."""
+        """Many steps at once, which random choice would rarely combine."""
         chance = random.Random(seed)
         for _ in range(20):
             move = chance.choice(["send", "read", "read", "answer"])
@@ -176,7 +176,7 @@ class OnePartition(RuleBasedStateMachine):
                 assert self.partition.is_behind_another(batch), "would be taken for lost records"
             self.partition.send_again(batch, self.now + wait, request.code)
 
-    # --- what must hold -----------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def what_is_stored_is_the_beginning_of_what_was_sent(self) -> None:
@@ -192,7 +192,7 @@ class OnePartition(RuleBasedStateMachine):
         assert self.buffered == sum(batch.size for batch in (*self.partition.waiting, *self.partition.under_way))
 
     def teardown(self) -> None:
-        """The network calms down: everything must arrive, in a number of steps that the records bound."""
+        """The network recovers: everything must arrive, within a number of steps bounded by the number of records."""
         if not hasattr(self, "partition"):
             return
         for _ in range(3 * len(self.sent) + 100):

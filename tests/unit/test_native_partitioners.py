@@ -1,4 +1,4 @@
-"""Partitioners by themselves; tests/kafka/test_native_formats.py compares them with librdkafka's."""
+"""Partitioners in isolation; tests/kafka/test_native_formats.py compares them with librdkafka's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record batches beside kafka-python's builder: the same bytes, whatever the records are."""
+"""Record batches compared with kafka-python's builder: the same bytes for any records."""
 
 from __future__ import annotations
 

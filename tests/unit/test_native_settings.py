@@ -1,4 +1,4 @@
-"""The native producer's settings: librdkafka's names and defaults, and clear errors."""
+"""The native producer's settings: librdkafka's names and defaults, and clear error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time limits of the tests, and what runs once more because of them."""
+"""The tests' time limits, and which tests are rerun because of them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ SLOW_ONCE = """
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Run:
-    """Runs the text of a test file as in CI; in a process of its own where options are given."""
+    """Runs the text of a test file as in CI; in a separate process if options are given."""
     monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath / "tests"))
     monkeypatch.setenv("CI", "1")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take longer to load than all of this

@@ -1,4 +1,4 @@
-"""Recovery reports: what they count, what they call ok, and what they raise."""
+"""Recovery reports: what they count, when they are ok, and what they raise."""
 
 from __future__ import annotations
 

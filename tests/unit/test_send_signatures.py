@@ -1,4 +1,4 @@
-"""Sending: whatever follows topic and value is given by name; other clients have the partition where one expects headers."""
+"""Sending: all arguments after topic and value are keyword-only, because their order differs between Kafka clients."""
 
 from __future__ import annotations
 

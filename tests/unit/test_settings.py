@@ -1,4 +1,4 @@
-"""Settings: from arguments, and from the environment."""
+"""Settings from arguments and from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PreparedTxnState, transactional ids: texts, limits, round trips."""
+"""PreparedTxnState and transactional ids: text forms, limits, round trips."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_only_a_state_without_start_time_has_an_epoch_of_its_own() -> None:
         "9223372036854775808:0",
         "1:0@9223372036854775808",
         "99999999999999999999:0",
-        "\u0661:2",  # ARABIC-INDIC DIGIT ONE: int() would take it
+        "\u0661:2",  # ARABIC-INDIC DIGIT ONE: int() would accept it
         "none",
         "1:2\x00",
     ],

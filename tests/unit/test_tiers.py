@@ -1,4 +1,4 @@
-"""A product of cases that is thinned: each case is in one tier, and none is named that is not there."""
+"""Thinning a product of cases: each case is in one tier, and only existing cases can be named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CASES = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
 def tiers(found: list[Any]) -> list[str]:
-    """What each case is marked with."""
+    """The marks of each case."""
     return ["".join(mark.name for mark in case.marks) for case in found]
 
 

@@ -1,4 +1,4 @@
-"""A machine without Spark: dualwrite and its command line work, and `dualwrite.spark` says what to install."""
+"""Without Spark installed, dualwrite and its command line work, and `dualwrite.spark` says what to install."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPARKS = ("pyspark", "pyarrow", "pandas")
 
 
 def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
-    """A program in a process in which packages can't be imported, as if they were not installed."""
+    """Runs a program in a process where packages can't be imported, as if they were not installed."""
     hidden = f"import sys; sys.modules |= dict.fromkeys({missing!r})\n"
     command = [sys.executable, "-W", "ignore", "-c", hidden + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)

@@ -1,4 +1,4 @@
-"""How many processes run the tests, and in which order."""
+"""The number of processes that run the tests, and the order of the tests."""
 
 from __future__ import annotations
 
