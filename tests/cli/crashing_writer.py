@@ -1,4 +1,4 @@
-"""What the tests of `recover` let crash: a writer that sends messages, one a transaction, and dies at a failpoint.
+"""The writer that the tests of `recover` crash: it sends one message per transaction, and exits at a failpoint.
 
 python -m cli.crashing_writer ID TOPIC COUNT
 """

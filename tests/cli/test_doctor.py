@@ -28,7 +28,7 @@ def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def examined(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command; gives exit code, output and error output."""
+    """Runs the command; returns exit code, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -61,7 +61,7 @@ def test_what_a_cluster_and_a_database_promise(examined: Examined, broker: DevCl
     assert ["table", "revision", migration.newest(), "(newest:", f"{migration.newest()})"] in lines
     assert "Nothing is lost." in out
     assert "BROKEN" not in out
-    assert "\x1b" not in out  # no colours where nobody looks
+    assert "\x1b" not in out  # no colours without a terminal
 
 
 def test_the_environment_is_enough(
@@ -82,7 +82,7 @@ def test_one_of_both_will_do(examined: Examined, broker: DevCluster, sqlite_url:
     assert (code, report["database"]) == (0, None)
     code, report = as_json(examined, "--url", sqlite_url)
     assert (code, report["kafka"], report["guarantee"], report["topics"]) == (0, None, None, [])
-    assert examined("--url", sqlite_url)[1].endswith("Nothing to find fault with.\n")
+    assert examined("--url", sqlite_url)[1].endswith("No problems found.\n")
     code, _, err = examined()
     assert code == 2
     assert "--kafka" in err
@@ -115,7 +115,7 @@ def test_topics_are_looked_at(examined: Examined, broker: DevCluster, new_name: 
     told = " ".join(what for _, what in found(report, f"topic {name}"))
     for words in ("one replica", "unclean.leader.election.enable", "max.message.bytes is 2000"):
         assert words in told
-    assert [severity for severity, _ in found(report, f"topic {missing}")] == ["weak"]  # this broker makes topics
+    assert [severity for severity, _ in found(report, f"topic {missing}")] == ["weak"]  # this broker creates topics
     out = examined(*arguments)[1]
     assert f"WEAK    topic {name}" in out
     assert "Change: unclean.leader.election.enable=false" in out

@@ -31,19 +31,19 @@ LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 5, 1000), 0, datetime(
 
 @dataclass
 class Scene:
-    """A database with the table, a broker, and the environment that names both."""
+    """A database with the table, a broker, and an environment that names both."""
 
     url: str
     broker: DevCluster
 
     def crash(self, transactional_id: str, topic: str, failpoint: str, transactions: int = 1) -> None:
-        """A writer in a process of its own that ends at the failpoint of its last transaction."""
+        """Run a writer in its own process; it exits at the failpoint, in its last transaction."""
         arguments = [transactional_id, topic, str(transactions)]
         with ForkedProcess("cli.crashing_writer", arguments, failpoints=f"{failpoint}#{transactions}=exit") as process:
             assert ended(process) == failpoints.EXIT_CODE
 
     def lose(self, transactional_id: str) -> None:
-        """A row with a lost transaction, and nothing else unsettled."""
+        """Make a row with a lost transaction, and nothing else to recover."""
         with store_from_url(self.url) as store:
             claim = store.claim(transactional_id, "test", timeout=5)
             store.settle(claim, Settlement(lost=LOST, settled_generation=0))
@@ -62,7 +62,7 @@ def scene(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def three_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the scene's writers, instead of one."""
+    """Let the scene's writers use three lanes instead of one."""
     monkeypatch.setenv("DUALWRITE_LANES", "3")
 
 
@@ -108,7 +108,7 @@ def test_what_a_crashed_writer_left_is_settled_and_told(
     assert line.split()[1:3] == ["1", outcome]
     assert committed(topic) == messages
     code, out, _ = output_of(capsys, "recover")
-    assert (code, out) == (0, "Nothing is unsettled.\n")
+    assert (code, out) == (0, "Nothing to recover.\n")
 
 
 def test_a_live_writer_is_taken_only_with_consent(
@@ -140,17 +140,17 @@ def test_at_a_terminal_the_user_is_asked(
     code: int,
 ) -> None:
     terminal = io.StringIO(answer)
-    terminal.isatty = lambda: True  # type: ignore[method-assign]  # a terminal that somebody types at
+    terminal.isatty = lambda: True  # type: ignore[method-assign]  # an interactive terminal
     monkeypatch.setattr(sys, "stdin", terminal)
     found, _, err = output_of(capsys, "recover", "--id", "live")
     assert found == code
-    assert "Recovery takes 1 transactional ids: live." in err
+    assert "Recovery claims 1 transactional ids: live." in err
 
 
 def test_a_prefix_and_ids_choose_what_is_recovered(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert output_of(capsys, "recover", "--prefix", "other")[:2] == (0, "Nothing is unsettled.\n")
+    assert output_of(capsys, "recover", "--prefix", "other")[:2] == (0, "Nothing to recover.\n")
     code, report = json_of(capsys, "recover", "--prefix", "li", "--yes")
     assert code == 0
     assert [one["transactional_id"] for one in report["ids"]] == ["live"]
@@ -179,7 +179,7 @@ def test_what_is_lost_stays_until_it_is_acknowledged(scene: Scene, capsys: pytes
         assert "LOST" in out
     code, _, err = output_of(capsys, "recover", "--acknowledge")
     assert code == 2
-    assert "off the record" in err
+    assert "Acknowledge these 1 transactions" in err
     code, report = json_of(capsys, "recover", "--acknowledge", "--yes")
     assert code == 0
     assert report["unacknowledged"] == []
@@ -227,7 +227,7 @@ def test_an_id_is_recovered_with_its_lanes(
     scene.crash("orders", topic, "after_db_commit", transactions=2)
     scene.crash("orders2", topic, "after_prepare")
     _, _, err = output_of(capsys, "recover", "--id", "orders")
-    assert "Recovery takes 1 transactional ids: orders (lanes 0, 1, 2)." in err
+    assert "Recovery claims 1 transactional ids: orders (lanes 0, 1, 2)." in err
     code, report = json_of(capsys, "recover", "--id", "orders", "--yes")
     assert code == 0
     assert [one["transactional_id"] for one in report["ids"]] == ["orders", "orders~1", "orders~2"]
@@ -238,13 +238,13 @@ def test_an_id_is_recovered_with_its_lanes(
     ]
     assert committed(topic) == [b"from the crashed writer"] * 2
     _, _, err = output_of(capsys, "recover", "--prefix", "orders")
-    assert "Recovery takes 1 transactional ids: orders2 (lanes 0, 1, 2)." in err
+    assert "Recovery claims 1 transactional ids: orders2 (lanes 0, 1, 2)." in err
     code, report = json_of(capsys, "recover", "--prefix", "orders", "--yes")
     assert code == 0
     assert [one["transactional_id"] for one in report["ids"]] == [
         name for base in ("orders", "orders2") for name in (base, f"{base}~1", f"{base}~2")
     ]
-    assert output_of(capsys, "recover")[:2] == (0, "Nothing is unsettled.\n")
+    assert output_of(capsys, "recover")[:2] == (0, "Nothing to recover.\n")
 
 
 def test_a_lane_may_be_recovered_alone(
@@ -324,7 +324,7 @@ def test_status_shows_the_row_and_what_kafka_says(
     assert f"{kafka_id}: " in out
     assert live["prepared_state"] in out
     assert "orders" not in out
-    with live_writer.transaction() as tx:  # status took nothing
+    with live_writer.transaction() as tx:  # status claimed nothing
         tx.send(new_name("topic"), b"v")
 
 
@@ -332,7 +332,7 @@ def test_status_shows_lanes_below_their_id(
     scene: Scene, three_lanes: None, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.lose("live-2")  # sorts between "live" and "live~1"
-    scene.lose("gone~1")  # its lane 0 is not there
+    scene.lose("gone~1")  # there is no lane 0 for it
     code, status = json_of(capsys, "status")
     found = status["ids"]
     assert code == 0
@@ -386,7 +386,7 @@ def test_a_settled_id_can_be_forgotten(scene: Scene, capsys: pytest.CaptureFixtu
     assert code == 2
     assert "Forget old?" in err
     code, out, _ = output_of(capsys, "forget", "--id", "old", "--yes")
-    assert (code, out) == (0, "old is forgotten; its fence stays.\n")
+    assert (code, out) == (0, "old is forgotten; its fencing token is kept.\n")
     assert "no transactional id" in output_of(capsys, "status")[1]
 
 
@@ -404,7 +404,7 @@ def test_an_id_that_is_not_there_is_not_called_forgotten(scene: Scene, capsys: p
     assert (code, out) == (1, "")
     assert "no such transactional id" in err
     dualwrite.connect(transactional_id="old").close()
-    for _ in range(2):  # forgetting twice is forgetting once
+    for _ in range(2):  # forgetting is idempotent
         assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
 
 
@@ -424,7 +424,7 @@ def test_an_id_is_forgotten_with_its_lanes(scene: Scene, three_lanes: None, caps
     for name in ("old", "old2"):
         dualwrite.connect(transactional_id=name).close()
     code, out, _ = output_of(capsys, "forget", "--id", "old", "--yes")
-    assert (code, out) == (0, "old is forgotten with its 3 lanes; their fences stay.\n")
+    assert (code, out) == (0, "old is forgotten with its 3 lanes; their fencing tokens are kept.\n")
     assert [one["transactional_id"] for one in json_of(capsys, "status")[1]["ids"]] == ["old2"]
     with store_from_url(scene.url) as store:
         tombstones = [store.read(name) for name in ("old", "old~1", "old~2")]

@@ -1,4 +1,4 @@
-"""Recovery looks at Kafka before it takes an id from anybody; `--dry-run` says what it would do, and changes nothing."""
+"""Recovery checks Kafka before it claims an id from its owner; `--dry-run` says what it would do, and changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOBODY = "127.0.0.1:1"
 
 @pytest.fixture
 def url(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database with the table, named in the environment together with the broker."""
+    """A database with the table; the environment names it and the broker."""
     url = f"sqlite:///{tmp_path}/app.db"
     migration.upgrade(url)
     monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
@@ -62,9 +62,9 @@ def coordinator(broker: DevCluster) -> Iterator[WireTransactionCoordinator]:
 
 
 class AtOneBroker:
-    """A coordinator that can't be reached for one id; for the others it is the real one.
+    """A coordinator that is unreachable for one id; for the others it is the real one.
 
-    No real cluster of the tests has two coordinators of which one is away and stays so.
+    None of the real test clusters has two coordinators of which one is down and stays down.
     """
 
     def __init__(self, real: WireTransactionCoordinator, away: str) -> None:
@@ -100,7 +100,7 @@ with failpoints.armed(point, failpoints.exits()), writer.transaction() as tx:
 
 
 def leave(transactional_id: str, topic: str, point: str) -> None:
-    """A transaction whose writer ended at a point."""
+    """Leave a transaction open: its writer exits at the failpoint."""
     command = [sys.executable, "-W", "ignore", "-c", CRASHING, transactional_id, topic, point]
     assert subprocess.run(command, timeout=LIMIT, check=False).returncode == failpoints.EXIT_CODE
 
@@ -251,7 +251,7 @@ def test_a_dry_run_goes_with_nothing_that_changes(url: str, capsys: pytest.Captu
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_an_unknown_id_is_an_error_without_a_traceback(url: str, more: tuple[str, ...]) -> None:
-    """In a process of its own, where nobody has set up logging."""
+    """In its own process, where logging is not configured."""
     command = [sys.executable, "-W", "ignore", "-c", "import sys; from dualwrite.cli import main; sys.exit(main())"]
     done = subprocess.run(
         [*command, "recover", "--id", "nosuch", *more], timeout=LIMIT, check=False, capture_output=True, text=True

@@ -87,7 +87,7 @@ def test_status_tells_what_another_database_has_open_under_the_id(databases: Dat
     asked = ["--url", staging.url, "--kafka", staging.bootstrap, "--prefix", staging.transactional_id]
     shown = CliRunner().invoke(status.app, asked)
     assert shown.exit_code == 0, shown.output
-    assert f"by other databases: {row.kafka_id(row.generation)}." in shown.output
+    assert f"from other databases: {row.kafka_id(row.generation)}." in shown.output
     assert production.recover()["outcomes"] == ["COMMITTED"]
 
 

@@ -131,7 +131,7 @@ def test_a_prefix_is_released(postgres_scene: JobScene) -> None:
 def test_a_release_that_means_nothing(postgres_scene: JobScene) -> None:
     unknown = run(postgres_scene, "--prefix", "nobody", "--release", "--yes")
     assert unknown.exit_code == 2
-    assert "No job holds the prefix 'nobody'" in unknown.output
+    assert "No job owns the prefix 'nobody'" in unknown.output
     assert run(postgres_scene, "--release", "--yes").exit_code == 2
 
 
@@ -158,4 +158,4 @@ def test_a_database_without_tables_for_jobs(postgres_scene: JobScene) -> None:
             connection.exec_driver_sql(f"DROP TABLE {table}")
     result = run(scene, "--yes")
     assert result.exit_code == 0, result.output
-    assert "Nothing is unsettled" in result.output
+    assert "Nothing to recover" in result.output

@@ -281,7 +281,7 @@ def test_a_durable_database_has_no_findings() -> None:
         ({"synchronous_commit": "local"}, WEAK, "standby"),
         ({"synchronous_standby_names": ""}, NOTE, "waits for no standby"),
         ({"synchronous_standby_names": "", "synchronous_commit": "local"}, NOTE, "waits for no standby"),
-        ({"transaction_read_only": "on", "fsync": "off"}, BROKEN, "takes no writes"),
+        ({"transaction_read_only": "on", "fsync": "off"}, BROKEN, "is read-only"),
     ],
 )
 def test_postgresql_that_may_lose_a_commit_is_told(changes: dict[str, str], severity: Severity, words: str) -> None:
@@ -295,8 +295,8 @@ def test_postgresql_that_may_lose_a_commit_is_told(changes: dict[str, str], seve
     [
         ("off", "wal", "synchronous is off"),
         ("normal", "wal", "without their rows"),
-        ("normal", "delete", "may damage"),
-        ("full", "delete", "take it back"),
+        ("normal", "delete", "may corrupt"),
+        ("full", "delete", "roll it back"),
         ("full", "memory", "in the middle of a transaction"),
         ("extra", "off", "in the middle of a transaction"),
     ],
@@ -327,8 +327,8 @@ def test_a_durable_mysql_has_no_findings() -> None:
     ("changes", "severity", "words"),
     [
         ({"engine": "MyISAM"}, BROKEN, "ENGINE=InnoDB"),
-        ({"read_only": "ON", "innodb_doublewrite": "OFF"}, BROKEN, "takes no writes (read_only)"),
-        ({"transaction_read_only": "ON"}, BROKEN, "takes no writes"),
+        ({"read_only": "ON", "innodb_doublewrite": "OFF"}, BROKEN, "is read-only (read_only)"),
+        ({"transaction_read_only": "ON"}, BROKEN, "is read-only"),
         ({"innodb_flush_log_at_trx_commit": "2"}, WEAK, "without their rows"),
         ({"innodb_doublewrite": "0"}, WEAK, "innodb_doublewrite=ON"),
         ({"sync_binlog": "0"}, WEAK, "sync_binlog=1"),

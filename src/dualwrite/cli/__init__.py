@@ -1,10 +1,10 @@
-"""The command `dualwrite`: finds the command's module, runs it, and turns errors into words and exit codes.
+"""The command `dualwrite`: finds the command's module, runs it, and turns errors into messages and exit codes.
 
 To add a command, write `dualwrite/cli/<name>.py` with a `typer.Typer` called `app`, and name it in `COMMANDS`. A command
 without subcommands is the callback of its app, with `invoke_without_command=True`. Only the module of the command that is
-called is imported, so that a missing extra of one command does not stop the others.
+run is imported, so that a missing extra of one command does not break the others.
 
-Exit codes: 0 done, 1 a `DualWriteError`, 2 called wrongly, 130 interrupted.
+Exit codes: 0 success, 1 a `DualWriteError`, 2 usage error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = {
-    "dev": "A Kafka cluster of one's own on this machine, without Docker or Java.",
-    "db": "Make, change and look at the table kafka_transaction_state.",
-    "recover": "Settle what crashed writers left behind.",
-    "status": "Show the transactional ids, and what Kafka says of them.",
-    "doctor": "Tell what a cluster and a database promise, what weakens it, and what would raise it.",
-    "forget": "Drop transactional ids that are no longer used.",
-    "demo": "Real flights, written to database and Kafka as one by workers that are killed.",
+    "dev": "Run a local Kafka cluster, without Docker or an installed Java.",
+    "db": "Create, migrate and inspect the table kafka_transaction_state.",
+    "recover": "Resolve the in-doubt transactions of crashed writers.",
+    "status": "Show the transactional ids, and their state at Kafka.",
+    "doctor": "Report which guarantee a cluster and a database give, what weakens it, and how to improve it.",
+    "forget": "Remove transactional ids that are no longer used.",
+    "demo": "Write real flights atomically to a database and Kafka, with workers that are killed.",
 }
 """Name of the command (and of its module here) to its one-line help."""
 
 _EXTRAS = {"dev": "dev", "demo": "demo"}
-"""The extra of pyproject.toml that a command needs, where it is not `cli` alone."""
+"""The extra of pyproject.toml that a command needs, if it is not `cli`."""
 
 _COMPLETION_VARIABLE = "_DUALWRITE_COMPLETE"
 
@@ -41,10 +41,10 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the console script.
+    """Run one command. This is the console script's entry point.
 
     Args:
-        argv: Arguments after the program's name; None takes those of the process.
+        argv: Arguments after the program's name; None means those of the process.
 
     Returns:
         The exit code.
@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _app(arguments)(args=arguments, prog_name="dualwrite")
-    except SystemExit as end:  # typer's way to end; the code of a usage error is 2
+    except SystemExit as end:  # how typer exits; a usage error has code 2
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except DualWriteError as error:
-        print(_words(error), file=sys.stderr)  # noqa: T201  (a command's error goes to its terminal)
+        print(_message(error), file=sys.stderr)  # noqa: T201  (a command's error goes to its terminal)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
     try:
-        import typer  # noqa: PLC0415  (optional: the library works without the command)
+        import typer  # noqa: PLC0415  (optional: the library works without the command line)
     except ImportError as error:
         raise _missing("The command line", "cli", error) from error
 
@@ -104,7 +104,7 @@ def _missing(what: str, extra: str, error: ImportError) -> MissingDependencyErro
     )
 
 
-def _words(error: DualWriteError) -> str:
+def _message(error: DualWriteError) -> str:
     subject = f" [transactional id {error.transactional_id!r}]" if error.transactional_id is not None else ""
     lines = [f"Error: {error.what.rstrip()}{subject}"]
     if error.cause:

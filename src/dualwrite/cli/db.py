@@ -1,4 +1,4 @@
-"""`dualwrite db`: make, change and look at the table `kafka_transaction_state`."""
+"""`dualwrite db`: create, migrate and inspect the table `kafka_transaction_state`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualwrite.cli.moving import keep_id, move_cluster, new_id
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.registry import keeps_a_table
 
-app = typer.Typer(no_args_is_help=True, help="Make, change and look at the table kafka_transaction_state.")
+app = typer.Typer(no_args_is_help=True, help="Create, migrate and inspect the table kafka_transaction_state.")
 app.command("move-cluster")(move_cluster)
 app.command("new-store-id")(new_id)
 app.command("keep-store-id")(keep_id)
@@ -22,7 +22,7 @@ Url = Annotated[
         envvar="DUALWRITE_DATABASE_URL",
         show_envvar=True,
         help="The database: postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database or "
-        "sqlite:////path/to/file.db. RocksDB and ZooKeeper have nothing to migrate.",
+        "sqlite:////path/to/file.db. RocksDB and ZooKeeper need no migrations.",
     ),
 ]
 Schema = Annotated[
@@ -31,16 +31,16 @@ Schema = Annotated[
         "--schema",
         envvar="DUALWRITE_SCHEMA",
         show_envvar=True,
-        help="The schema (MariaDB, MySQL: the database) in which the tables stand; it must be there.",
+        help="The schema (MariaDB, MySQL: the database) of the tables; it must exist.",
     ),
 ]
-Revision = Annotated[str, typer.Option("--revision", help="A revision, `head` for the newest.")]
+Revision = Annotated[str, typer.Option("--revision", help="A revision; `head` is the newest.")]
 
 
 @app.command()
 def upgrade(url: Url, revision: Revision = "head", schema: Schema = None) -> None:
-    """Make the table, or bring it to a newer revision. Does nothing where that is done already."""
-    from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
+    """Create the table, or upgrade it to a newer revision. Does nothing if the table is already at this revision."""
+    from dualwrite import migration  # noqa: PLC0415  (alembic is slow to import; --help must not wait for it)
 
     if not keeps_a_table(url):
         typer.echo(_nothing_to_migrate(url))
@@ -59,12 +59,12 @@ def downgrade(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
 ) -> None:
-    """Bring the table back to an older revision. `base` drops it, with every fence and every unsettled state."""
+    """Downgrade the table to an older revision. `base` drops it, with every fencing token and every unresolved state."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
     _refuse_without_table(url)
     if revision == "base" and not yes:
-        typer.confirm("This drops the table: unsettled Kafka transactions can't be recovered any more. Go on?", abort=True)
+        typer.confirm("This drops the table: in-doubt Kafka transactions can no longer be recovered. Continue?", abort=True)
     before = migration.current(url, schema=schema)
     migration.downgrade(url, revision, schema=schema)
     typer.echo(
@@ -74,7 +74,7 @@ def downgrade(
 
 @app.command()
 def current(url: Url, schema: Schema = None) -> None:
-    """Show the revision of the table, and the newest of this release."""
+    """Show the revision of the table, and the newest revision of this release."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
     if not keeps_a_table(url):
@@ -85,7 +85,7 @@ def current(url: Url, schema: Schema = None) -> None:
 
 @app.command()
 def sql(url: Url, revision: Revision = "head", schema: Schema = None) -> None:
-    """Print the SQL that makes the table on an empty database. Connects to nothing; the URL only tells the database's kind."""
+    """Print the SQL that creates the table in an empty database. Does not connect; the URL only gives the database type."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
     _refuse_without_table(url)
@@ -98,4 +98,4 @@ def _refuse_without_table(url: str) -> None:
 
 
 def _nothing_to_migrate(url: str) -> str:
-    return f"Nothing to migrate for {url.partition('://')[0]}://: its store makes what it needs by itself."
+    return f"Nothing to migrate for {url.partition('://')[0]}://: its store creates what it needs."

@@ -1,7 +1,7 @@
-"""`dualwrite demo`: real flights, written to a database and to Kafka as one by workers that are killed.
+"""`dualwrite demo`: real flights, written atomically to a database and to Kafka by workers that are killed.
 
-Exit codes: 0 all agree (with `--naive`: it ran, whatever it found, since disagreement is what is expected of it),
-1 something disagrees or the demo could not go on, 2 called wrongly, 130 interrupted.
+Exit codes: 0 database and topic agree (with `--naive`: the demo ran; a disagreement is expected there), 1 they disagree or
+the demo could not continue, 2 usage error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ def demo(
     *,
     departures: Annotated[int, typer.Option(help="How many departures, of 328521.")] = _DEFAULTS.departures,
     kills: Annotated[int, typer.Option(help="How many times a worker is killed.")] = _DEFAULTS.kills,
-    seed: Annotated[int, typer.Option(help="For the moments of the kills.")] = _DEFAULTS.seed,
+    seed: Annotated[int, typer.Option(help="Seed for the random times of the kills.")] = _DEFAULTS.seed,
     workers: Annotated[
         int | None, typer.Option(help="How many processes share the flights.", show_default="1 on SQLite, else 2")
     ] = None,
     producer: Annotated[str, typer.Option(help="auto, native or librdkafka.")] = _DEFAULTS.producer,
-    naive: Annotated[bool, typer.Option("--naive", help="Without the recipe: see what goes wrong.")] = False,
+    naive: Annotated[bool, typer.Option("--naive", help="Write without dualwrite, to see what goes wrong.")] = False,
     url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
     kafka: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Kafka's servers.", show_default="a broker on this machine")
+        str | None, typer.Option(metavar="HOST:PORT", help="Kafka's bootstrap servers.", show_default="a local broker")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where files go.", show_default="the state directory")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave broker, topic and database as they are at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory for files.", show_default="the state directory")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep broker, topic and database at the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write real flights to a database and to Kafka as one, kill the workers meanwhile, and compare both.
+    """Write real flights atomically to a database and to Kafka, kill the workers meanwhile, and compare both.
 
     Each flight from New York in 2013 changes its aircraft's row and its counts, and publishes its departure, in one dual
-    write. Workers are killed by SIGKILL at random moments and start again. At the end the topic, as a read_committed
-    consumer sees it, and the database are compared record by record.
+    write. Workers are killed by SIGKILL at random times and restarted. At the end the topic, as a read_committed consumer
+    sees it, and the database are compared record by record.
     """
     options = Options(
         departures=departures,
@@ -63,7 +63,7 @@ def demo(
         data_dir=data_dir,
         keep=keep,
     )
-    with _terminated_like_interrupted():
+    with _sigterm_interrupts():
         verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
     if as_json:
         typer.echo(json.dumps(verdict.to_json(), indent=2))
@@ -77,8 +77,8 @@ def demo(
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Make SIGTERM (`timeout`, a cancelled CI job) what Ctrl-C is: otherwise the broker would stay."""
+def _sigterm_interrupts() -> Iterator[None]:
+    """Treat SIGTERM (`timeout`, a cancelled CI job) like Ctrl-C: otherwise the broker would keep running."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

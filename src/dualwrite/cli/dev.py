@@ -1,4 +1,4 @@
-"""`dualwrite dev`: a Kafka cluster of one's own, up, looked at, and down again."""
+"""`dualwrite dev`: start, inspect and stop a local Kafka cluster."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, ClusterStatus, DevCluste
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Option("--name", "-n", help="Which cluster.")]
+Name = Annotated[str, typer.Option("--name", "-n", help="Name of the cluster.")]
 
 
 @app.command()
 def up(
     *,
     name: Name = "default",
-    nodes: Annotated[int | None, typer.Option(help="1 or 3.", show_default="1")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes: 1 or 3.", show_default="1")] = None,
     kafka_version: Annotated[str | None, typer.Option(help="Version of Kafka.", show_default=DEFAULT_KAFKA_VERSION)] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data and logs go.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory for data and logs.")] = None,
     config: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A broker property; repeatable.")] = None,
     feature: Annotated[list[str] | None, typer.Option(metavar="NAME=LEVEL", help="A feature level; repeatable.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the first node; free ones by default.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 60.0,
 ) -> None:
-    """Bring a cluster up: download what is missing, start the brokers, wait until they answer."""
+    """Start a cluster: download what is missing, start the brokers, wait until they are ready."""
     with TerminalProgress() as progress:
         cluster = DevCluster(
             name,
@@ -48,7 +48,7 @@ def status(
     *,
     name: Name = "default",
     everything: Annotated[bool, typer.Option("--all", help="All clusters.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a cluster: bootstrap servers, nodes, processes, logs."""
     found = [DevCluster(each).status() for each in (cluster_names() if everything else [name])]
@@ -65,9 +65,9 @@ def logs(
     name: Name = "default",
     node: Annotated[int, typer.Option(help="Node id.")] = 1,
     lines: Annotated[int, typer.Option(help="How many lines from the end.", min=0)] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the broker prints more.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the log grows.")] = False,
 ) -> None:
-    """Show what a broker has printed."""
+    """Show a broker's log."""
     cluster = DevCluster(name)
     if not follow:
         typer.echo(cluster.logs(node, lines=lines))
@@ -83,10 +83,10 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="All clusters.")] = False,
     purge: Annotated[bool, typer.Option("--purge", help="Remove data and logs too.")] = False,
 ) -> None:
-    """Stop a cluster; its data stays unless purged."""
+    """Stop a cluster; its data is kept unless --purge is given."""
     for each in cluster_names() if everything else [name]:
         DevCluster(each).down(purge=purge)
-        typer.echo(f"Cluster {each} is {'gone' if purge else 'down'}.")
+        typer.echo(f"Cluster {each} is {'removed' if purge else 'down'}.")
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, str] | None:
@@ -103,7 +103,7 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str] | None:
 
 def _show(found: list[ClusterStatus]) -> None:
     if not found:
-        typer.echo("There is no cluster. `dualwrite dev up` makes one.")
+        typer.echo("There is no cluster. `dualwrite dev up` creates one.")
     for each in found:
         state = "ready" if each.ready else "not ready" if each.running else "down"
         typer.echo(f"{each.name}: Kafka {each.kafka_version}, {state}")

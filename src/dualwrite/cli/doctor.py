@@ -1,6 +1,6 @@
-"""`dualwrite doctor`: what a cluster and a database promise, what weakens it, and which setting would raise it. Reads only.
+"""`dualwrite doctor`: which guarantee a cluster and a database give, what weakens it, how to improve it. Read-only.
 
-Exit codes: 0 dual writes work here, 1 something is broken, 2 called wrongly.
+Exit codes: 0 dual writes work here, 1 something is broken, 2 usage error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dualwrite.kafka.inspect.topics import TopicFacts
 
 BROKEN: Final = 1
 _STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.NOTE: ""}
-_UNSEEN: Final = "not to be seen"
+_UNSEEN: Final = "not visible"
 _INDENTED: Final = (0, 0, 1, 2)
 _WIDTH_OF_A_FILE: Final = 120
 
@@ -39,25 +39,25 @@ def doctor(
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
     schema: Schema = None,
-    topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic to look at, too; repeatable.")] = None,
+    topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic to check too; repeatable.")] = None,
     transactional_id: Annotated[
         str | None,
         typer.Option(
             "--id",
-            help="Ask with the rights of this transactional id, on <id>#probe.",
+            help="Probe Kafka with <id>#probe, so that ACLs on the prefix <id> apply.",
             show_default="DUALWRITE_TRANSACTIONAL_ID",
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=0.1)] = DEFAULT_TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what this cluster can do, which guarantee you get from it, what weakens it, and which setting would raise it.
+    """Report what this cluster supports, which guarantee you get from it, what weakens it, and which setting improves it.
 
-    With a database it also looks at the table and at settings that may lose an acknowledged commit. Changes nothing.
+    With a database it also checks the table, and settings that may lose an acknowledged commit. Changes nothing.
     """
     settings = settings_for(url, kafka, kafka_config, schema).with_changes(transactional_id=transactional_id)
     if "bootstrap.servers" not in settings.kafka and settings.database_url is None:
-        refuse("Neither Kafka nor a database is given: --kafka, --url, or the environment variables of these.")
+        refuse("Neither Kafka nor a database is given: use --kafka, --url, or their environment variables.")
     diagnosis = examine(settings, topics=topics or (), timeout=timeout)
     if as_json:
         typer.echo(json.dumps(_to_json(diagnosis), indent=2))
@@ -89,7 +89,7 @@ def _show(diagnosis: Diagnosis) -> None:
         change = f"\nChange: {finding.change}" if finding.change else ""
         console.print(Padding(finding.what + change, (0, 0, 0, 8), expand=False))
     if not diagnosis.findings:
-        console.print("Nothing to find fault with.")
+        console.print("No problems found.")
 
 
 def _show_facts(console: Console, heading: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -134,7 +134,7 @@ def _topic_table(topics: Iterable[TopicFacts]) -> Table:
 def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:
     if found.newest_revision is None:
         return list(found.settings.items())
-    table = "missing or too old" if found.table_trouble else f"revision {found.revision or 'none of dualwrite'}"
+    table = "missing or too old" if found.table_trouble else f"revision {found.revision or 'not set by dualwrite'}"
     return [("table", f"{table} (newest: {found.newest_revision})"), *found.settings.items()]
 
 
@@ -158,5 +158,5 @@ def _to_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _plain(facts: Any) -> dict[str, Any]:
-    """A dataclass as JSON takes it."""
+    """A dataclass as JSON values."""
     return {name: value.name.lower() if isinstance(value, Enum) else value for name, value in asdict(facts).items()}

@@ -15,17 +15,17 @@ from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.state import state_text
 from dualwrite.stores.base import LostTransaction
 
-NOTHING_POSSIBLE: Final = 1
-WOULD_STAND: Final = 3
+WOULD_FAIL: Final = 1
+WOULD_LOSE: Final = 3
 
 
 def show_plan(ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, as_json: bool) -> None:
-    """Print the plan, and end the command by the exit code that says what would come.
+    """Print the plan, and exit with the code that recovery would give.
 
     Args:
-        ids: For the ids that no job has.
-        jobs: For each job that would be recovered.
-        as_json: For programs.
+        ids: The plan for the ids that belong to no job.
+        jobs: The jobs that would be recovered, each with its plan.
+        as_json: Whether to print JSON.
     """
     together = RecoveryPlan((*ids.ids, *(plan for _, of_job in jobs for plan in of_job.ids)))
     if as_json:
@@ -38,9 +38,9 @@ def show_plan(ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *,
     else:
         _show(together, jobs)
     if together.failed:
-        raise typer.Exit(NOTHING_POSSIBLE)
+        raise typer.Exit(WOULD_FAIL)
     if together.would_lose or together.unacknowledged:
-        raise typer.Exit(WOULD_STAND)
+        raise typer.Exit(WOULD_LOSE)
 
 
 def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]]) -> None:
@@ -55,13 +55,13 @@ def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]]) -> No
         for found in one.generations
     ]
     if rows:
-        show_table(("transactional id", "generation", "would do", "because", "state", "Kafka", "taken from"), rows)
+        show_table(("transactional id", "generation", "would do", "because", "state", "Kafka", "current owner"), rows)
     elif not plan.failed:
-        typer.echo("Nothing is unsettled.")
+        typer.echo("Nothing to recover.")
     for one in plan.failed:
         typer.echo(f"{one.transactional_id}: {one.error}", err=True)
     for name, lost in plan.unacknowledged:
-        typer.echo(f"{name}: {lost.kind.value} {lost.state} stands unacknowledged.")
+        typer.echo(f"{name}: {lost.kind.value} {lost.state} is not acknowledged.")
     typer.echo("Nothing was changed.")
 
 
@@ -92,7 +92,7 @@ def _id_json(plan: IdPlan) -> dict[str, Any]:
 
 
 def lost_json(transactional_id: str, entry: LostTransaction) -> dict[str, Any]:
-    """One lost or unverified transaction, for programs."""
+    """One lost or unverified transaction, as JSON values."""
     return {
         "transactional_id": transactional_id,
         "kind": entry.kind.value,

@@ -1,4 +1,4 @@
-"""`dualwrite forget`: drop transactional ids that are no longer used, with their lanes; their fences stay."""
+"""`dualwrite forget`: remove transactional ids that are no longer used, with their lanes; their fencing tokens are kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def forget(
     schema: Schema = None,
     yes: Yes = False,
 ) -> None:
-    """Drop transactional ids that are no longer used. Refused while something of one is to be recovered or acknowledged."""
+    """Remove transactional ids that are no longer used. Refused while one has something to recover or to acknowledge."""
     ask(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
     with store_for(settings_for(url, schema=schema)) as store:
         for transactional_id in dict.fromkeys(ids):
             dropped = recoverer.forget(store, transactional_id)
             if len(dropped) == 1:
-                typer.echo(f"{transactional_id} is forgotten; its fence stays.")
+                typer.echo(f"{transactional_id} is forgotten; its fencing token is kept.")
             else:
-                typer.echo(f"{transactional_id} is forgotten with its {len(dropped)} lanes; their fences stay.")
+                typer.echo(f"{transactional_id} is forgotten with its {len(dropped)} lanes; their fencing tokens are kept.")

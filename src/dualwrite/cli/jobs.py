@@ -1,4 +1,4 @@
-"""What `dualwrite recover` does about jobs: a prefix names one exactly, and one at work is left alone unless it is named."""
+"""`dualwrite recover` for jobs: a prefix names exactly one job, and a running job is left alone unless it is named."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dualwrite.stores.sql import SqlStateStore
 
 
 def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
-    """The jobs of a database whose prefixes begin so; none where it has no tables for them."""
+    """The jobs of a database whose prefixes start with `beginning`; empty if the database has no job tables."""
     if not isinstance(store, SqlStateStore):
         return []
     return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
 
 
 def show_jobs(rows: Iterable[JobRow]) -> None:
-    """Print what the database keeps of jobs."""
+    """Print the rows of the jobs as a table."""
     show_table(
-        ("prefix", "job", "batch", "", "held", "owner", "updated"),
+        ("prefix", "job", "batch", "", "owned", "owner", "updated"),
         [
             (
                 row.prefix,
@@ -50,7 +50,7 @@ def show_jobs(rows: Iterable[JobRow]) -> None:
 
 
 def job_json(row: JobRow) -> dict[str, Any]:
-    """What the database keeps of a job, for programs."""
+    """The row of a job, as JSON values."""
     return {
         "prefix": row.prefix,
         "job_id": row.job_id,
@@ -64,13 +64,13 @@ def job_json(row: JobRow) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class JobsToRecover:
-    """The jobs that a call is about.
+    """The jobs that one call of `recover` covers.
 
     Args:
-        site: Where they are, opened.
+        site: Their database and Kafka cluster, opened.
         rows: Their rows.
-        attempts: The ids of all jobs' tasks, which are not to be recovered one by one.
-        at_work: Jobs that are open and were not named.
+        attempts: The ids of the tasks of all jobs, which must not be recovered one by one.
+        at_work: Jobs that have an open batch and were not named.
     """
 
     site: OpenSite
@@ -79,17 +79,17 @@ class JobsToRecover:
     at_work: tuple[JobRow, ...]
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
-        """What `recover` would do about each. Changes nothing."""
+        """What `recover` would do for each. Changes nothing."""
         return [(row, plan_job(self.site, row.prefix)) for row in self.rows]
 
     def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
-        """Recover them, after asking about one that is open."""
+        """Recover them, after asking for confirmation for each one that is open."""
         reports = []
         for row in self.rows:
             if row.is_open:
                 ask(
                     f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
-                    f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; nothing of that run is committed any more. Go on?",
+                    f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. Continue?",
                     yes=yes,
                 )
             reports.append(recover_job(self.site, row.prefix, release=release))
@@ -106,17 +106,17 @@ class JobsToRecover:
 def jobs_to_recover(
     settings: Settings, chosen: list[str], prefix: str, *, named: bool, release: bool
 ) -> Iterator[JobsToRecover | None]:
-    """The jobs that `recover` is about; None where the database has no tables, or ids were named one by one.
+    """The jobs that `recover` covers; None if the database has no job tables, or ids were named one by one.
 
     Args:
         settings: Database and Kafka.
-        chosen: The ids that were asked for.
-        prefix: The prefix that was given, or an empty text.
+        chosen: The requested ids.
+        prefix: The prefix that was given, or an empty string.
         named: Whether ids were named.
         release: Whether the prefix is to be released.
     """
     if release and not prefix:
-        raise typer.BadParameter("say which: --prefix.", param_hint="--release")
+        raise typer.BadParameter("also give --prefix: the prefix to release.", param_hint="--release")
     if named or settings.database_url is None or not keeps_a_table(settings.database_url):
         yield None
         return
@@ -126,7 +126,7 @@ def jobs_to_recover(
         if prefix:
             ours = [row for row in rows if row.prefix == prefix]
             if release and not ours:
-                refuse(f"No job holds the prefix {prefix!r}.")
+                refuse(f"No job owns the prefix {prefix!r}.")
         else:
             ours = [row for row in rows if not row.is_open]
         at_work = () if prefix else tuple(row for row in rows if row.is_open)

@@ -1,4 +1,4 @@
-"""`dualwrite db move-cluster`, `new-store-id`, `keep-store-id`: what has moved, and what is a copy."""
+"""`dualwrite db move-cluster`, `new-store-id`, `keep-store-id`: for a moved Kafka cluster, and a copied or moved database."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def move_cluster(
     prefix: Prefix = "",
     give_up_prepared: Annotated[
         bool,
-        typer.Option("--give-up-prepared", help="The old cluster is gone for good: give up what is prepared there."),
+        typer.Option("--give-up-prepared", help="The old cluster is gone for good: give up its prepared transactions."),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Have ids speak of the Kafka cluster given here: all ids, those of a prefix, or those named.
+    """Move ids to the Kafka cluster given here: all ids, those with a prefix, or those named.
 
-    Stop the writers, and run `dualwrite recover` with the old cluster's address first: what is prepared can be committed only
-    there. With --give-up-prepared it is recorded as UNVERIFIED instead, and what is open on the old cluster stays open there.
+    First stop the writers, and run `dualwrite recover` with the old cluster's address: prepared transactions can be committed
+    only there. With --give-up-prepared they are recorded as UNVERIFIED instead, and stay open on the old cluster.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     limits = settings.timeouts
@@ -54,11 +54,11 @@ def move_cluster(
     ):
         chosen = chosen_ids(store, ids, prefix)
         seen = coordinator.cluster_id()
-        given_up = " What is prepared on their old cluster is given up." if give_up_prepared else ""
-        ask(f"Have {len(chosen)} ids speak of the Kafka cluster {seen!r} from now on?{given_up}", yes=yes)
+        given_up = " Transactions prepared on their old cluster are given up." if give_up_prepared else ""
+        ask(f"Move {len(chosen)} ids to the Kafka cluster {seen!r}?{given_up}", yes=yes)
         moves = move_to_cluster(store, coordinator, chosen, give_up_prepared=give_up_prepared, timeout=limits.claim)
     if not moves:
-        typer.echo(f"Every id speaks of cluster {seen} already.")
+        typer.echo(f"Every id is already on cluster {seen}.")
         return
     show_table(
         ("transactional id", "from cluster", "to cluster", "given up"),
@@ -70,18 +70,18 @@ def move_cluster(
 
 
 def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
-    """Make a copied database a store of its own, with other ids at Kafka. Its original keeps what is prepared.
+    """Give a copied database a store id, and thus Kafka ids, of its own. Prepared transactions stay with the original.
 
     For a restored backup, dump, template or file whose original is still in use. Stop the writers on the copy first; one that
-    is still at work gets FencedError at its next step. Kafka is not asked.
+    is still running gets FencedError at its next step. Does not contact Kafka.
     """
     settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
-        ask(f"Make {store.description} a store of its own, and leave what its rows say is prepared to the original?", yes=yes)
+        ask(f"Give {store.description} a new store id, and leave its prepared transactions to the original?", yes=yes)
         identity, left = new_store_id(store, timeout=settings.timeouts.claim)
-        typer.echo(f"{store.description} is the store {identity.store_id} from now on.")
+        typer.echo(f"{store.description} now has the store id {identity.store_id}.")
     if left:
-        typer.echo("Left to the original database, which settles it, and cleared here:")
+        typer.echo("Left to the original database, which resolves them, and cleared here:")
         show_table(
             ("transactional id", "prepared", "lost or unverified"),
             [(one.transactional_id, one.prepared, ", ".join(str(entry.state) for entry in one.lost)) for one in left],
@@ -89,16 +89,16 @@ def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
 
 
 def keep_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
-    """Have a database that has moved go on with its ids at Kafka: it is the original, in another place.
+    """Let a database that has moved keep its Kafka ids: it is the original, in another place.
 
-    For one that was put back from a backup in place of the original, was upgraded to a new server, or is a new primary. Never
-    for a copy whose original is still in use: the two would end each other's Kafka transactions.
+    For a database that was restored from a backup in place of the original, was upgraded to a new server, or is a new primary.
+    Never for a copy whose original is still in use: the two would end each other's Kafka transactions.
     """
     settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
-        ask(f"Is {store.description} the only database in use with this id?", yes=yes)
+        ask(f"Is {store.description} the only database in use with this store id?", yes=yes)
         identity = keep_store_id(store)
         if identity is None:
-            typer.echo(f"{store.description} has no id yet: its first writer makes it.")
+            typer.echo(f"{store.description} has no store id yet: its first writer creates one.")
         else:
-            typer.echo(f"{store.description} goes on as the store {identity.store_id}.")
+            typer.echo(f"{store.description} keeps the store id {identity.store_id}.")

@@ -1,4 +1,4 @@
-"""Options that several commands share: where the database and Kafka are, and asking before something is done."""
+"""What several commands share: the options for database and Kafka, confirmation, tables."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Url = Annotated[
 ]
 Kafka = Annotated[
     str | None,
-    typer.Option("--kafka", metavar="HOST:PORT", help="Kafka's servers.", show_default="DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
+    typer.Option("--kafka", metavar="HOST:PORT", help="Bootstrap servers.", show_default="DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
 ]
 KafkaSettings = Annotated[
     list[str] | None,
-    typer.Option("--kafka-config", metavar="KEY=VALUE", help="A Kafka setting by librdkafka's name; repeatable."),
+    typer.Option("--kafka-config", metavar="KEY=VALUE", help="A Kafka setting, named as in librdkafka; repeatable."),
 ]
 Schema = Annotated[
     str | None,
-    typer.Option("--schema", help="The schema in which the database has our tables.", show_default="DUALWRITE_SCHEMA"),
+    typer.Option("--schema", help="The database schema of dualwrite's tables.", show_default="DUALWRITE_SCHEMA"),
 ]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")]
-Prefix = Annotated[str, typer.Option("--prefix", help="All ids that begin with it.")]
+Prefix = Annotated[str, typer.Option("--prefix", help="All ids that start with this prefix.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-CALLED_WRONGLY: Final = 2
+USAGE_ERROR: Final = 2
 _WIDTH_OF_A_FILE: Final = 240  # a table that goes to a file or a pipe is not folded to a terminal's 80 columns
 
 
@@ -46,7 +46,7 @@ def settings_for(
     kafka_settings: Iterable[str] | None = None,
     schema: str | None = None,
 ) -> Settings:
-    """What the environment says, with the command line's values over it."""
+    """The settings of the environment, overridden by the command line."""
     environment = Settings.from_environment()
     given = dict(environment.kafka)
     if kafka:
@@ -60,36 +60,36 @@ def settings_for(
 
 
 def store_for(settings: Settings) -> TxnStateStore:
-    """The database; to be closed."""
+    """The store of the database; the caller closes it."""
     if settings.database_url is None:
-        refuse("No database is given: --url, or the environment variable DUALWRITE_DATABASE_URL.")
+        refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
     return store_from_url(settings.database_url, schema=settings.schema)
 
 
 def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list[str]:
-    """The ids that were asked for, each once and with its lanes; all that begin with the prefix where none was named."""
+    """The requested ids, each once and with its lanes; if none is named, all that start with the prefix."""
     if ids and prefix:
-        raise typer.BadParameter("give ids or a prefix, not both.", param_hint="--prefix")
+        raise typer.BadParameter("give either ids or a prefix, not both.", param_hint="--prefix")
     return ids_with_lanes(store, ids or None, prefix=prefix)
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Go on only if the user says so. Without a terminal nobody can be asked: that is an error, not a yes."""
+    """Continue only if the user confirms. Without a terminal there is no one to ask: that is an error, not a yes."""
     if yes:
         return
     if not sys.stdin.isatty():
-        refuse(f"{question} There is no terminal to ask at: say --yes.")
+        refuse(f"{question} There is no terminal to ask on: add --yes.")
     typer.confirm(question, abort=True, err=True)
 
 
 def refuse(reason: str) -> NoReturn:
-    """End the command: it was called wrongly."""
+    """Exit with a usage error."""
     typer.echo(f"Error: {reason}", err=True)
-    raise typer.Exit(CALLED_WRONGLY)
+    raise typer.Exit(USAGE_ERROR)
 
 
 def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table; what is None stays empty."""
+    """Print a table; None is an empty cell."""
     table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))

@@ -1,8 +1,8 @@
-"""`dualwrite recover`: settle what crashed writers left behind, and acknowledge what is lost.
+"""`dualwrite recover`: resolve the in-doubt transactions of crashed writers, and acknowledge lost ones.
 
-Exit codes: 0 everything is settled, 1 an id could not be recovered, 2 called wrongly, 3 lost or unverified transactions
-stand unacknowledged. With `--dry-run` they say what would come: 1 where nothing could be done about an id, 3 where a
-transaction stands, or would stand, as lost or unverified.
+Exit codes: 0 everything is resolved, 1 an id could not be recovered, 2 usage error, 3 lost or unverified transactions are
+not acknowledged. With `--dry-run`: 1 an id can't be recovered now, 3 a transaction is, or would be, recorded as lost or
+unverified.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ def recover(
     ids: Ids = None,
     prefix: Prefix = "",
     acknowledge: Annotated[
-        bool, typer.Option("--acknowledge", help="Then take the lost and unverified transactions off the record.")
+        bool, typer.Option("--acknowledge", help="Then remove the lost and unverified transactions from the rows.")
     ] = False,
     release: Annotated[
-        bool, typer.Option("--release", help="Let another job have the prefix: the one that held it is gone for good.")
+        bool, typer.Option("--release", help="Let another job use the prefix: the job that owned it is gone for good.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and why, and change nothing.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Settle what crashed writers left behind: all ids, those of a prefix, or those named.
+    """Resolve the in-doubt transactions of crashed writers: on all ids, those with a prefix, or those named.
 
-    An id stands for all of its lanes. What has nothing unsettled is not touched. A live writer on a recovered id gets
-    FencedError at its next step, and can take the id back by reopen(). Recovering twice changes nothing.
+    An id includes all of its lanes. Ids with nothing to recover are not changed. A live writer on a recovered id gets
+    FencedError at its next step, and can acquire the id again with reopen(). Recovering twice changes nothing.
 
-    Jobs (Spark): a prefix names the job that holds exactly this one. Its open run is ended, its ids are settled, its staged
-    rows deleted. Without a prefix, a job that is at work is left alone.
+    Jobs (Spark): a prefix names the job that owns exactly this prefix. Its open run is ended, the transactions of its ids are
+    resolved, its staged rows deleted. Without a prefix, a running job is left alone.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     store = store_for(settings)
@@ -92,7 +92,7 @@ def recover(
         removed: Entries = []
         if acknowledge and report.unacknowledged:
             count = len(report.unacknowledged)
-            ask(f"Take these {count} transactions off the record, because their messages have been dealt with?", yes=yes)
+            ask(f"Acknowledge these {count} transactions, because their messages have been dealt with?", yes=yes)
             by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
             removed = [(name, entry) for name, entries in by_id.items() for entry in entries]
     left = [entry for entry in report.unacknowledged if entry not in removed]
@@ -111,7 +111,7 @@ def _show_plan(
     settings: Settings, store: TxnStateStore, ids: list[str] | None, prefix: str, *, changes: bool, as_json: bool
 ) -> None:
     if changes:
-        raise typer.BadParameter("it changes nothing: leave out --acknowledge and --release.", param_hint="--dry-run")
+        raise typer.BadParameter("can't be combined with --acknowledge or --release.", param_hint="--dry-run")
     with store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=False) as jobs:
@@ -123,16 +123,17 @@ def _show_plan(
 
 
 def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:
-    """Recover what is pending now, after asking; an id that becomes pending later was not asked about and is left alone.
+    """Recover the ids that are pending now, after asking for confirmation.
 
-    A lane that becomes pending later is its id's, which was.
+    An id that becomes pending later is left alone, since the confirmation did not include it. A lane that becomes pending
+    later is recovered if its id was included.
     """
     rows = {name: store.read(name) for name in chosen}
     pending = recoverer.pending_lanes(chosen)
     if pending:
         ask(
-            f"Recovery takes {len(_by_id(pending))} transactional ids: {_named(pending)}. "
-            "A live writer on one of them gets FencedError at its next step. Go on?",
+            f"Recovery claims {len(_by_id(pending))} transactional ids: {_named(pending)}. "
+            "A live writer on one of them gets FencedError at its next step. Continue?",
             yes=yes,
         )
     to_do = ids_with_lanes(store, [name for name in chosen if name in pending or rows[name] is None])
@@ -142,7 +143,7 @@ def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *,
 
 
 def _by_id(names: Iterable[str]) -> dict[str, list[int]]:
-    """The numbers of the lanes, by logical id."""
+    """The lane numbers by logical id."""
     found: dict[str, list[int]] = {}
     for transactional_id, lane in map(split_lane_id, names):
         found.setdefault(transactional_id, []).append(lane)
@@ -169,17 +170,17 @@ def _show(report: RecoveryReport) -> None:
     for one in report.ids:
         rows += [(one.transactional_id, found.generation, found.outcome.value, found.state) for found in one.outcomes]
         if one.taken_over_by is not None:
-            rows.append((one.transactional_id, None, f"taken over meanwhile by {one.taken_over_by}", None))
+            rows.append((one.transactional_id, None, f"taken over by {one.taken_over_by} meanwhile", None))
         if one.error is not None:
             rows.append((one.transactional_id, None, "NOT RECOVERED", None))
     if rows:
         show_table(("transactional id", "generation", "outcome", "state"), rows)
     else:
-        typer.echo("Nothing is unsettled.")
+        typer.echo("Nothing to recover.")
     for one in report.failed:
         typer.echo(f"{one.transactional_id}: {one.error}", err=True)
     if report.unacknowledged:
-        typer.echo("Lost or unverified, and not acknowledged:")
+        typer.echo("Lost or unverified, not acknowledged:")
         _show_lost(list(report.unacknowledged))
 
 

@@ -1,4 +1,4 @@
-"""`dualwrite status`: what the database keeps of each transactional id, and what Kafka says of it. Reads only."""
+"""`dualwrite status`: the row of each transactional id, and its state at Kafka. Read-only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the coordinator says of one generation."""
+    """What the coordinator reports for one generation."""
 
     kafka_id: str
     description: TransactionDescription | None
@@ -58,10 +58,10 @@ def status(
     prefix: Prefix = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the transactional ids: who holds them, what is unsettled, what is lost. Changes nothing.
+    """Show the transactional ids: their owners, what is unresolved, what is lost. Changes nothing.
 
-    The lanes of an id stand below it. With Kafka's address it also shows what the coordinator says of each unsettled
-    generation, or of the newest. Jobs (Spark) are listed by their prefix.
+    The lanes of an id are shown below it. With Kafka's address it also shows what the coordinator reports for each generation
+    that is not settled, or else for the newest. Jobs (Spark) are listed by their prefix.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with store_for(settings) as store:
@@ -85,7 +85,7 @@ def status(
         else:
             typer.echo(f"There is no transactional id in {description}.")
         if others:
-            typer.echo(f"Open at Kafka under these ids, by other databases: {', '.join(others)}.")
+            typer.echo(f"Open at Kafka with the same ids, from other databases: {', '.join(others)}.")
         if jobs:
             show_jobs(jobs)
     if trouble is not None:
@@ -93,7 +93,7 @@ def status(
 
 
 def _by_id(rows: list[StateRow]) -> list[list[StateRow]]:
-    """The rows of each id together: lane 0 first, where it is among them."""
+    """The rows grouped by id; lane 0 comes first, if it is among them."""
     return [list(lanes) for _, lanes in groupby(rows, lambda row: split_lane_id(row.transactional_id)[0])]
 
 
@@ -109,7 +109,7 @@ def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen
 
 
 def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
-    """Kafka's ids on which something is open under our transactional ids, by a store that is not ours."""
+    """The Kafka ids of open transactions that have our transactional ids, but the store id of another database."""
     logical_ids = {split_lane_id(row.transactional_id)[0] for row in rows}
     stores = {row.store_id for row in rows}
     with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:

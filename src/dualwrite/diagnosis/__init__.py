@@ -1,4 +1,4 @@
-"""What a cluster and a database promise together, what weakens it, and which setting would raise it."""
+"""The guarantee that a cluster and a database give together, what weakens it, and which settings improve it."""
 
 from dualwrite.diagnosis.examination import Diagnosis, examine
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity

@@ -1,4 +1,4 @@
-"""Looking at a cluster, topics and a database as a writer would find them; changes nothing in any of them."""
+"""Inspects a cluster, topics and a database as a writer would see them. Read-only."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _ORDER: Final = list(Severity)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found; a part that was not asked for, or could not be reached, is None.
+    """The result; a part that was not requested, or could not be reached, is None.
 
     Args:
-        servers: Kafka's servers, as they were given.
-        kafka: What the cluster can do.
-        promise: Which guarantee a writer has on it.
-        topics: The topics that were asked for, and Kafka's own `__transaction_state` where it can be seen.
+        servers: The bootstrap servers, as given.
+        kafka: The cluster's capabilities.
+        promise: The guarantee that a writer gets on it.
+        topics: The requested topics, and Kafka's own `__transaction_state` if it is visible.
         database: The database.
-        findings: What is to be said of all that, the worst first.
+        findings: The findings, most severe first.
     """
 
     servers: str | None
@@ -52,30 +52,30 @@ class Diagnosis:
 
     @property
     def broken(self) -> bool:
-        """Whether dual writes can't work so."""
+        """Whether dual writes can't work with this setup."""
         return any(finding.severity is Severity.BROKEN for finding in self.findings)
 
 
 def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = DEFAULT_TIMEOUT) -> Diagnosis:
-    """Look at what the settings name: the cluster, the database, or both.
+    """Inspect what the settings name: the cluster, the database, or both.
 
-    The cluster is probed on the Kafka id `<transactional_id>#probe` where the settings have a transactional id, so that ACLs
-    by prefix fit, else on `dualwrite-probe`. See `dualwrite.kafka.probe` for why that leaves nothing behind.
+    The cluster is probed on the Kafka id `<transactional_id>#probe` if the settings have a transactional id, so that ACLs on
+    its prefix apply, else on `dualwrite-probe`. See `dualwrite.kafka.probe` for why that leaves nothing behind.
 
-    The database's settings are those of the connections that dualwrite makes from the URL. Of an engine of yours,
-    `SqlStateStore(engine).durability()` gives them, and `judge_database` says what they mean.
+    The database's settings are those of the connections that dualwrite makes from the URL. For your own engine, use
+    `SqlStateStore(engine).durability()` and pass the result to `judge_database`.
 
     Args:
-        settings: Where things are.
-        topics: Topics to look at.
+        settings: The cluster and the database.
+        topics: Topics to inspect.
         timeout: Seconds for the cluster, and again for the topics.
 
     Raises:
-        ConfigurationError: Neither a cluster nor a database is named, or a Kafka setting is wrong.
+        ConfigurationError: Neither a cluster nor a database is given, or a Kafka setting is wrong.
     """
     if _SERVERS not in settings.kafka and settings.database_url is None:
         raise ConfigurationError(
-            "Neither Kafka's servers nor a database are given.",
+            "Neither bootstrap servers nor a database are given.",
             next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
         )
     cluster = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _Cluster()
@@ -97,7 +97,7 @@ def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = 
 
 @dataclass(slots=True)
 class _Cluster:
-    """What was found out of a cluster."""
+    """What was found about a cluster."""
 
     servers: str | None = None
     capabilities: BrokerCapabilities | None = None
@@ -141,7 +141,7 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
 
 
 def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) -> tuple[DatabaseFacts | None, list[Finding]]:
-    from dualwrite import migration  # noqa: PLC0415  (alembic takes a while to import; --help must not wait for it)
+    from dualwrite import migration  # noqa: PLC0415  (alembic is slow to import; --help must not wait for it)
 
     try:
         with store_from_url(url, schema=schema) as store:
@@ -166,7 +166,7 @@ def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) ->
 
 
 def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
-    """What there is to say of a database that is elsewhere than where its id was made, and whether it is sure."""
+    """The finding for a database that is not where its store id was created, and whether that is certain."""
     identity, found = store.identity(), store.marks()
     if identity is None or not identity.is_elsewhere(found):
         return None
@@ -174,7 +174,7 @@ def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
 
 
 def _on_other_clusters(store: TxnStateStore, seen_cluster_id: str) -> tuple[str, ...]:
-    """The ids whose rows speak of another cluster than the one that was looked at."""
+    """The ids whose rows name another cluster than the inspected one."""
     if not seen_cluster_id:
         return ()
     rows = map(store.read, store.list())

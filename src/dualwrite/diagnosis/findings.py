@@ -1,4 +1,4 @@
-"""From facts to findings: what is broken, what weakens the promise, what would raise it. No I/O."""
+"""From facts to findings: what is broken, what weakens the guarantee, what improves it. No I/O."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _DEFAULT_MESSAGE_MAX_BYTES: Final = 1_000_000  # librdkafka's message.max.bytes
 
 
 class Severity(Enum):
-    """How much a finding matters; the worst first."""
+    """How much a finding matters, most severe first."""
 
     BROKEN = "broken"
-    """Dual writes can't work so."""
+    """Dual writes can't work with this setup."""
 
     WEAK = "weak"
-    """They work, and something that was acknowledged may still be lost, or lost more easily than need be."""
+    """Dual writes work, but acknowledged data may still be lost, or is lost more easily than necessary."""
 
     NOTE = "note"
     """Worth knowing."""
@@ -30,13 +30,13 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Args:
         severity: How much it matters.
-        about: What it was found at: `kafka`, `topic <name>` or `database`.
-        what: A sentence.
-        change: The setting or step that mends it, where there is one.
+        about: What it concerns: `kafka`, `topic <name>` or `database`.
+        what: The finding, as a sentence.
+        change: The setting or step that fixes it, if there is one.
     """
 
     severity: Severity
@@ -50,13 +50,13 @@ class DatabaseFacts:
     """A database that could be reached.
 
     Args:
-        address: For people, without the password.
-        revision: The revision that our migrations have left in it, or None.
-        newest_revision: The newest of this release; None for a database without a table of ours (RocksDB, ZooKeeper).
-        table_trouble: Why the table can't be used, with the step that mends it; None where it can.
-        settings: What decides whether an acknowledged commit stays; see `TxnStateStore.durability`.
-        copied: What there is to say of a copy or of a database that has moved, and whether it is sure to be one; else None.
-        elsewhere: Ids that are on another Kafka cluster than the one that was looked at.
+        address: Its address for people, without the password.
+        revision: The revision that our migrations recorded in it, or None.
+        newest_revision: The newest revision of this release; None for a database without our table (RocksDB, ZooKeeper).
+        table_trouble: Why the table can't be used, and the step that fixes it; None if it can be used.
+        settings: The settings that decide whether an acknowledged commit is durable; see `TxnStateStore.durability`.
+        copied: The finding for a database that was copied or moved, and whether that is certain; None for any other.
+        elsewhere: Ids that are on another Kafka cluster than the inspected one.
     """
 
     address: str
@@ -78,11 +78,11 @@ def judge_kafka(
     transaction_timeout_ms: int | None = None,
     two_phase: bool | None = None,
 ) -> list[Finding]:
-    """What is to be said of the cluster for a writer with these settings; arguments as for `promise`."""
+    """The findings about the cluster for a writer with these settings; arguments as for `promise`."""
     found = [*_producer(capabilities, producer), *_timeout(capabilities, producer, transaction_timeout_ms, two_phase)]
     if two_phase and (producer == LIBRDKAFKA or not (capabilities.native and capabilities.two_phase)):
         found.append(
-            _kafka(Severity.BROKEN, "two_phase=true asks for two-phase commit, which is not to be had so.", "two_phase")
+            _kafka(Severity.BROKEN, "two_phase=true requires two-phase commit, which is not available here.", "two_phase")
         )
     if capabilities.native and not capabilities.two_phase:
         found.append(_two_phase(capabilities))
@@ -92,8 +92,8 @@ def judge_kafka(
 
 
 _MARKERS_SKIPPED: Final = (
-    "Kafka 4.3.0 to 4.4.0 ends a transaction without its marker where a partition has no leader (KAFKA-20734), and this is "
-    "4.3 or newer. Writers and recovery wait for leaders; one that is lost in the moment of a commit can't be seen."
+    "Kafka 4.3.0 to 4.4.0 ends a transaction without writing its marker to a partition that has no leader (KAFKA-20734), and "
+    "this is 4.3 or newer. Writers and recovery wait for leaders, but can't detect one that is lost during a commit."
 )
 
 
@@ -102,7 +102,7 @@ def _producer(capabilities: BrokerCapabilities, producer: str) -> list[Finding]:
         if producer != LIBRDKAFKA:
             return []
         gain = "two-phase commit and one epoch for each transaction" if capabilities.two_phase else "one epoch per transaction"
-        return [_kafka(Severity.NOTE, f"The setting chooses librdkafka; the native producer has {gain} here.", "producer=auto")]
+        return [_kafka(Severity.NOTE, f"producer=librdkafka is set; the native producer has {gain} here.", "producer=auto")]
     level = capabilities.transaction_version
     if capabilities.end_txn_v5 and capabilities.produce_v12:
         change = "kafka-features.sh upgrade --feature transaction.version=2"
@@ -118,17 +118,17 @@ def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | 
     if promised.guarantee is Guarantee.TWO_PHASE:
         if timeout_ms is None:
             return []
-        what = f"transaction.timeout.ms is set to {timeout_ms}; under two-phase commit no transaction times out (KIP-939)."
-        return [_kafka(Severity.BROKEN, what, "take transaction.timeout.ms out of the settings, or set two_phase=false")]
+        what = f"transaction.timeout.ms is set to {timeout_ms}; with two-phase commit no transaction times out (KIP-939)."
+        return [_kafka(Severity.BROKEN, what, "remove transaction.timeout.ms from the settings, or set two_phase=false")]
     limit = capabilities.transaction_max_timeout_ms
     if timeout_ms is not None and limit is not None and timeout_ms > limit:
-        what = f"transaction.timeout.ms is {timeout_ms}, and the broker takes {limit} at most: it refuses every producer."
-        return [_kafka(Severity.BROKEN, what, "lower it, or leave it out, or raise the brokers' transaction.max.timeout.ms")]
+        what = f"transaction.timeout.ms is {timeout_ms}, but the broker allows {limit} at most: it rejects every producer."
+        return [_kafka(Severity.BROKEN, what, "lower or remove it, or raise the brokers' transaction.max.timeout.ms")]
     if promised.budget_ms is not None and promised.budget_ms < _SHORT_BUDGET_MS:
-        what = f"Only {duration(promised.budget_ms)} are left from a transaction's first message to its recovery after a crash."
-        mine = timeout_ms is not None
-        change = "transaction.timeout.ms: leave it out" if mine else "the brokers' transaction.max.timeout.ms: raise it"
-        return [_kafka(Severity.WEAK, what, f"{change}; recovery ends the wait of consumers earlier")]
+        what = f"A crashed transaction must be recovered within {duration(promised.budget_ms)} of its first message."
+        ours = timeout_ms is not None
+        change = "remove transaction.timeout.ms" if ours else "raise the brokers' transaction.max.timeout.ms"
+        return [_kafka(Severity.WEAK, what, f"{change}; consumers wait only until recovery, not for the whole timeout")]
     return []
 
 
@@ -150,7 +150,7 @@ def _two_phase(capabilities: BrokerCapabilities) -> Finding:
     change = _RAISES.get(obstacle)
     if obstacle is TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF and capabilities.two_phase_setting is False:
         change = f"{_SWITCH_ON} and {change}"
-    return _kafka(Severity.NOTE, f"Two-phase commit is not to be had: {obstacle.value}.", change)
+    return _kafka(Severity.NOTE, f"Two-phase commit is not available: {obstacle.value}.", change)
 
 
 def _kafka(severity: Severity, what: str, change: str | None) -> Finding:
@@ -161,11 +161,11 @@ def _kafka(severity: Severity, what: str, change: str | None) -> Finding:
 
 
 def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_MAX_BYTES) -> list[Finding]:
-    """What is to be said of a topic that a writer sends to, or of the one in which Kafka keeps its transactions.
+    """The findings about a topic that a writer sends to, or about the topic in which Kafka stores its transactions.
 
     Args:
-        topic: What is known of it.
-        message_max_bytes: The producer's own limit for one message.
+        topic: What is known about it.
+        message_max_bytes: The producer's limit for one message.
     """
     if not topic.exists:
         return _missing(topic)
@@ -176,21 +176,21 @@ def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_
         what = f"{topic.without_leader} of {topic.partitions} partitions have no leader: nothing can be written there now."
         found.append(_topic(topic, Severity.BROKEN, what, "see which brokers are down"))
     if topic.unclean_leader_election:
-        what = "unclean.leader.election.enable is on: a replica that lags behind may become leader and drop what it lacks."
+        what = "unclean.leader.election.enable is on: a lagging replica may become leader, and the messages it lacks are lost."
         found.append(_topic(topic, Severity.WEAK, what, "unclean.leader.election.enable=false"))
     return found
 
 
 def _missing(topic: TopicFacts) -> list[Finding]:
     if topic.name == TRANSACTION_STATE_TOPIC:
-        return []  # few principals may look at Kafka's own topics
+        return []  # few principals may describe Kafka's internal topics
     if topic.trouble is not None:
-        what = f"Kafka says {topic.trouble} of it."
+        what = f"Kafka reports {topic.trouble} for it."
         return [_topic(topic, Severity.BROKEN, what, "check its name, and that the principal has Describe and Write on it")]
     if topic.made_at_first_use:
-        what = "It is missing; the broker makes it at the first message, with the broker's default replication."
-        return [_topic(topic, Severity.WEAK, what, "create it first, with the replication and the settings that you want")]
-    what = "It is missing" + (", and the broker makes no topics by itself." if topic.made_at_first_use is False else ".")
+        what = "It does not exist; the broker creates it at the first message, with the broker's default replication."
+        return [_topic(topic, Severity.WEAK, what, "create it first, with the replication and settings that you want")]
+    what = "It does not exist" + (", and the broker does not create topics." if topic.made_at_first_use is False else ".")
     return [_topic(topic, Severity.BROKEN, what, "create it")]
 
 
@@ -198,23 +198,23 @@ def _replication(topic: TopicFacts) -> list[Finding]:
     replicas, in_sync, least = topic.replicas, topic.in_sync, topic.min_insync_replicas
     if topic.name == TRANSACTION_STATE_TOPIC:
         lost = "the outcome of a transaction"
-        raised = "three replicas, min.insync.replicas=2 (of a new cluster: transaction.state.log.replication.factor, .min.isr)"
+        raised = "three replicas, min.insync.replicas=2 (new cluster: transaction.state.log.replication.factor, .min.isr)"
     else:
         lost, raised = "an acknowledged message", "three replicas, min.insync.replicas=2"
     severity, what, change = Severity.WEAK, None, raised
     if least is not None and least > replicas:
         severity, change = Severity.BROKEN, f"min.insync.replicas={max(replicas - 1, 1)}, or more replicas"
-        what = f"min.insync.replicas is {least}, and there are {replicas} replicas: no message can be acknowledged."
+        what = f"min.insync.replicas is {least}, but there are {replicas} replicas: no message can be acknowledged."
     elif least is not None and in_sync < least:
         severity, change = Severity.BROKEN, "see which brokers are down"
-        what = f"Only {in_sync} of {replicas} replicas are in sync, and min.insync.replicas is {least}: no write is taken now."
+        what = f"Only {in_sync} of {replicas} replicas are in sync, but min.insync.replicas is {least}: writes fail now."
     elif replicas == 1:
-        what = f"It has one replica: {lost} is gone with that broker's disk, and nothing works while the broker is down."
+        what = f"It has one replica: {lost} is lost with that broker's disk, and nothing works while the broker is down."
     elif least == 1:
         what = f"min.insync.replicas is 1: while the other replicas lag, {lost} is on one disk only."
     elif least == replicas:
         severity = Severity.NOTE
-        what = f"min.insync.replicas is {least}, as many as there are replicas: one broker down stops every write."
+        what = f"min.insync.replicas is {least}, the number of replicas: one broker down stops every write."
     return [] if what is None else [_topic(topic, severity, what, change)]
 
 
@@ -222,8 +222,8 @@ def _sizes(topic: TopicFacts, message_max_bytes: int) -> list[Finding]:
     limit = topic.max_message_bytes
     if limit is None or limit >= message_max_bytes or topic.name == TRANSACTION_STATE_TOPIC:
         return []
-    what = f"Its max.message.bytes is {limit}; the producer lets messages of up to {message_max_bytes} bytes pass."
-    return [_topic(topic, Severity.NOTE, what, f"max.message.bytes of the topic, or message.max.bytes={limit} of the producer")]
+    what = f"Its max.message.bytes is {limit}; the producer allows messages of up to {message_max_bytes} bytes."
+    return [_topic(topic, Severity.NOTE, what, f"the topic's max.message.bytes, or the producer's message.max.bytes={limit}")]
 
 
 def _topic(topic: TopicFacts, severity: Severity, what: str, change: str) -> Finding:
@@ -233,17 +233,17 @@ def _topic(topic: TopicFacts, severity: Severity, what: str, change: str) -> Fin
 # --- the database -------------------------------------------------------------------------------------------------------
 
 _CRASH: Final = "a crash of the server or its machine"
-_LOST_COMMIT: Final = "may lose commits that it has acknowledged: their messages are then visible without their rows"
+_LOST_COMMIT: Final = "may lose acknowledged commits: their messages are then visible without their rows"
 _WEAK_VALUES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("synchronous_commit", "off"): (f"{_CRASH} {_LOST_COMMIT}", "synchronous_commit=on"),
-    ("fsync", "off"): ("a power cut may lose acknowledged commits, and damage the whole database", "fsync=on"),
-    ("full_page_writes", "off"): ("a power cut may damage pages that a commit had reached", "full_page_writes=on"),
+    ("fsync", "off"): ("a power failure may lose acknowledged commits, and corrupt the whole database", "fsync=on"),
+    ("full_page_writes", "off"): ("a power failure may corrupt committed pages", "full_page_writes=on"),
 }
 """PostgreSQL: by setting and value, what may happen, and the better value."""
 
 
 def judge_database(database: DatabaseFacts) -> list[Finding]:
-    """What is to be said of the database: its table, and whether it keeps what it has acknowledged."""
+    """The findings about the database: its table, and the durability of acknowledged commits."""
     found = []
     if database.table_trouble is not None:
         what, step = database.table_trouble
@@ -251,14 +251,14 @@ def judge_database(database: DatabaseFacts) -> list[Finding]:
     elif database.newest_revision is None:
         pass
     elif database.revision is None:
-        what = "The table is there and complete, and was not made by `dualwrite db upgrade`: keep it up to date yourself."
+        what = "The table is complete, but was not created by `dualwrite db upgrade`: keep it up to date yourself."
         found.append(_database(Severity.NOTE, what, None))
     elif database.revision != database.newest_revision:
         what = f"The table is at revision {database.revision}; the newest of this release is {database.newest_revision}."
         found.append(_database(Severity.WEAK, what, "dualwrite db upgrade"))
     if database.copied is not None:
         what, is_sure = database.copied
-        step = "`dualwrite db new-store-id` where the original is still in use; else `dualwrite db keep-store-id`"
+        step = "`dualwrite db new-store-id` if the original is still in use, else `dualwrite db keep-store-id`"
         found.append(_database(Severity.BROKEN if is_sure else Severity.WEAK, what, step))
     if database.elsewhere:
         found.append(_on_other_clusters(database.elsewhere))
@@ -270,14 +270,14 @@ _NAMED: Final = 5
 
 def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
     named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-    what = f"{len(ids)} transactional ids are on another Kafka cluster than this one, and are refused here: {named}."
-    step = "name their cluster; or, if they have moved to this one for good, `dualwrite db move-cluster`"
+    what = f"{len(ids)} transactional ids belong to another Kafka cluster and can't be used with this one: {named}."
+    step = "connect to their cluster; or, if they have moved to this one for good, run `dualwrite db move-cluster`"
     return _database(Severity.BROKEN, what, step)
 
 
 def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
     if settings.get("transaction_read_only") == "on":
-        what = "The database takes no writes (transaction_read_only): a standby, or a read-only user."
+        what = "The database is read-only (transaction_read_only): a standby, or a read-only user."
         return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
     found = [
         _database(Severity.WEAK, f"{name} is {value}: {consequence}.", change)
@@ -286,10 +286,10 @@ def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
     ]
     standbys = settings.get("synchronous_standby_names")
     if standbys == "":
-        what = "A commit waits for no standby: one that takes over after a failure may lack the last commits."
-        found.append(_database(Severity.NOTE, what, "synchronous_standby_names, where there are standbys"))
+        what = "A commit waits for no standby: one that is promoted after a failure may lack the last commits."
+        found.append(_database(Severity.NOTE, what, "set synchronous_standby_names, if there are standbys"))
     elif standbys and settings.get("synchronous_commit") == "local":
-        what = f"synchronous_commit is local: a standby that takes over {_LOST_COMMIT}."
+        what = f"synchronous_commit is local: promoting a standby {_LOST_COMMIT}."
         found.append(_database(Severity.WEAK, what, "synchronous_commit=on"))
     return found
 
@@ -297,11 +297,11 @@ def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
 def _mysql(settings: Mapping[str, str]) -> list[Finding]:
     """MariaDB and MySQL, by the names of their variables."""
     if settings.get("engine", "InnoDB") != "InnoDB":
-        what = f"The table's engine is {settings['engine']}: without transactions nothing of the promise holds."
+        what = f"The table's engine is {settings['engine']}: without transactions there is no guarantee."
         return [_database(Severity.BROKEN, what, "ALTER TABLE kafka_transaction_state ENGINE=InnoDB")]
     closed = [name for name in _MYSQL_READ_ONLY if settings.get(name) == "ON"]
     if closed:
-        what = f"The database takes no writes ({', '.join(closed)}): a replica, or a read-only user."
+        what = f"The database is read-only ({', '.join(closed)}): a replica, or a read-only user."
         return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
     found = []
     if settings.get("innodb_flush_log_at_trx_commit", "1") != "1":
@@ -309,7 +309,7 @@ def _mysql(settings: Mapping[str, str]) -> list[Finding]:
         what = f"innodb_flush_log_at_trx_commit is {value}: {_CRASH} {_LOST_COMMIT}."
         found.append(_database(Severity.WEAK, what, "innodb_flush_log_at_trx_commit=1"))
     if settings.get("innodb_doublewrite") in ("OFF", "0"):
-        what = "innodb_doublewrite is off: a power cut may damage pages that a commit had reached."
+        what = "innodb_doublewrite is off: a power failure may corrupt committed pages."
         found.append(_database(Severity.WEAK, what, "innodb_doublewrite=ON"))
     return [*found, *_binary_log(settings)]
 
@@ -322,12 +322,12 @@ def _binary_log(settings: Mapping[str, str]) -> list[Finding]:
         return []
     found = []
     if settings.get("sync_binlog") != "1":
-        what = f"sync_binlog is {settings.get('sync_binlog')}: after a power cut, replicas may lack commits that are here."
+        what = f"sync_binlog is {settings.get('sync_binlog')}: after a power failure, replicas may lack commits that are here."
         found.append(_database(Severity.WEAK, what, "sync_binlog=1"))
     waits = ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled", "wsrep_on")
     if not any(settings.get(name) == "ON" for name in waits):
-        what = "A commit waits for no replica: one that takes over after a failure may lack the last commits."
-        found.append(_database(Severity.NOTE, what, "semi-synchronous replication, where there are replicas"))
+        what = "A commit waits for no replica: one that is promoted after a failure may lack the last commits."
+        found.append(_database(Severity.NOTE, what, "enable semi-synchronous replication, if there are replicas"))
     return found
 
 
@@ -336,19 +336,19 @@ def _sqlite(settings: Mapping[str, str]) -> list[Finding]:
     if mode is None:
         return []
     if mode in ("off", "memory"):
-        what = f"journal_mode is {mode}: a crash in the middle of a transaction may damage the database."
+        what = f"journal_mode is {mode}: a crash in the middle of a transaction may corrupt the database."
         return [_database(Severity.WEAK, what, "PRAGMA journal_mode = WAL")]
     if level == "off":
-        what = "synchronous is off: a power cut may lose acknowledged commits, and damage the database."
+        what = "synchronous is off: a power failure may lose acknowledged commits, and corrupt the database."
         return [_database(Severity.WEAK, what, "PRAGMA synchronous = FULL")]
     if level == "normal":
         if mode == "wal":
-            what = f"synchronous is normal under WAL: a power cut {_LOST_COMMIT}."
+            what = f"synchronous is normal with WAL: a power failure {_LOST_COMMIT}."
         else:
-            what = f"synchronous is normal: with journal_mode {mode}, a power cut at the wrong moment may damage the database."
+            what = f"synchronous is normal: with journal_mode {mode}, a power failure may corrupt the database."
         return [_database(Severity.WEAK, what, "PRAGMA synchronous = FULL")]
-    if level == "full" and mode == "delete":  # the folder is not synced after the journal's removal, which is the commit
-        what = "journal_mode is delete: a power cut right after a commit may take it back."
+    if level == "full" and mode == "delete":  # the commit is the journal's removal, after which the directory is not synced
+        what = "journal_mode is delete: a power failure right after a commit may roll it back."
         return [_database(Severity.WEAK, what, "PRAGMA journal_mode = WAL, or PRAGMA synchronous = EXTRA")]
     return []
 

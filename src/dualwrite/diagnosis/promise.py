@@ -1,4 +1,4 @@
-"""Which of the two guarantees a writer has on a cluster. No I/O."""
+"""Which of the two guarantees a writer gets on a cluster. No I/O."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ LIBRDKAFKA: Final = "librdkafka"
 
 
 class Guarantee(Enum):
-    """Both are atomic; they differ in what becomes of a crash that nobody recovers for long."""
+    """Both are atomic; they differ in what happens to a crashed transaction that is not recovered for a long time."""
 
     TWO_PHASE = "two-phase commit"
-    """The broker keeps a prepared transaction until it is told what to do with it."""
+    """The broker keeps a prepared transaction until it is committed or aborted."""
 
     BOUNDED = "bounded"
-    """The broker aborts a transaction by itself after `transaction.timeout.ms`."""
+    """The broker aborts a transaction after `transaction.timeout.ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a user gets.
+    """The guarantee that a writer gets.
 
     Args:
         guarantee: Which guarantee.
         producer: "native" or "librdkafka".
-        budget_ms: The time from the first message of a transaction to its recovery, or None where there is no limit, or it
-            can't be seen.
+        budget_ms: The most milliseconds from the first message of a transaction to its recovery; None if there is no limit,
+            or the limit is not visible.
     """
 
     guarantee: Guarantee
@@ -40,27 +40,27 @@ class Promise:
     def __str__(self) -> str:
         if self.guarantee is Guarantee.TWO_PHASE:
             return (
-                f"Atomic, without a time limit (producer {self.producer!r} with two-phase commit): what a crash leaves "
-                "prepared waits at the broker until recovery has settled it, and so do read_committed consumers of its "
+                f"Atomic, without a time limit (producer {self.producer!r} with two-phase commit): after a crash, a prepared "
+                "transaction waits at the broker until recovery resolves it, and so do read_committed consumers of its "
                 "partitions. Nothing is lost."
             )
         budget = "" if self.budget_ms is None else f", here {duration(self.budget_ms)}"
         return (
-            f"Atomic, bounded by transaction.timeout.ms{budget} (producer {self.producer!r}): a crash that is not recovered "
-            "in that time is proven LOST and reported, never silent."
+            f"Atomic, bounded by transaction.timeout.ms{budget} (producer {self.producer!r}): a crashed transaction that "
+            "is not recovered within that time is proven LOST and reported, never silent."
         )
 
 
 def promise(
     capabilities: BrokerCapabilities, *, producer: str, transaction_timeout_ms: int | None, two_phase: bool | None = None
 ) -> Promise:
-    """What a writer with these settings gets from a cluster.
+    """The guarantee that a writer with these settings gets from a cluster.
 
     Args:
-        capabilities: What the cluster can do.
-        producer: The setting `producer`: "auto" takes the best for the cluster.
-        transaction_timeout_ms: The setting `transaction.timeout.ms`, or None: then it is the broker's maximum.
-        two_phase: The setting `two_phase`: False does without what the cluster offers.
+        capabilities: The cluster's capabilities.
+        producer: The setting `producer`; "auto" chooses the best one for the cluster.
+        transaction_timeout_ms: The setting `transaction.timeout.ms`; None means the broker's maximum.
+        two_phase: The setting `two_phase`; False does not use two-phase commit even if the cluster supports it.
     """
     native = capabilities.native and producer != LIBRDKAFKA
     if native and capabilities.two_phase and two_phase is not False:
@@ -70,6 +70,6 @@ def promise(
 
 
 def duration(milliseconds: int) -> str:
-    """For people: whole minutes as such, anything else in seconds."""
+    """A duration for people: whole minutes as minutes, anything else in seconds."""
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{milliseconds / 1000:g} s" if rest or minutes < 2 else f"{minutes} min"  # noqa: PLR2004  (60 s says it better)
