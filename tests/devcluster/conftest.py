@@ -11,14 +11,14 @@ from dualwrite.devcluster.locations import STATE_DIR_VARIABLE
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[DevCluster]:
-    """One broker for all tests that only talk to it, or leave it as they found it."""
+    """One broker for all tests that do not change it, or restore it."""
     with DevCluster.temporary(nodes=1) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory of the test's own, whose clusters end with the test."""
+    """A separate state directory for the test; its clusters end with the test."""
     place = tmp_path / "state"
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(place))
     yield place

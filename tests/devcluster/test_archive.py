@@ -15,7 +15,7 @@ from dualwrite.devcluster.java import Java, find_java
 from fixtures.pace import LIMIT, joined
 
 OPTIONS = ["-XX:+UseSerialGC", "-Xshare:auto"]
-CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/la"  # the JVM is in the middle of a line
+CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/la"  # the JVM is still writing the last line
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_only_one_of_several_makes_it(cache: Path, tmp_path: Path) -> None:
 def test_one_that_is_damaged_is_not_used_and_made_anew(
     cache: Path, class_list: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On some, Java 17 and 25 die with SIGSEGV."""
+    """Java 17 and 25 die with SIGSEGV on some of them."""
     made = archive_of()
     made.make(class_list, SilentProgress())
     whole = made.file.read_bytes()
@@ -132,7 +132,7 @@ def test_one_that_is_damaged_is_not_used_and_made_anew(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache with the archive of the first broker that started with it."""
+    """A cache with the archive of the first broker that used it."""
     place = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive, "cache_dir", lambda: place)
@@ -143,7 +143,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def archives(cluster: DevCluster) -> set[str]:
-    """The archives that the brokers have mapped."""
+    """The archives that the brokers have mapped into memory."""
     lines = [line for node in cluster.status().nodes for line in Path(f"/proc/{node.pid}/maps").read_text().splitlines()]
     return {Path(line.split()[-1]).name for line in lines if line.endswith(".jsa") and "/kafka-" in line}
 

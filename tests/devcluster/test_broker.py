@@ -1,4 +1,4 @@
-"""What a broker that is up can do, and what becomes of it when it is hurt."""
+"""What a running broker supports, and how it behaves when it is killed or paused."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_a_killed_broker_comes_back_with_its_address(cluster: DevCluster) -> Non
     status = cluster.status()
     assert not status.ready
     assert not status.nodes[0].alive
-    assert len(list(cluster.follow_logs(1, lines=5))) == 5  # ends, since the broker has
-    with pytest.raises(DevClusterError, match="does not run"):
+    assert len(list(cluster.follow_logs(1, lines=5))) == 5  # ends, since the broker has ended
+    with pytest.raises(DevClusterError, match="is not running"):
         cluster.pause(1)
 
-    thread = threading.Thread(target=cluster.start)  # its life is bound to this process, not to the thread
+    thread = threading.Thread(target=cluster.start)  # the broker is bound to this process, not to the thread
     thread.start()
     thread.join()
     after = cluster.status()
@@ -97,7 +97,7 @@ def test_a_paused_broker_holds_its_connections_and_says_nothing(cluster: DevClus
     finally:
         cluster.resume(1)
     cluster.start(1)  # runs already: only waits until it is ready again
-    until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may find only now that it was away
+    until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may notice the pause only now
 
 
 def test_a_node_that_is_not_there_is_named(cluster: DevCluster) -> None:

@@ -1,4 +1,4 @@
-"""`dualwrite dev`, as a person or a script calls it."""
+"""`dualwrite dev`, called by a person or a script."""
 
 from __future__ import annotations
 

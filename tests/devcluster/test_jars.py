@@ -45,12 +45,12 @@ def test_no_network_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_text_that_is_no_version_is_refused() -> None:
-    with pytest.raises(DevClusterError, match="no version"):
+    with pytest.raises(DevClusterError, match="not a Kafka version"):
         jars.classpath("latest")
 
 
 class Artifact:
-    """Stands for jgo's: "downloads" by copying a whole jar."""
+    """A stand-in for jgo's artifact: "downloads" by copying a complete jar."""
 
     def __init__(self, path: Path, source: Path) -> None:
         self.path, self.source, self.downloads = path, source, 0

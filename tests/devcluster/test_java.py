@@ -53,5 +53,5 @@ def test_the_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_choice_that_is_too_old_is_an_error_even_if_there_is_a_newer_one(tmp_path: Path) -> None:
-    with pytest.raises(DevClusterError, match="no Java 17"):
+    with pytest.raises(DevClusterError, match="not a Java home of version 17"):
         java.find_java(fake_java(tmp_path, "11.0.2"))

@@ -1,4 +1,4 @@
-"""Who outlives whom."""
+"""Which processes end with which others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters that have a name and outlive their maker."""
+"""Named clusters, which outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualwrite.devcluster.record import ClusterRecord
 
 
 def pretend_reboot(cluster: DevCluster) -> None:
-    """Somebody else has the process id of the broker now."""
+    """Let another process have the broker's process id."""
     record = ClusterRecord.load(cluster.data_dir)
     assert record is not None
     record.nodes[0].process = BrokerProcess(psutil.Process().pid, time.time() - 1e6)
@@ -84,7 +84,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(state_dir: Path, tm
 
 
 def test_a_name_can_not_leave_its_directory(state_dir: Path) -> None:
-    with pytest.raises(DevClusterError, match="can't be a cluster's name"):
+    with pytest.raises(DevClusterError, match="is not a valid cluster name"):
         DevCluster("../../etc")
 
 

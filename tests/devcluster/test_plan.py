@@ -1,4 +1,4 @@
-"""Settings, the plan made from them, and the files written from the plan: no broker runs here."""
+"""The settings, the plan made from them, and the files written from the plan, without a broker."""
 
 from __future__ import annotations
 

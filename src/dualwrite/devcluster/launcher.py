@@ -1,9 +1,9 @@
-"""Starts one broker, detached from the caller or bound to the caller's life. Run as a script; standard library only.
+"""Starts one broker, detached from the caller or bound to the caller's lifetime. Run as a script; standard library only.
 
-Why a process of its own and not `PR_SET_PDEATHSIG` on the broker: that signal comes when the *thread* that started the
-broker ends, so a broker started in a worker thread would die with it. This launcher has one thread, watches its parent
-*process* by `getppid`, which changes when that is gone however it died, and works on macOS too. The signal is set between
-the launcher and its broker, where it is right, for the case that the launcher itself is killed.
+Why a separate process, and not `PR_SET_PDEATHSIG` on the broker: that signal is sent when the *thread* that started the
+broker ends, so a broker started in a worker thread would die with the thread. This launcher has one thread, watches its parent
+*process* with `getppid`, which changes when the parent dies for whatever reason, and works on macOS too. Between the launcher
+and its broker the signal is correct; it covers the case that the launcher itself is killed.
 
 A detached broker is adopted by init, so that its starter has no child to wait for.
 """
@@ -26,18 +26,18 @@ def _die_with_launcher() -> None:
 
 
 def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -> int:
-    """Start `command`, print its process id, and when bound stay until it ends or the owner does.
+    """Start `command` and print its process id; if bound, wait until the command or the owner ends.
 
     Args:
         mode: `detached` or `bound`.
         owner: Process id of the caller.
-        log_file: Where the command's output is appended.
+        log_file: The file to append the command's output to.
         purge: Directory to remove after the owner's death; empty for none.
-        command: What to run.
+        command: The command to run.
     """
     bound = mode == BOUND
     with open(log_file, "ab") as log:  # noqa: PTH123  (pathlib would double this script's start-up time)
-        process = subprocess.Popen(  # noqa: S603  (the command that dualwrite itself put together)
+        process = subprocess.Popen(  # noqa: S603  (dualwrite's own command)
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -64,4 +64,4 @@ def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -
 
 if __name__ == "__main__":
     code = main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
-    os._exit(code)  # a detached broker lives on: there is nothing to tidy up for
+    os._exit(code)  # skip the interpreter's cleanup: a detached broker keeps running

@@ -1,4 +1,4 @@
-"""Where clusters and downloads are kept on this machine."""
+"""The directories of clusters and downloads."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import platformdirs
 from dualwrite.devcluster.errors import DevClusterError
 
 STATE_DIR_VARIABLE = "DUALWRITE_STATE_DIR"
-"""Environment variable that moves the clusters (records, logs, data) elsewhere; the tests use it."""
+"""Environment variable with another directory for clusters (records, logs, data); the tests use it."""
 
 
 def state_dir() -> Path:
-    """The directory under which clusters live, by name. It need not exist yet."""
+    """The parent directory of the clusters' directories. It need not exist yet."""
     chosen = os.environ.get(STATE_DIR_VARIABLE)
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_state_path("dualwrite", appauthor=False)
 
 
 def cache_dir() -> Path:
-    """The directory for what can be had again at any time (which jars belong to which Kafka version)."""
+    """The directory for what can be downloaded or created again (such as which jars belong to a Kafka version)."""
     return platformdirs.user_cache_path("dualwrite", appauthor=False)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it.
+    """Create a directory and its parents.
 
     Raises:
-        DevClusterError: This user may not, or a file is in the way.
+        DevClusterError: Permission is denied, or a file has that name.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DevClusterError(
-            f"The directory {path} can't be made.",
+            f"The directory {path} can't be created.",
             cause=str(error),
             next_step=f"Choose another data directory, or set {STATE_DIR_VARIABLE}.",
         ) from error

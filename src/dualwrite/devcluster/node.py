@@ -25,8 +25,8 @@ _START_MARK = "--- started by dualwrite at"
 
 _JVM = (
     "-Xmx512m",
-    "-XX:+UseSerialGC",  # small heaps, few cores: the quickest to start, the least memory
-    "-XX:TieredStopAtLevel=1",  # a broker for development never lives long enough for the optimizing compiler to pay
+    "-XX:+UseSerialGC",  # fastest start and least memory for a small heap on few cores
+    "-XX:TieredStopAtLevel=1",  # a development broker does not run long enough for the optimizing compiler to pay off
     "-Xshare:auto",
     "-Djava.awt.headless=true",
 )
@@ -34,16 +34,16 @@ _JVM = (
 
 @dataclass(frozen=True)
 class JavaCommand:
-    """How a broker's Java is run."""
+    """The start of a command line that runs a broker's Java."""
 
     words: tuple[str | Path, ...]
-    """Java with its options and class path: a main class comes next."""
+    """Java with its options and class path; the main class follows."""
     archive: ClassArchive | None
-    """What a broker lists its classes for; None where none is to be made."""
+    """The class-data archive to create from the broker's classes; None to create none."""
 
 
 class ClusterFiles:
-    """Knows where everything of one cluster lies, and writes it.
+    """The files of one cluster: their paths and their content.
 
     Args:
         data_dir: The cluster's data directory.
@@ -57,7 +57,7 @@ class ClusterFiles:
         return self.data_dir / f"node-{node_id}"
 
     def log_file(self, node_id: int) -> Path:
-        """What the node's broker prints, all its runs one after another."""
+        """The output of the node's broker, of all its runs."""
         return self.node(node_id) / "broker.log"
 
     def properties(self, node_id: int) -> Path:
@@ -69,7 +69,7 @@ class ClusterFiles:
         return self.node(node_id) / "storage"
 
     def write(self, record: ClusterRecord) -> None:
-        """Write what the brokers read at their start."""
+        """Write the files that the brokers read at startup."""
         (self.data_dir / _LOGGING).write_text(LOG4J2, encoding="ascii")
         for node in record.nodes:
             directory = self.node(node.node_id)
@@ -85,7 +85,7 @@ class ClusterFiles:
             properties.write_text(render(values), encoding="ascii")
 
     def format(self, record: ClusterRecord, java: JavaCommand) -> None:
-        """Format the storage of all nodes. Raises BrokerExitedError when Kafka refuses."""
+        """Format the storage of all nodes. Raises BrokerExitedError if Kafka refuses."""
         first, *others = record.nodes
         source = self.storage(first.node_id)
         storage.format_storage(
@@ -105,7 +105,7 @@ class ClusterFiles:
         return JavaCommand((found.executable, *options, *archive.read_options, logging), archive if makes_archive else None)
 
     def class_list(self, node_id: int) -> Path:
-        """Where a broker that starts without a class-data archive lists the classes for one."""
+        """The file to which a broker writes its classes, if it starts without a class-data archive."""
         return self.node(node_id) / "classes"
 
     def start(self, launcher: Launcher, java: JavaCommand, node: NodeRecord) -> BrokerProcess:
@@ -117,23 +117,23 @@ class ClusterFiles:
         return launcher.start(command, log_file=self.log_file(node.node_id), directory=self.node(node.node_id))
 
     def exit_error(self, cluster: str, node_id: int) -> BrokerExitedError:
-        """The error that says why a broker ended: the messages of its last lines, without stack frames."""
+        """The error that says why a broker exited: the last messages of its log, without stack frames."""
         this_run = tail(self.log_file(node_id), None).rpartition(_START_MARK)[2]
         lines = [line for line in this_run.splitlines()[1:] if not line.startswith(("\tat ", "\t..."))]
-        telling = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line]
-        last_words = "\n".join(dict.fromkeys((telling or lines)[-_TAIL:]))
+        errors = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line]
+        last_lines = "\n".join(dict.fromkeys((errors or lines)[-_TAIL:]))
         log_file = self.log_file(node_id)
         return BrokerExitedError(
-            f"The broker of node {node_id} of cluster {cluster!r} ended by itself. Its last words:\n{last_words}\n",
-            next_step=f"The whole log: {log_file}",
+            f"The broker of node {node_id} of cluster {cluster!r} exited. The end of its log:\n{last_lines}\n",
+            next_step=f"See the whole log: {log_file}",
             cluster=cluster,
             node_id=node_id,
             log_file=log_file,
-            log_tail=last_words,
+            log_tail=last_lines,
         )
 
     def purge(self, record: ClusterRecord | None) -> None:
-        """Remove everything that belongs to the cluster, and the data directory when it is empty then."""
+        """Remove everything that belongs to the cluster, and the data directory if that leaves it empty."""
         for node in record.nodes if record else []:
             shutil.rmtree(self.node(node.node_id), ignore_errors=True)
         (self.data_dir / _LOGGING).unlink(missing_ok=True)
@@ -142,25 +142,25 @@ class ClusterFiles:
             self.data_dir.rmdir()
 
     def check_owner(self, name: str) -> None:
-        """Make sure that the cluster may use the data directory.
+        """Check that the cluster may use the data directory.
 
         Raises:
-            DevClusterError: It belongs to another cluster, or holds something else.
+            DevClusterError: It belongs to another cluster, or contains something else.
         """
         if "," in str(self.data_dir):
-            raise DevClusterError(f"The data directory {self.data_dir} has a comma in it, at which Kafka would cut the path.")
+            raise DevClusterError(f"The path {self.data_dir} contains a comma, at which Kafka would split it.")
         owner = ClusterRecord.load(self.data_dir)
         if owner is not None and owner.name != name:
             state = "runs" if owner.running else "is stopped"
             raise DevClusterError(
                 f"The data directory {self.data_dir} belongs to the cluster {owner.name!r}, which {state}.",
-                next_step=f"Use that one (`--name {owner.name}`), purge it, or choose another directory.",
+                next_step=f"Use that cluster (`--name {owner.name}`), purge it, or choose another directory.",
                 cluster=name,
                 data_dir=self.data_dir,
             )
         if owner is None and self.data_dir.is_dir() and any(self.data_dir.iterdir()):
             raise DevClusterError(
-                f"The data directory {self.data_dir} is not empty, and what is in it is no cluster of dualwrite's.",
+                f"The data directory {self.data_dir} is not empty, and not a directory of a dualwrite cluster.",
                 next_step="Choose an empty or a new directory.",
                 cluster=name,
                 data_dir=self.data_dir,

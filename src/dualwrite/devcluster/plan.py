@@ -1,4 +1,4 @@
-"""Which cluster is to run: the one that exists, the same with changes that its storage allows, or a new one."""
+"""Decides which cluster to run: the existing one, the same with changes that its storage allows, or a new one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dualwrite.devcluster.settings import ClusterSettings
 
 
 def plan(name: str, known: ClusterRecord | None, asked: Mapping[str, Any], port: int | None) -> ClusterRecord:
-    """The record to bring up.
+    """The record of the cluster to start.
 
     Args:
         name: The cluster's name.
-        known: What is recorded of it, if anything.
-        asked: The settings asked for, without those that were left open.
-        port: Port asked for the first node's plain listener, if any.
+        known: Its existing record, if any.
+        asked: The requested settings, without those that were not given.
+        port: The requested port of the first node's plain listener, if any.
 
     Raises:
-        SettingsDifferError: It runs with other settings, or its storage was formatted for others.
+        SettingsDifferError: The cluster runs with other settings, or its storage was formatted with others.
     """
     if known is None or not known.formatted:
         return _new_record(name, ClusterSettings(**asked), port)
@@ -35,7 +35,7 @@ def plan(name: str, known: ClusterRecord | None, asked: Mapping[str, Any], port:
             raise _differ(name, "runs with other settings", differences, "down")
         return known
     if obstacles := known.settings.obstacles(wanted):
-        raise _differ(name, "has data that was made with other settings", obstacles, "down --purge")
+        raise _differ(name, "has data that was created with other settings", obstacles, "down --purge")
     record = _new_record(name, wanted, port)
     record.cluster_id, record.formatted = known.cluster_id, True
     if port in (None, first_port):  # clients know the old ports
@@ -47,7 +47,7 @@ def plan(name: str, known: ClusterRecord | None, asked: Mapping[str, Any], port:
 def _differ(name: str, what: str, differences: list[str], command: str) -> SettingsDifferError:
     return SettingsDifferError(
         f"The cluster {name!r} {what}: {'; '.join(differences)}.",
-        next_step=f"Leave that setting out, use another name, or first: dualwrite dev {command} --name {name}",
+        next_step=f"Omit that setting, use another name, or first run: dualwrite dev {command} --name {name}",
         cluster=name,
         differences=differences,
     )

@@ -1,4 +1,4 @@
-"""Ports of loopback: choosing free ones, and saying who holds a busy one."""
+"""Ports on loopback: chooses free ones, and names the process that uses a busy one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dualwrite.devcluster.errors import DevClusterError
 LOOPBACK = "127.0.0.1"
 
 _LOWEST, _HIGHEST = 20_000, 32_000
-"""Below what Linux (from 32768) and macOS (from 49152) give to outgoing connections. A port from there may be taken as the
-source port of a client that tries to reach a killed broker: it then connects to itself, and the broker can't come back."""
+"""Below the ephemeral ports of Linux (from 32768) and macOS (from 49152). If a broker had an ephemeral port and was killed, a
+client that reconnects could get that port as its source port: it would connect to itself, and block the broker's port."""
 
 _TRIES = 200
 
 _CLOSING = 0.5
-"""Seconds for which the sockets of a process that has just been killed may still be open."""
+"""Seconds for which the sockets of a killed process may still be open."""
 
 
 def is_free(port: int) -> bool:
-    """Whether a broker could listen on this port of loopback."""
+    """Whether a broker could listen on this loopback port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: TIME_WAIT is no obstacle
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does, so that TIME_WAIT does not matter
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
@@ -39,23 +39,23 @@ def is_free(port: int) -> bool:
 
 
 def choose(taken: Collection[int]) -> int:
-    """Choose a free port at random, none of `taken`.
+    """Choose a random free port that is not in `taken`.
 
     Raises:
-        DevClusterError: None was found.
+        DevClusterError: No free port was found.
     """
     for _ in range(_TRIES):
-        port = random.randint(_LOWEST, _HIGHEST)  # noqa: S311  (two processes should choose differently, that is all)
+        port = random.randint(_LOWEST, _HIGHEST)  # noqa: S311  (only to make collisions between processes unlikely)
         if port not in taken and is_free(port):
             return port
     raise DevClusterError(f"No free port was found between {_LOWEST} and {_HIGHEST}.")
 
 
-def demand(port: int, *, cluster: str, node_id: int) -> None:
-    """Make sure that the node can have this port.
+def require_free(port: int, *, cluster: str, node_id: int) -> None:
+    """Check that the node can listen on this port.
 
     Raises:
-        DevClusterError: It is busy; the cause names the process where the machine tells.
+        DevClusterError: The port is busy; the cause names the process, if the operating system reports it.
     """
     deadline = time.monotonic() + _CLOSING
     while not (free := is_free(port)) and time.monotonic() < deadline:
@@ -63,7 +63,7 @@ def demand(port: int, *, cluster: str, node_id: int) -> None:
     if not free:
         raise DevClusterError(
             f"Port {port} of node {node_id} is busy.",
-            cause=_holder(port),
+            cause=_user_of(port),
             next_step="Stop that process, or choose another port (`--port`).",
             cluster=cluster,
             node_id=node_id,
@@ -71,9 +71,9 @@ def demand(port: int, *, cluster: str, node_id: int) -> None:
         )
 
 
-def _holder(port: int) -> str:
+def _user_of(port: int) -> str:
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
                 return f"Process {connection.pid} ({psutil.Process(connection.pid).name()}) listens or is connected there."
-    return "Some process listens or is connected there."
+    return "An unknown process listens or is connected there."

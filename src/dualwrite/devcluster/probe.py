@@ -1,9 +1,9 @@
-"""Asking brokers whether they are ready: an open port says nothing, a request answered by the right coordinator does.
+"""Checks whether brokers are ready. An open port proves nothing; an answer from the right coordinator does.
 
 A new broker answers COORDINATOR_NOT_AVAILABLE and COORDINATOR_LOAD_IN_PROGRESS for a while, and NOT_COORDINATOR for ever
-until a first FindCoordinator has made `__transaction_state`. So one look asks every node for its metadata, finds the
-coordinator of each partition of `__transaction_state` and `__consumer_offsets` (which makes these topics), and has each
-coordinator describe an id that nobody uses: it can say "unknown" only when it has loaded its partition.
+until a first FindCoordinator has created `__transaction_state`. So a probe asks every node for its metadata, finds the
+coordinator of each partition of `__transaction_state` and `__consumer_offsets` (which creates these topics), and asks each
+coordinator to describe an unused id: it can answer "unknown" only after it has loaded its partition.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from dualwrite.devcluster.ports import LOOPBACK
 
 _NONE = 0
 _TRANSACTIONAL_ID_NOT_FOUND = 105
-_DENIED = frozenset({29, 30, 31, 53})  # an authorizer that refuses an unknown client is at work: the broker is up
+_DENIED = frozenset({29, 30, 31, 53})  # an authorizer rejects the unknown client: the broker is up
 _FINE = _DENIED | {_NONE, _TRANSACTIONAL_ID_NOT_FOUND}
 
 _MOST_KEYS = 64
 
 
 class _NotReadyError(Exception):
-    """The reason is its text."""
+    """The cluster is not ready; the message is the reason."""
 
 
 def why_not_ready(
     ports: Mapping[int, int], *, partitions: Mapping[CoordinatorType, int], producers: bool, timeout: float
 ) -> str | None:
-    """Look once whether these nodes work together; None when they do, else the first reason why not.
+    """Check once whether these nodes work together: None if they do, else the first reason why not.
 
     Args:
         ports: Plain port by node id, of the nodes that are expected to work.
         partitions: How many partitions the topic of each kind of coordinator has.
-        producers: Whether to ask each node for a producer id too. A new broker answers the first such request with
-            COORDINATOR_LOAD_IN_PROGRESS, since only then it asks the controller for a block of ids. It takes an id away.
+        producers: Whether to request a producer id from each node too. A new broker answers the first such request with
+            COORDINATOR_LOAD_IN_PROGRESS, since only then does it request a block of ids from the controller. Each check
+            uses up an id.
         timeout: Seconds for each answer.
     """
     try:
@@ -75,7 +76,7 @@ def _check_metadata(nodes: _Nodes, node_id: int, expected: Collection[int]) -> N
 
 
 def _check_coordinators(nodes: _Nodes, kind: CoordinatorType, partitions: int, expected: Collection[int]) -> None:
-    # keys that differ by one in their last character hash to consecutive numbers, so to all partitions
+    # keys whose last characters are consecutive hash to consecutive numbers, so they cover all partitions
     keys = ["dualwrite-ready-" + chr(ord("0") + number) for number in range(min(partitions, _MOST_KEYS))]
     request = FindCoordinatorRequest(version=4, key_type=int(kind), coordinator_keys=keys)
     by_node: dict[int, list[str]] = defaultdict(list)
@@ -85,7 +86,7 @@ def _check_coordinators(nodes: _Nodes, kind: CoordinatorType, partitions: int, e
         if found.error_code != _NONE:
             raise _NotReadyError(f"no {kind.name.lower()} coordinator yet: {_name(found.error_code)}")
         if found.node_id not in expected:
-            raise _NotReadyError(f"the {kind.name.lower()} coordinator is still on node {found.node_id}, which does not run")
+            raise _NotReadyError(f"the {kind.name.lower()} coordinator is still on node {found.node_id}, which is not running")
         by_node[found.node_id].append(found.key)
     for node_id, its_keys in by_node.items():
         if kind is CoordinatorType.TRANSACTION:
@@ -113,7 +114,7 @@ def _name(code: int) -> str:
 
 
 class _Nodes:
-    """One blocking connection to each node, opened when it is first needed."""
+    """One blocking connection to each node, opened on first use."""
 
     def __init__(self, ports: Mapping[int, int], timeout: float) -> None:
         self.ports = ports

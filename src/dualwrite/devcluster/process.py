@@ -1,4 +1,4 @@
-"""One broker's process: started, recognized again later, signalled, ended."""
+"""A broker's process: starting it, finding it again later, signalling and ending it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from dualwrite.devcluster import launcher
 from dualwrite.devcluster.errors import DevClusterError
 
 _CLOCK_TOLERANCE = 5.0
-"""Seconds by which a process's start time may seem to move when the machine's clock is set."""
+"""Seconds by which a process's start time may appear to change when the system clock is adjusted."""
 
 
 @dataclass(frozen=True)
 class BrokerProcess:
-    """Names a process beyond doubt: a process id alone may belong to somebody else after a reboot."""
+    """Identifies a process by id and start time: after a reboot, the id alone may belong to another process."""
 
     pid: int
     create_time: float
-    """Seconds since the epoch, as psutil tells it."""
+    """Seconds since the epoch, as psutil reports it."""
 
     def _find(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.create_time) < _CLOCK_TOLERANCE
-            # its first thread may be a zombie while the others still hold its sockets and files
+            # its first thread may be a zombie while other threads still have its sockets and files open
             gone = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
-        except psutil.Error:  # there is none, or it belongs to somebody else
+        except psutil.Error:  # no such process, or it belongs to another user
             return None
         return process if same and not gone else None
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs (a paused one does)."""
+        """Whether it still runs; a paused process does."""
         return self._find() is not None
 
     @property
@@ -53,7 +53,7 @@ class BrokerProcess:
         return False
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal; False when the process is gone."""
+        """Send a signal; False if the process is gone."""
         process = self._find()
         if process is None:
             return False
@@ -64,28 +64,28 @@ class BrokerProcess:
         return True
 
     def pause(self, timeout: float = 10.0) -> bool:
-        """SIGSTOP, and wait until each thread stands still: on a busy machine some go on for milliseconds.
+        """SIGSTOP, and wait until every thread has stopped: on a busy machine some keep running for milliseconds.
 
         Returns:
-            False when the process is gone.
+            False if the process is gone.
         """
         if not self.send(signal.SIGSTOP):
             return False
         deadline = time.monotonic() + timeout
-        while not self._stands_still() and time.monotonic() < deadline:
+        while not self._has_stopped() and time.monotonic() < deadline:
             time.sleep(0.001)
         return True
 
-    def _stands_still(self) -> bool:
+    def _has_stopped(self) -> bool:
         threads = Path(f"/proc/{self.pid}/task")
         if not threads.is_dir():
             return self.paused
-        with suppress(OSError):  # a thread ends meanwhile: look again
+        with suppress(OSError):  # a thread ended meanwhile: check again
             return all((t / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for t in threads.iterdir())
         return False
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is gone, for `timeout` seconds at most; whether it is."""
+        """Wait until it is gone, for at most `timeout` seconds; returns whether it is."""
         deadline = time.monotonic() + timeout
         while self.alive:
             if time.monotonic() >= deadline:
@@ -95,11 +95,11 @@ class BrokerProcess:
 
 
 def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
-    """End processes together: SIGTERM, and SIGKILL for those that are still there after `grace` seconds.
+    """End several processes: SIGTERM, and SIGKILL for those that still run after `grace` seconds.
 
     Args:
-        processes: Those to end; the dead are passed over.
-        grace: Seconds for a clean shutdown; 0 kills at once.
+        processes: The processes to end; dead ones are skipped.
+        grace: Seconds for a clean shutdown; 0 kills immediately.
     """
     deadline = time.monotonic() + grace
     if grace > 0:
@@ -115,7 +115,7 @@ def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
 
 
 class Launcher:
-    """Starts brokers, and keeps hold of the launchers of those that are bound to this process's life."""
+    """Starts brokers, and keeps the launchers of those that are bound to this process's lifetime."""
 
     def __init__(self, *, purge: Path | None = None, bound: bool = False) -> None:
         self._purge = purge
@@ -123,15 +123,15 @@ class Launcher:
         self._bound_launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self, command: Sequence[str | Path], *, log_file: Path, directory: Path) -> BrokerProcess:
-        """Start a broker in a session of its own: a Ctrl-C at the caller's terminal does not reach it.
+        """Start a broker in its own session: a Ctrl-C at the caller's terminal does not reach it.
 
         Args:
-            command: What to run.
-            log_file: Where its output is appended.
+            command: The command to run.
+            log_file: The file to append its output to.
             directory: Its working directory.
 
         Raises:
-            DevClusterError: It could not be run at all.
+            DevClusterError: The command could not be run.
         """
         mode = launcher.BOUND if self._bound else launcher.DETACHED
         arguments = [mode, str(os.getpid()), str(log_file), str(self._purge or ""), *map(str, command)]
@@ -161,10 +161,10 @@ class Launcher:
         try:
             return BrokerProcess(pid, psutil.Process(pid).create_time())
         except psutil.NoSuchProcess:
-            return BrokerProcess(pid, 0.0)  # ended at once; it counts as dead, and its log says why
+            return BrokerProcess(pid, 0.0)  # exited immediately; it counts as dead, and its log says why
 
     def reap(self, timeout: float = 5.0) -> None:
-        """Wait for the launchers of brokers that have ended."""
+        """Wait for the launchers of brokers that have exited."""
         for starter in self._bound_launchers:
             starter.wait(timeout)
         self._bound_launchers.clear()

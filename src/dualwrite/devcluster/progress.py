@@ -1,4 +1,4 @@
-"""Telling what is going on while a cluster is prepared: silently, or on a terminal."""
+"""Reports progress while a cluster is prepared: silently, or on a terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Progress(Protocol):
     """Receives the steps of preparing and starting a cluster."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
-        """A new step begins; the one before has ended.
+        """A new step begins; the previous one has ended.
 
         Args:
-            description: What happens now, for a person.
-            total: How many units the step has; None when that is unknown.
+            description: What happens now, for people.
+            total: How many units the step has; None if unknown.
         """
 
     def advance(self, amount: float) -> None:
@@ -28,17 +28,17 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Keeps quiet: the default of the library."""
+    """Prints nothing: the library's default."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def advance(self, amount: float) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class TerminalProgress:
-    """One live line on standard error, with a bar where a step has a length; nothing at all when that is no terminal."""
+    """One live line on standard error, with a bar if the step has a total; nothing if it is not a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)

@@ -10,10 +10,10 @@ from dualwrite.devcluster.record import CONTROLLER, PLAINTEXT, NodeRecord
 from dualwrite.devcluster.settings import ClusterSettings
 
 COORDINATOR_PARTITIONS = 4
-"""Partitions of each coordinator's topic: few, since each costs files and time at every start."""
+"""Partitions of each coordinator's topic: few, since each one costs files and time at startup."""
 
 LOG4J2 = """\
-# written by dualwrite; the console of a broker is its log file
+# written by dualwrite; a broker's console output goes to its log file
 status = error
 appender.console.type = Console
 appender.console.name = console
@@ -21,7 +21,7 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
 rootLogger.level = info
 rootLogger.appenderRef.console.ref = console
-# hundreds of lines of settings at each start
+# these log hundreds of lines of settings at startup
 logger.config.name = org.apache.kafka.common.config.AbstractConfig
 logger.config.level = warn
 logger.kafkaconfig.name = kafka.server.KafkaConfig
@@ -32,14 +32,14 @@ logger.kafkaconfig.level = warn
 def server_properties(
     settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
 ) -> dict[str, str]:
-    """The properties of one node, the user's own last.
+    """The properties of one node; the user's own override the others.
 
     Args:
         settings: The cluster's settings.
         nodes: All nodes of the cluster.
-        node: The one that the properties are for.
+        node: The node that the properties are for.
         storage: Its directory for logs and metadata.
-        keystore: Its PEM key store, where the security settings ask for one.
+        keystore: Its PEM key store, used if the security settings have TLS files.
     """
     replicas = min(3, settings.nodes)
     in_sync = 2 if replicas > 1 else 1  # one of three may be down
@@ -55,10 +55,10 @@ def server_properties(
         "listener.security.protocol.map": ",".join([f"{CONTROLLER}:PLAINTEXT", *(f"{n}:{n}" for n in (PLAINTEXT, *extra))]),
         "inter.broker.listener.name": PLAINTEXT,
         "log.dirs": str(storage),
-        # two-phase commit (KIP-939); InitProducerId v6, which carries it, is still an unstable version
+        # two-phase commit (KIP-939); it needs InitProducerId v6, which is still an unstable version
         "transaction.two.phase.commit.enable": "true",
         "unstable.api.versions.enable": "true",
-        # a killed broker is back in seconds, not after 9 s of session
+        # a killed broker can rejoin after 2 s, not after the default session of 9 s
         "broker.session.timeout.ms": "2000",
         "broker.heartbeat.interval.ms": "500",
         "group.initial.rebalance.delay.ms": "0",
@@ -72,7 +72,7 @@ def server_properties(
         "min.insync.replicas": str(in_sync),
         "transaction.state.log.min.isr": str(in_sync),
         "share.coordinator.state.topic.min.isr": str(in_sync),
-        # 128 MB of heap by default, allocated at start
+        # the default is 128 MB of heap, allocated at startup
         "log.cleaner.dedupe.buffer.size": "16777216",
         "num.network.threads": "2",
         "num.io.threads": "4",
@@ -82,14 +82,14 @@ def server_properties(
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """Text of a Java properties file, in ASCII: Java reads it as Latin-1 and has escapes for other characters."""
+    """The text of a Java properties file, in ASCII: Java reads it as Latin-1, with escapes for other characters."""
     lines = (f"{_escape(key, also=' =:#!')}={_escape(value)}" for key, value in properties.items())
     return "# written by dualwrite at each start; changes are lost\n" + "\n".join(lines) + "\n"
 
 
 def _escape(text: str, *, also: str = "") -> str:
-    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips blanks before a value
-    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's characters; a rare one takes two
+    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips leading blanks of a value
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's UTF-16 code units
         character = chr(unit)
         if character == "\\" or character in also:
             out.append(f"\\{character}")

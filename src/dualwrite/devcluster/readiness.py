@@ -1,4 +1,4 @@
-"""Waiting until the nodes of a cluster work together, or saying why they don't."""
+"""Waits until the nodes of a cluster work together, or reports why they don't."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
 
 _POLL = 0.05
 _ANSWER_TIMEOUT = 2.0
-"""Seconds for one answer of one broker."""
+"""Seconds for one answer from a broker."""
 
 _PARTITIONS = {
     CoordinatorType.TRANSACTION: "transaction.state.log.num.partitions",
@@ -24,12 +24,12 @@ _PARTITIONS = {
 
 
 def obstacle(record: ClusterRecord, nodes: Sequence[NodeRecord], *, producers: bool = False) -> str | None:
-    """Look once: None when these nodes work together, else the first thing that is missing.
+    """Check once: None if these nodes work together, else the first reason why not.
 
     Args:
         record: The cluster.
-        nodes: Those of its nodes that should work.
-        producers: Whether to ask each for a producer id too, which takes one away.
+        nodes: The nodes of it that should work.
+        producers: Whether to request a producer id from each too, which uses up an id.
     """
     partitions = {kind: int(record.settings.config.get(name, COORDINATOR_PARTITIONS)) for kind, name in _PARTITIONS.items()}
     plain = {node.node_id: node.ports[PLAINTEXT] for node in nodes}
@@ -41,13 +41,13 @@ def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles
 
     Args:
         record: The cluster.
-        nodes: Those of its nodes that should work, all of them started.
-        files: Where their logs are.
+        nodes: The nodes of it that should work, all of them started.
+        files: The cluster's files, for the logs.
         timeout: Seconds to wait.
 
     Raises:
-        BrokerExitedError: One of them has ended.
-        DevClusterError: Time is up.
+        BrokerExitedError: One of the brokers exited.
+        DevClusterError: The timeout has passed.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -60,7 +60,7 @@ def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles
         if time.monotonic() >= deadline:
             raise DevClusterError(
                 f"The cluster {record.name!r} did not become ready within {timeout:g} s.",
-                cause=f"At last: {missing}.",
+                cause=f"The last check found: {missing}.",
                 next_step=f"See the log: {files.log_file(nodes[0].node_id)}",
                 cluster=record.name,
             )

@@ -1,4 +1,4 @@
-"""What is written down about a cluster, in `cluster.json` of its data directory: the one truth about it."""
+"""The record of a cluster, in `cluster.json` in its data directory: the only source of truth about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAYOUT = 1
 
 @dataclass
 class NodeRecord:
-    """One node: its ports by listener, and its newest process."""
+    """One node: its ports by listener, and its latest process."""
 
     node_id: int
     ports: dict[str, int]
@@ -42,7 +42,7 @@ class NodeRecord:
 
 @dataclass
 class ClusterRecord:
-    """A cluster as it was last brought up."""
+    """A cluster as it was last started."""
 
     name: str
     settings: ClusterSettings
@@ -58,7 +58,7 @@ class ClusterRecord:
 
     @property
     def listeners(self) -> dict[str, str]:
-        """Bootstrap servers by listener, without the controllers' own."""
+        """Bootstrap servers by listener, without the controller listener."""
         return {listener: self.bootstrap_servers(listener) for listener in self.nodes[0].ports if listener != CONTROLLER}
 
     def bootstrap_servers(self, listener: str) -> str:
@@ -67,10 +67,10 @@ class ClusterRecord:
 
     @classmethod
     def load(cls, data_dir: Path) -> Self | None:
-        """Read the record of a data directory; None when it has none.
+        """Read the record of a data directory; None if it has none.
 
         Raises:
-            DevClusterError: It can't be read, or was written by another release.
+            DevClusterError: The record can't be read, or was written by another release.
         """
         path = data_dir / _FILE
         try:
@@ -93,7 +93,7 @@ class ClusterRecord:
         return cls(data["name"], settings, data["cluster_id"], nodes, data["formatted"])
 
     def save(self, data_dir: Path) -> None:
-        """Write the record, all of it or nothing; it may hold passwords, so only its owner may read it."""
+        """Write the record atomically, readable by its owner only, since it may contain passwords."""
         data = {
             "layout": _LAYOUT,
             "name": self.name,
@@ -112,10 +112,10 @@ class ClusterRecord:
 
     @staticmethod
     def exists(data_dir: Path) -> bool:
-        """Whether a cluster has been made in this directory."""
+        """Whether this directory contains a cluster."""
         return (data_dir / _FILE).is_file()
 
     @staticmethod
     def remove(data_dir: Path) -> None:
-        """Forget the cluster."""
+        """Remove the record."""
         (data_dir / _FILE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The clusters of this machine's user, by name."""
+"""The current user's clusters, by name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dualwrite.devcluster.locations import make_directory, state_dir
 from dualwrite.devcluster.record import ClusterRecord
 
 _ELSEWHERE = "data-dir"
-"""File in a cluster's own directory that names its data directory, when that was chosen by the user."""
+"""File in a cluster's directory that names its data directory, if the user chose one."""
 
 
 def directory(name: str) -> Path:
-    """The directory that belongs to the name; its data is there too unless another place was chosen.
+    """The cluster's directory; its data is there too, unless the user chose another directory.
 
     Raises:
-        DevClusterError: The name can't be that of a directory.
+        DevClusterError: The name has characters that are not allowed.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise DevClusterError(
-            f"{name!r} can't be a cluster's name.", next_step="Use letters, digits, dot, dash and underscore."
+            f"{name!r} is not a valid cluster name.", next_step="Use letters, digits, dot, dash and underscore."
         )
     return state_dir() / "clusters" / name
 
@@ -40,7 +40,7 @@ def data_dir(name: str) -> Path:
 
 
 def remember(name: str, place: Path) -> None:
-    """Note where the data of a cluster is."""
+    """Record where the data of a cluster is."""
     own = directory(name)
     make_directory(own)
     if place != own:
@@ -48,15 +48,15 @@ def remember(name: str, place: Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove every trace of the name; to be called under its lock.
+    """Remove every trace of the name. The caller must own the cluster's lock.
 
-    A process that waits for the lock sees that the file is gone, and makes a new one.
+    A process that waits for the lock notices that the lock file is gone, and creates a new one.
     """
     own = directory(name)
     (own / _ELSEWHERE).unlink(missing_ok=True)
     _lock_file(name).unlink(missing_ok=True)
     for path in (own, own.parent, own.parent.parent):
-        with suppress(OSError):  # not there, or something else is in it
+        with suppress(OSError):  # missing, or not empty
             path.rmdir()
 
 
@@ -78,7 +78,7 @@ def lock(name: str, *, timeout: float) -> Iterator[None]:
     """Keep other processes from changing the cluster at the same time.
 
     Raises:
-        DevClusterError: Another process has been at it for longer than `timeout` seconds.
+        DevClusterError: Another process owned the lock for longer than `timeout` seconds.
     """
     path = _lock_file(name)
     make_directory(path.parent)
@@ -88,7 +88,7 @@ def lock(name: str, *, timeout: float) -> Iterator[None]:
     except Timeout as error:
         raise DevClusterError(
             f"Another process is starting or stopping the cluster {name!r}.",
-            next_step="Try again when it is done.",
+            next_step="Try again when that process is done.",
             cluster=name,
         ) from error
     try:

@@ -1,4 +1,4 @@
-"""Listeners with TLS and SASL, beside the plain one that every node has."""
+"""Listeners with TLS and SASL, in addition to every node's plain one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TlsFiles:
     """The broker's certificate, as PEM files; it must be valid for `127.0.0.1`.
 
     Args:
-        ca: Certificate of the authority: clients trust it, and brokers trust client certificates that it signed.
+        ca: The authority's certificate: clients trust it, and brokers trust client certificates that it signed.
         certificate: The broker's certificate, followed by intermediate ones if there are any.
-        key: Its private key in PKCS#8 (`BEGIN PRIVATE KEY`), not encrypted; Kafka reads no other kind.
+        key: Its private key in PKCS#8 (`BEGIN PRIVATE KEY`), not encrypted; Kafka reads no other format.
     """
 
     ca: Path
@@ -29,7 +29,7 @@ class TlsFiles:
     key: Path
 
     def check(self) -> None:
-        """Look at the files before a broker fails over them.
+        """Check the files, before a broker fails because of them.
 
         Raises:
             DevClusterError: A file is missing, or the key is not PKCS#8.
@@ -39,17 +39,17 @@ class TlsFiles:
                 raise DevClusterError(f"The TLS file {path} does not exist.")
         if "-----BEGIN PRIVATE KEY-----" not in Path(self.key).read_text(encoding="ascii", errors="replace"):
             raise DevClusterError(
-                f"The private key {self.key} is not in PKCS#8 form, the only one that Kafka reads.",
+                f"The private key {self.key} is not in PKCS#8 format, the only one that Kafka reads.",
                 next_step=f"openssl pkcs8 -topk8 -nocrypt -in {self.key} -out key.pem",
             )
 
 
 @dataclass(frozen=True)
 class Security:
-    """What the additional listeners ask of a client.
+    """What the additional listeners require from a client.
 
-    Each node gets `SASL_PLAINTEXT` (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512) when there are users; `SSL`, and with users
-    `SASL_SSL`, when there are TLS files. Client certificates are verified when a client sends one, but not demanded.
+    Each node gets `SASL_PLAINTEXT` (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512) if there are users; `SSL`, and with users
+    `SASL_SSL`, if there are TLS files. A client certificate is optional; if a client sends one, it is verified.
 
     Args:
         users: Name to password.
@@ -63,8 +63,8 @@ class Security:
         for text in (*self.users.keys(), *self.users.values()):
             if not text or any(character in text for character in '"\\,[]=;\n'):
                 raise DevClusterError(
-                    'A user name or password is empty or holds one of the characters " \\ , [ ] = ; and line breaks.',
-                    next_step="Choose plainer ones: this is a cluster for development.",
+                    'A user name or password is empty, or contains a line break or one of the characters " \\ , [ ] = ;',
+                    next_step="Choose a simpler one: this is a cluster for development.",
                 )
 
     @property
@@ -77,7 +77,7 @@ class Security:
 
     @property
     def scram_arguments(self) -> list[str]:
-        """Arguments for `kafka-storage format` that make the SCRAM credentials."""
+        """Arguments for `kafka-storage format` that create the SCRAM credentials."""
         return [
             argument
             for name, password in self.users.items()
@@ -89,7 +89,7 @@ class Security:
         """Broker properties of the additional listeners.
 
         Args:
-            keystore: Where `write_keystore` puts the broker's key and certificate.
+            keystore: The file that `write_keystore` writes the broker's key and certificate to.
         """
         properties: dict[str, str] = {}
         if self.users:
@@ -111,7 +111,7 @@ class Security:
         return properties
 
     def write_keystore(self, keystore: Path) -> None:
-        """Write key and certificate into the one file that Kafka expects, readable by the owner alone."""
+        """Write key and certificate into the one file that Kafka expects, readable by its owner only."""
         if self.tls is None:
             return
         self.tls.check()
@@ -121,12 +121,12 @@ class Security:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For the cluster's record."""
+        """As JSON values for the cluster's record."""
         tls = self.tls and {name: str(Path(path).absolute()) for name, path in vars(self.tls).items()}
         return {"users": dict(self.users), "tls": tls}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Back from the cluster's record."""
+        """Restore from the cluster's record."""
         tls = data["tls"] and TlsFiles(**{name: Path(path) for name, path in data["tls"].items()})
         return cls(users=data["users"], tls=tls or None)

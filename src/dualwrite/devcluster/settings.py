@@ -1,4 +1,4 @@
-"""What a cluster is made of, apart from its name and place."""
+"""The settings of a cluster, apart from its name and directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OURS = frozenset(
         "metadata.log.dir",
     }
 )
-"""Properties that hold a cluster together; a user's value would only break it."""
+"""Properties that dualwrite sets to form the cluster; a user's value would break it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,14 @@ class ClusterSettings:
             raise DevClusterError(f"A cluster has 1 or 3 nodes, not {self.nodes}.")
         if refused := sorted(_OURS & set(self.config)):
             raise DevClusterError(
-                f"The property {refused[0]} can't be set: dualwrite needs it to put the cluster together.",
-                next_step="Leave it out.",
+                f"The property {refused[0]} can't be set: dualwrite sets it to form the cluster.",
+                next_step="Omit it.",
             )
         if any(not key or "\n" in f"{key}{value}" for key, value in self.config.items()):
-            raise DevClusterError("A broker property has no name, or a line break in it.")
+            raise DevClusterError("A broker property has no name, or contains a line break.")
 
     def differences(self, other: Self) -> list[str]:
-        """What differs, in words: `nodes: 1, not 3`."""
+        """The differences, as text such as `nodes: 1, not 3`."""
         found = []
         for name in ("nodes", "kafka_version", "config", "features"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -65,16 +65,16 @@ class ClusterSettings:
         return found
 
     def obstacles(self, other: Self) -> list[str]:
-        """What of `other` can't be had from storage that was formatted with these settings, in words."""
+        """The settings of `other` that are impossible with storage formatted with these settings, as text."""
         found = [text for text in self.differences(other) if text.startswith(("nodes", "features"))]
         if _users(self.security) != _users(other.security):
             found.append("security (users)")
         if _number(other.kafka_version) < _number(self.kafka_version):
-            found.append(f"kafka_version: {self.kafka_version} can't go back to {other.kafka_version}")
+            found.append(f"kafka_version: {self.kafka_version} can't be downgraded to {other.kafka_version}")
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """For the cluster's record."""
+        """As JSON values for the cluster's record."""
         return {
             "nodes": self.nodes,
             "kafka_version": self.kafka_version,
@@ -85,7 +85,7 @@ class ClusterSettings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Back from the cluster's record."""
+        """Restore from the cluster's record."""
         return cls(**{**data, "security": Security.from_json(data["security"]) if data["security"] else None})
 
 

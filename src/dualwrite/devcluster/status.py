@@ -1,4 +1,4 @@
-"""What a cluster looks like at one moment."""
+"""The state of a cluster at one moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NodeStatus:
     port: int
     """Port of its plain listener."""
     pid: int | None
-    """Process id of its newest process; None when it was never started."""
+    """Process id of its latest process; None if it was never started."""
     alive: bool
     paused: bool
     log_file: Path
@@ -30,9 +30,9 @@ class ClusterStatus:
     kafka_version: str
     data_dir: Path
     bootstrap_servers: str
-    """Of the plain listeners, as `bootstrap.servers` wants them."""
+    """The plain listeners, in the form of `bootstrap.servers`."""
     listeners: Mapping[str, str]
-    """Bootstrap servers by listener: `PLAINTEXT`, and `SASL_PLAINTEXT`, `SSL`, `SASL_SSL` where there are such."""
+    """Bootstrap servers by listener: `PLAINTEXT`, and `SASL_PLAINTEXT`, `SSL`, `SASL_SSL` if they exist."""
     nodes: tuple[NodeStatus, ...]
     ready: bool
 
@@ -42,7 +42,7 @@ class ClusterStatus:
         return any(node.alive for node in self.nodes)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain types, for `status --json`."""
+        """As JSON values, for `status --json`."""
         data = asdict(self) | {"data_dir": str(self.data_dir), "running": self.running}
         data["nodes"] = [asdict(node) | {"log_file": str(node.log_file)} for node in self.nodes]
         return data

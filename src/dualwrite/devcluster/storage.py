@@ -1,4 +1,4 @@
-"""Formatting the storage of a cluster's nodes, as `kafka-storage format` does."""
+"""Formats the storage of a cluster's nodes, as `kafka-storage format` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMAT_TIMEOUT = 120.0
 
 
 def new_id() -> str:
-    """A new id as Kafka writes them: a UUID in URL-safe base64; a leading dash would read as an option."""
+    """A new id in Kafka's format: a UUID in URL-safe base64. None starts with a dash, which would look like an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
@@ -30,14 +30,15 @@ def format_storage(
     """Format one node's storage.
 
     Args:
-        java_command: Java with options and class path, before the main class.
-        settings: Feature levels and SCRAM users are written while formatting.
+        java_command: Java with options and class path, without the main class.
+        settings: The settings, whose feature levels and SCRAM users are written to the storage.
         cluster_id: Id of the new cluster.
         properties: The node's `server.properties`.
-        storage: Its storage directory; whatever a failed attempt left there is removed.
+        storage: Its storage directory; anything left by a failed attempt is removed.
 
     Raises:
-        BrokerExitedError: Kafka refused, most often over a property; the message holds its last words.
+        BrokerExitedError: Kafka refused, most often because of a property; the message has the end of its output.
+        DevClusterError: Formatting took too long.
     """
     shutil.rmtree(storage, ignore_errors=True)
     features = [argument for name, level in settings.features.items() for argument in ("--feature", f"{name}={level}")]
@@ -52,7 +53,7 @@ def format_storage(
         *scram,
     ]
     try:
-        answer = subprocess.run(  # noqa: S603  (the command that dualwrite itself put together)
+        answer = subprocess.run(  # noqa: S603  (dualwrite's own command)
             command, capture_output=True, text=True, errors="replace", timeout=_FORMAT_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired as error:
@@ -62,16 +63,16 @@ def format_storage(
         tail = "\n".join(lines[-8:])
         raise BrokerExitedError(
             f"Kafka {settings.kafka_version} refused to format the storage.\n{tail}\n",
-            next_step="Correct the property, feature or user that it complains about.",
+            next_step="Correct the property, feature or user that Kafka reports.",
             log_file=None,
             log_tail=tail,
         )
 
 
 def clone_storage(source: Path, target: Path, node_id: int) -> None:
-    """Make another node's storage from a freshly formatted one: what was formatted is the same, but for two ids.
+    """Create another node's storage from a freshly formatted one: only two ids differ.
 
-    It saves a JVM per node, and gives all nodes the same SCRAM credentials.
+    This saves a JVM per node, and gives all nodes the same SCRAM credentials.
     """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
