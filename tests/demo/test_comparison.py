@@ -1,4 +1,4 @@
-"""Made-up evidence with one thing wrong at a time: each must be found, and only it."""
+"""Made-up evidence with one disagreement at a time: exactly that one must be found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AIRCRAFT = ("N1", "N2", "N3")
 
 
 def evidence(departed: list[bool], aircraft: list[str]) -> Evidence:
-    """What a perfect run leaves, with a partition for each aircraft."""
+    """The state after a perfect run, with a partition for each aircraft."""
     flights = [
         Flight(number, f"UA{number}", plane, "EWR", "IAH", "2013-01-01 05:15", "05:17" if flies else None, 3 if flies else None)
         for number, (flies, plane) in enumerate(zip(departed, aircraft, strict=True), start=1)

@@ -1,4 +1,4 @@
-"""The demo as its users run it: real broker, real database, real kills."""
+"""The demo as users run it: real broker, real database, real kills."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fixtures.tiers import thinned
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty state directory: neither a cluster `default` nor anything of an earlier run is in it."""
+    """An empty state directory, without a cluster `default` or anything from an earlier run."""
     place = tmp_path / "state"
     monkeypatch.setenv("DUALWRITE_STATE_DIR", str(place))
     return place
@@ -184,7 +184,7 @@ def has_departures(state_dir: Path) -> bool:
                 names = [name for name in inspect(connection).get_table_names() if name.endswith("_departures")]
                 if any(connection.scalar(select(func.count()).select_from(table(name))) for name in names):
                     return True
-        except OperationalError:  # a file that is just being made
+        except OperationalError:  # the file is being created
             continue
         finally:
             engine.dispose()
@@ -235,5 +235,5 @@ def test_postgresql(kafka: dict[str, Any], postgres_url: str, *, naive: bool) ->
 
 
 def test_options_out_of_range() -> None:
-    with pytest.raises(ConfigurationError, match="1 to 32"):
+    with pytest.raises(ConfigurationError, match="between 1 and 32"):
         Options(workers=33)

@@ -38,7 +38,7 @@ def printed(verdict: Verdict) -> str:
 def test_all_agree(good: Verdict) -> None:
     assert good.all_agree
     assert (
-        good.words()
+        good.summary()
         == "All agree: each of 100 departures is once in the database and once in the topic, after 3 kills of workers."
     )
     assert good.per_second == 52
@@ -50,7 +50,7 @@ def test_all_agree(good: Verdict) -> None:
 def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
     bad = replace(good, findings=Findings(**{finding: [7]}))
     assert not bad.all_agree
-    assert "DISAGREEMENT: 1 " in bad.words()
+    assert "DISAGREEMENT: 1 " in bad.summary()
     assert f"{finding.replace('_', ' ')}: 7" in printed(bad)
 
 
@@ -58,11 +58,11 @@ def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
 def test_what_recovery_found_lost_is_no_agreement(good: Verdict, outcome: str) -> None:
     bad = replace(good, tally=replace(good.tally, outcomes=Counter({outcome: 1})))
     assert not bad.all_agree
-    assert bad.words().startswith("NOT SETTLED")
+    assert bad.summary().startswith("NOT RESOLVED")
 
 
 def test_an_id_left_unsettled_or_unacknowledged_is_no_agreement(good: Verdict) -> None:
-    assert replace(good, unsettled=("demo-0",)).words().startswith("NOT SETTLED")
+    assert replace(good, unsettled=("demo-0",)).summary().startswith("NOT RESOLVED")
     assert not replace(good, tally=replace(good.tally, unacknowledged=1)).all_agree
 
 
@@ -73,14 +73,14 @@ def test_an_incomplete_run_is_no_agreement(good: Verdict) -> None:
         replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])),
     ):
         assert not bad.all_agree
-        assert bad.words().startswith("INCOMPLETE")
+        assert bad.summary().startswith("INCOMPLETE")
     assert "worker 0: FencedError" in printed(replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])))
 
 
 def test_naive_says_what_went_wrong_or_that_it_was_luck(good: Verdict) -> None:
     unlucky = replace(good, naive=True, findings=Findings(lost=[1, 2], duplicated=[3]))
-    assert unlucky.words().endswith("disagree after 3 kills, for good: 2 lost, 1 duplicated.")
-    assert "By luck" in replace(good, naive=True).words()
+    assert unlucky.summary().endswith("permanently disagree after 3 kills: 2 lost, 1 duplicated.")
+    assert "By luck" in replace(good, naive=True).summary()
 
 
 def test_json_holds_everything(good: Verdict) -> None:

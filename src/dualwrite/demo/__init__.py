@@ -1,4 +1,4 @@
-"""The demo: real flights written to a database and to Kafka as one, by workers that are killed; then both are compared.
+"""The demo: workers that are killed write real flights atomically to a database and to Kafka; then both are compared.
 
-`dualwrite.demo.run.run_demo` is the whole of it. Nothing is imported here: a killed worker starts again as fast as it can.
+`dualwrite.demo.run.run_demo` runs it. Nothing is imported here, so that a killed worker restarts fast.
 """

@@ -1,4 +1,4 @@
-"""Compares flights, database and topic record by record. Pure: it knows nothing of either's client."""
+"""Compares flights, database and topic record by record. Pure: it uses no client of either."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Message:
     Args:
         partition: Its partition.
         key: Its key.
-        content: What it holds; None if that is no departure.
+        content: Its value; None if that is not a departure.
     """
 
     partition: int
@@ -29,13 +29,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is there after a run.
+    """The state after a run.
 
     Args:
-        flights: What was to be done.
+        flights: The flights that were to be written.
         rows: The departures in the database, in its order.
-        messages: The committed messages, by partition and offset.
-        aircraft: The aircraft's rows, by aircraft.
+        messages: The committed messages, ordered by partition and offset.
+        aircraft: The rows of the aircraft, by tail number.
     """
 
     flights: Sequence[Flight]
@@ -46,17 +46,17 @@ class Evidence:
 
 @dataclass
 class Findings:
-    """What does not agree, as the numbers of flights (for `wrong_aircraft`: the aircraft); everything empty is what we want.
+    """The disagreements, as numbers of flights (for `wrong_aircraft`: tail numbers); all empty if everything agrees.
 
     Attributes:
-        lost: In the database, and no message.
-        phantom: A message, and not in the database.
-        duplicated: More messages than rows; once for each too many.
+        lost: In the database, but without a message.
+        phantom: A message, but not in the database.
+        duplicated: More messages than rows; listed once per extra message.
         unequal: Row and message differ, or the message's key is not the aircraft.
-        out_of_order: A message that comes before one of the same aircraft that the database has earlier, or elsewhere.
-        repeated: More rows than one in the database; once for each too many.
-        not_done: A flight departed and is not in the database.
-        wrong_aircraft: Its row is not the sum of its flights.
+        out_of_order: A message that follows one of the same aircraft that is later in the database, or is in another partition.
+        repeated: More than one row in the database; listed once per extra row.
+        not_done: A flight that departed, but is not in the database.
+        wrong_aircraft: An aircraft whose row is not the sum of its flights.
     """
 
     lost: list[int] = field(default_factory=list)
@@ -70,16 +70,16 @@ class Findings:
 
     @property
     def agree(self) -> bool:
-        """Whether there is nothing."""
+        """Whether there is no disagreement."""
         return not any(self.counts().values())
 
     def counts(self) -> dict[str, int]:
-        """How many of each."""
+        """The number of disagreements of each kind."""
         return {each.name: len(getattr(self, each.name)) for each in fields(self)}
 
 
 def compare(evidence: Evidence) -> Findings:
-    """Find everything that does not agree."""
+    """Find all disagreements."""
     findings = Findings()
     rows = _by_number(evidence.rows)
     messages: dict[int, list[Message]] = defaultdict(list)
@@ -106,7 +106,7 @@ def _compare_one(number: int, rows: list[Content], messages: list[Message], find
 
 
 def _out_of_order(rows: Iterable[Content], messages: Iterable[Message]) -> list[int]:
-    """By aircraft, over the first row and the first message of each flight that has both."""
+    """Per aircraft, comparing the first row and the first message of each flight that has both."""
     place: dict[int, int] = {}
     aircraft_of: dict[int, str] = {}
     for row in rows:
@@ -157,6 +157,6 @@ def _by_number(rows: Iterable[Content]) -> dict[int, list[Content]]:
 
 
 def _number(content: Content | None) -> int:
-    """The flight that a message is about; 0, which no flight has, where it tells none."""
+    """The flight number of a message; 0, which no flight has, if the message has none."""
     number = None if content is None else content.get("number")
     return number if isinstance(number, int) else 0

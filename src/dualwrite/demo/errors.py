@@ -1,4 +1,4 @@
-"""What can go wrong with the demo itself, as opposed to what it finds."""
+"""The error of the demo itself, as opposed to its findings."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from dualwrite.errors import DualWriteError
 
 
 class DemoError(DualWriteError):
-    """The demo could not go on: a worker does not start, or nothing moves. Attributes: `log_file` where there is one."""
+    """The demo can't continue: a worker does not start, or there is no progress. Attributes: `log_file`, if there is one."""

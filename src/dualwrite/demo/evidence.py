@@ -1,4 +1,4 @@
-"""Reads what is there after a run: the rows of the database, and the topic as a read_committed consumer sees it."""
+"""Reads the state after a run: the rows in the database, and the topic as a read_committed consumer sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dualwrite.demo.tables import Tables
 from dualwrite.testing.topics import CommittedMessage, read_committed
 
 _QUIET: Final = {"log_level": 4}
-"""librdkafka's warnings and worse: below, it tells on the terminal that an AdminClient was closed with events unread."""
+"""Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
 
 
 def read_evidence(engine: Engine, tables: Tables, kafka: Mapping[str, Any], topic: str, departures: int) -> Evidence:

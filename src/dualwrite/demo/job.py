@@ -1,4 +1,4 @@
-"""What a worker is told by its supervisor, and what it reports: one JSON object a line, over its standard input and output."""
+"""The protocol between a worker and its supervisor: one JSON object per line, over the worker's standard input and output."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, Final, Self
 from dualwrite.settings import ProducerName
 
 RELEASE: Final = "release"
-"""The word, after the job, that lets a worker do its last flight and end. End of input means: stop now, and cleanly."""
+"""The line, after the job, that lets a worker write its last flight and end. End of input means: stop now, cleanly."""
 
 
 class Event(StrEnum):
-    """What a report is about."""
+    """The kind of a report."""
 
     OPENING = "opening"
-    """The worker has started and begins to open its writer, which recovers. No facts."""
+    """The worker has started and begins to open its writer, which runs recovery. No fields."""
 
     OPEN = "open"
-    """`done`; `seconds` that opening took; `outcomes` of the recovery, by name; `unacknowledged`, the lost ones' number."""
+    """Fields: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost transactions."""
 
     DONE = "done"
-    """`done` so far; `took`, the microseconds of each transaction since the last report."""
+    """Fields: `done` so far; `took`, the microseconds of each transaction since the last report."""
 
     HOLDING = "holding"
-    """One flight is left, to be done when released."""
+    """One flight is left, to be written after the release. No fields."""
 
     ERROR = "error"
-    """`text`. The worker ends."""
+    """Field: `text`. The worker ends."""
 
     CLOSED = "closed"
-    """Everything is done, the writer is closed."""
+    """All flights are written, and the writer is closed. No fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Job:
 
     Args:
         run: The run's name.
-        worker: Which worker, from 0 on.
-        workers: How many there are.
-        departures: How many departures all of them do together.
+        worker: The worker's number, from 0 on.
+        workers: How many workers there are.
+        departures: How many departures they write together.
         url: The database.
-        kafka: Kafka's settings, in librdkafka's names.
-        topic: Where to publish.
+        kafka: The Kafka settings, named as in librdkafka.
+        topic: The topic to publish to.
         producer: `producer` of `dualwrite.connect`.
-        naive: Whether to do it without the recipe.
+        naive: Whether to write without dualwrite.
         report_every: Transactions per report.
     """
 
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def transactional_id(self) -> str:
-        """The worker's logical transactional id: the same over its restarts."""
+        """The worker's logical transactional id, the same after a restart."""
         return transactional_id(self.run, self.worker)
 
     def to_json(self) -> str:

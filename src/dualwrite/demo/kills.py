@@ -1,4 +1,4 @@
-"""The plan of the kills: when, and how long after that moment. Pure, and the same for the same seed."""
+"""The plan of the kills. Pure, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_DELAY: Final = 0.02
-"""Seconds. A transaction takes a few milliseconds, so a kill hits every part of it with its share of the time."""
+"""Seconds. A transaction takes milliseconds, so a kill hits each step with a probability proportional to its duration."""
 
 MAX_OPENING_DELAY: Final = 0.1
 OPENING_SHARE: Final = 0.25
@@ -18,10 +18,10 @@ class Kill:
     """One kill.
 
     Args:
-        after: Wait until so many transactions are done by all workers together.
-        delay: Then so many seconds more.
-        choice: Which of the workers that can be killed: a number from 0 to below 1, of the length of their list.
-        while_opening: Instead, kill the worker that was killed last once more, `delay` after it has begun to open again.
+        after: Wait until all workers together have done this many transactions.
+        delay: Then wait this many seconds more.
+        choice: Which of the workers that can be killed, as a fraction of their number, from 0 to below 1.
+        while_opening: Instead, kill the last killed worker again, `delay` seconds after it begins to reopen its writer.
     """
 
     after: int
@@ -31,16 +31,16 @@ class Kill:
 
 
 def plan_kills(kills: int, transactions: int, seed: int) -> tuple[Kill, ...]:
-    """Spread the kills over the run by its progress, each at a random place of its own part.
+    """Divide the run's progress into one part per kill, with the kill at a random place in its part.
 
-    A quarter of them, and at least one, but never the first, hit a worker that is recovering from the last kill.
+    A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill.
 
     Args:
-        kills: How many.
-        transactions: How many transactions are sure to be reached while every kill is still to come.
-        seed: For the random numbers.
+        kills: How many kills.
+        transactions: How many transactions the workers are certain to reach before any kill.
+        seed: Seed for the random numbers.
     """
-    chance = random.Random(seed)  # noqa: S311  (no secret)
+    chance = random.Random(seed)  # noqa: S311  (not a secret)
     later = range(1, kills)
     again = set(chance.sample(later, min(len(later), max(1, int(kills * OPENING_SHARE)))))
     plan = []

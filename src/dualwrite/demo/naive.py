@@ -1,7 +1,7 @@
-"""Two writes without the recipe, each as careful as it can be by itself: what the demo compares the recipe with.
+"""Two separate writes without dualwrite, each as safe as it can be alone: the demo's baseline.
 
-The database commits durably, the producer is idempotent, waits for all replicas, and is flushed after every message. Only
-nothing makes the two one.
+The database commits durably; the producer is idempotent, waits for all replicas, and is flushed after every transaction. But
+nothing makes the two writes atomic.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _DELIVERY_TIMEOUT: Final = 60.0
 
 
 class NaiveTransaction:
-    """What the block is given, as by dualwrite: a connection, and a way to send."""
+    """The object that the block gets, as with dualwrite: a connection, and a method to send."""
 
     def __init__(self, db: Connection) -> None:
         self.db = db
         self.messages: list[tuple[str, bytes, str]] = []
 
     def send(self, topic: str, value: bytes, *, key: str) -> None:
-        """Send a message when the block has ended."""
+        """Send a message when the block ends."""
         self.messages.append((topic, value, key))
 
 
 class NaiveWriter:
-    """Commits and then produces, and the next time produces and then commits: both orders, by turns.
+    """Alternates both orders: commits and then produces, the next time produces and then commits.
 
     Args:
         engine: The database.
-        kafka: Kafka's settings, in librdkafka's names.
+        kafka: The Kafka settings, named as in librdkafka.
     """
 
     def __init__(self, engine: Engine, kafka: Mapping[str, Any]) -> None:
@@ -45,12 +45,12 @@ class NaiveWriter:
 
     @contextmanager
     def transaction(self) -> Iterator[NaiveTransaction]:
-        """One business transaction, in two steps that a crash may part.
+        """One business transaction in two steps, between which a crash may come.
 
-        With the commit first a crash between them loses the message; with Kafka first the message stays, and is sent again.
+        With the commit first, such a crash loses the message; with Kafka first, the message stays and is sent again.
 
         Raises:
-            DeliveryError: Kafka did not take a message.
+            DeliveryError: A message was not delivered.
         """
         kafka_first, self._kafka_first = self._kafka_first, not self._kafka_first
         with self._engine.begin() as connection:

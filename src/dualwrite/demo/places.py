@@ -1,4 +1,4 @@
-"""Where the demo runs: broker, topic, database, folder. Taken as they are, or made for the run and removed after it."""
+"""Where the demo runs: broker, topic, database, directory. Given by the user, or created for the run and removed after it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _ADMIN_TIMEOUT: Final = 30.0
 
 @dataclass
 class Places:
-    """What a run uses.
+    """The resources of a run.
 
     Attributes:
         run: The run's name.
-        folder: Logs, and the SQLite file where there is one.
+        folder: The directory of the logs, and of the SQLite file if there is one.
         url: The database.
-        kafka: Kafka's settings.
+        kafka: The Kafka settings.
         topic: The topic.
-        store: The database, opened.
+        store: The store of the database, opened.
         tables: The demo's tables in it.
-        keep: Whether to leave everything as it is at the end. Set when it is worth a look.
+        keep: Whether to keep everything at the end. Set if the result should be inspected.
     """
 
     run: str
@@ -53,7 +53,7 @@ class Places:
     keep: bool = False
 
     def names(self) -> dict[str, str]:
-        """Everything that somebody needs who wants to look."""
+        """The names and addresses for a user who wants to inspect the result."""
         return {
             "database": make_url(self.url).render_as_string(),  # without the password
             "tables": ", ".join(self.tables.metadata.tables),
@@ -74,19 +74,19 @@ def prepared(
     keep: bool,
     say: Callable[[str], None],
 ) -> Iterator[Places]:
-    """Everything ready for a run; afterwards what was made for it is removed, unless `keep` is set.
+    """Prepare the resources of a run; afterwards those created for it are removed, unless `keep` is set.
 
     Args:
         run: The run's name.
         workers: How many workers there will be.
-        url: The database; None for a SQLite file of the run's own.
-        kafka: Kafka's settings; None for a broker on this machine.
-        data_dir: Where the run's folder goes; None for the user's state directory.
-        keep: Keep everything from the start.
-        say: Told what is used, started and kept.
+        url: The database; None for a SQLite file of the run.
+        kafka: The Kafka settings; None for a local broker.
+        data_dir: Parent of the run's directory; None for the user's state directory.
+        keep: Initial value of `Places.keep`.
+        say: Called with lines about what is used, started and kept.
 
     Raises:
-        DualWriteError: Something can't be reached or made; what was made before is removed.
+        DualWriteError: Something can't be reached or created; what was already created is removed.
     """
     folder = (data_dir.expanduser().absolute() if data_dir else state_dir() / "demo") / run
     address = url or f"sqlite:///{folder / 'demo.db'}"
@@ -101,20 +101,20 @@ def prepared(
             store.close()
             if not places.keep:
                 shutil.rmtree(folder, ignore_errors=True)
-                with suppress(OSError):  # other runs are in it
+                with suppress(OSError):  # not empty: it has other runs
                     folder.parent.rmdir()
 
 
 @contextmanager
 def _broker(places: Places, data_dir: Path | None, say: Callable[[str], None]) -> Iterator[None]:
-    """A given broker, or the cluster `default` where it runs, or one of our own."""
+    """The given broker, or the cluster `default` if it runs, or a new one for the run."""
     if places.kafka:
         yield
         return
     running = _running("default")
     if running is not None:
         places.kafka = {"bootstrap.servers": running}
-        say(f"Uses the broker that runs already, on {running}.")
+        say(f"Using the running broker on {running}.")
         yield
         return
     name = f"demo-{places.run}"
@@ -131,7 +131,7 @@ def _broker(places: Places, data_dir: Path | None, say: Callable[[str], None]) -
         yield
     finally:
         if places.keep:
-            say(f"The broker is left running: dualwrite dev down --purge --name {name}")
+            say(f"The broker keeps running. To remove it: dualwrite dev down --purge --name {name}")
         else:
             cluster.down(purge=True)
 
@@ -147,7 +147,7 @@ def _running(name: str) -> str | None:
 
 @contextmanager
 def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
-    """Our table by the migrations, and the run's tables. In somebody's database the latter go again, and the ids too."""
+    """Create our table by the migrations, and the run's tables. In the user's database, drop the latter and forget the ids."""
     migration.upgrade(places.url)
     places.tables.create(places.store.engine, workers)
     try:
@@ -162,19 +162,19 @@ def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
 
 @contextmanager
 def _topic(places: Places) -> Iterator[None]:
-    admin = AdminClient({**places.kafka, "log_level": 4})  # at 6 it tells when it is closed with events unread
+    admin = AdminClient({**places.kafka, "log_level": 4})  # at 6 it logs that it was closed with unread events
     wanted = NewTopic(places.topic, PARTITIONS)
     try:
         admin.create_topics([wanted], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()
     except KafkaException as error:
         raise BrokerError(
-            f"The topic {places.topic!r} can't be made on {KafkaConfig.of(places.kafka).servers}.",
+            f"The topic {places.topic!r} can't be created on {KafkaConfig.of(places.kafka).servers}.",
             cause=str(error),
-            next_step="check --kafka, or leave it out for a broker on this machine",
+            next_step="check --kafka, or omit it to use a local broker",
         ) from error
     try:
         yield
     finally:
         if not places.keep:
-            with suppress(KafkaException):  # a topic that is left over does no harm
+            with suppress(KafkaException):  # a leftover topic does no harm
                 admin.delete_topics([places.topic], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()

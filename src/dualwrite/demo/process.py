@@ -1,4 +1,4 @@
-"""One worker's process as its supervisor sees it: started, listened to, released, asked to stop, killed."""
+"""A worker's process, for its supervisor: starts it, reads its reports, releases, stops and kills it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dualwrite.demo.job import RELEASE, Job
 
 
 class Stage(Enum):
-    """Where a worker's process stands, by its last report."""
+    """The stage of a worker's process, according to its last report."""
 
     STARTING = "starting"
     OPENING = "opening"
@@ -31,11 +31,11 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came from a process; `facts` is None at the end of its output.
+    """A report from a process.
 
     Args:
-        process: Which process.
-        facts: What it said.
+        process: The process.
+        facts: The report's fields; None at the end of the process's output.
     """
 
     process: WorkerProcess
@@ -43,14 +43,14 @@ class Report:
 
 
 class WorkerProcess:
-    """A process that does one job, in a session of its own, so that a Ctrl-C at the terminal does not reach it.
+    """A process that does one job, in its own session, so that a Ctrl-C at the terminal does not reach it.
 
-    It ends by itself when its supervisor is gone, since its input ends then.
+    It exits when its supervisor is gone, since its input ends then.
 
     Args:
         job: Its job.
-        reports: Where its reports go.
-        log_file: What it prints to standard error is added here.
+        reports: The queue for its reports.
+        log_file: The file to append its standard error to.
     """
 
     def __init__(self, job: Job, reports: queue.Queue[Report], log_file: Path) -> None:
@@ -67,7 +67,7 @@ class WorkerProcess:
                 stderr=log,
                 start_new_session=True,
             )
-        self._say(job.to_json())
+        self._send(job.to_json())
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -77,8 +77,8 @@ class WorkerProcess:
         return self._process.poll()
 
     def release(self) -> None:
-        """Let it do its last flight and end."""
-        self._say(RELEASE)
+        """Let it write its last flight and end."""
+        self._send(RELEASE)
 
     def stop(self) -> None:
         """Ask it to end after its transaction, cleanly."""
@@ -87,12 +87,12 @@ class WorkerProcess:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """SIGKILL it; nothing happens if it has ended."""
+        """SIGKILL it. Does nothing if it has ended."""
         self.killed = True
         self._process.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for its end, `timeout` seconds at most; whether it has ended."""
+        """Wait for its end, at most `timeout` seconds; returns whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         if self._process.returncode is None:
@@ -101,9 +101,9 @@ class WorkerProcess:
         self.stop()
         return True
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # it is gone; its end is reported
+        with suppress(BrokenPipeError, ValueError):  # it has exited, which is reported separately
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
@@ -111,7 +111,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
-                if line.endswith(b"\n"):  # a kill may leave half a line
+                if line.endswith(b"\n"):  # a kill may leave an incomplete line
                     self._reports.put(Report(self, json.loads(line)))
         self._process.wait()
         self._reports.put(Report(self, None))

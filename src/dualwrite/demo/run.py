@@ -1,4 +1,4 @@
-"""The demo as a whole: prepare, run, compare, judge."""
+"""The whole demo: prepare, run, compare, give the verdict."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Options:
     """How to run the demo.
 
     Args:
-        departures: How many departures, from the year's beginning on.
+        departures: How many departures, from the start of the year.
         kills: How many times a worker is killed.
-        seed: For the moments of the kills.
+        seed: Seed for the random times of the kills.
         workers: How many processes share the flights; None for 2, or 1 on SQLite, where a second one would mostly wait for
             the file's only write lock, and be killed there.
         producer: `producer` of `dualwrite.connect`.
-        naive: Without the recipe: commit and then produce, and the other way round, by turns.
-        url: The database; None for a SQLite file of the run's own.
-        kafka: Kafka's settings in librdkafka's names; None for a broker on this machine.
-        data_dir: Where files go; None for the user's state directory.
-        keep: Leave broker, topic, database and logs as they are at the end.
+        naive: Write without dualwrite, alternating commit before produce and produce before commit.
+        url: The database; None for a SQLite file of the run.
+        kafka: The Kafka settings, named as in librdkafka; None for a local broker.
+        data_dir: Directory for files; None for the user's state directory.
+        keep: Keep broker, topic, database and logs at the end.
 
     Raises:
-        ConfigurationError: A number is out of range, or the producer unknown.
+        ConfigurationError: A number is out of range, or the producer is unknown.
     """
 
     departures: int = 20_000
@@ -63,9 +63,9 @@ class Options:
     def __post_init__(self) -> None:
         Settings(producer=self.producer)
         if self.kills < 0:
-            raise ConfigurationError(f"{self.kills} kills were asked for; 0 is the least.")
+            raise ConfigurationError(f"kills must be at least 0, not {self.kills}.")
         if not 0 < self.number_of_workers <= MAX_WORKERS:
-            raise ConfigurationError(f"{self.workers} workers were asked for; 1 to {MAX_WORKERS} are possible.")
+            raise ConfigurationError(f"workers must be between 1 and {MAX_WORKERS}, not {self.workers}.")
 
     @property
     def number_of_workers(self) -> int:
@@ -76,15 +76,15 @@ class Options:
 
 
 def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
-    """Run it and judge it. What was made for the run is removed again, unless `keep` is set or something disagrees.
+    """Run the demo. Resources created for the run are removed, unless `keep` is set, something disagrees, or it fails.
 
     Args:
-        options: How.
-        screen: Where to show how far it is.
+        options: How to run it.
+        screen: Shows the progress.
 
     Raises:
-        DualWriteError: Something is missing or can't be reached, or the demo could not go on.
-        KeyboardInterrupt: Ctrl-C; the workers are stopped, and what was made is removed.
+        DualWriteError: Something is missing or can't be reached, or the demo can't continue.
+        KeyboardInterrupt: Ctrl-C; the workers are stopped, and the resources removed.
     """
     screen = screen or Silent()
     shares = Counter(share_of(flight.aircraft, options.number_of_workers) for flight in read_flights(options.departures))
@@ -153,6 +153,6 @@ def _job(options: Options, places: Places, worker: int) -> Job:
 
 
 def _unsettled(places: Places) -> tuple[str, ...]:
-    """The run's ids on which recovery would still find something: none, after clean ends."""
+    """The run's ids on which something is left to recover; none, if all workers ended cleanly."""
     rows = (places.store.read(name) for name in places.store.list(transactional_id(places.run, 0).removesuffix("0")))
     return tuple(row.transactional_id for row in rows if row is not None and row.unsettled_generations)

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a bar on a terminal, a line every few seconds elsewhere, or nothing."""
+"""The demo's progress output: a bar on a terminal, a line every few seconds elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Screen(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Print a line."""
 
     def show(self, tally: Tally, transactions: int) -> None:
-        """How far the run is; called often."""
+        """Show the progress; called often."""
 
 
 class Silent:
@@ -40,7 +40,7 @@ class Silent:
         return
 
     def say(self, line: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def show(self, tally: Tally, transactions: int) -> None:
         """Show nothing."""
@@ -64,7 +64,7 @@ class Lines:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, tally: Tally, transactions: int) -> None:
-        """Print a line, if the last one is long enough ago."""
+        """Print a line, if it is time for the next one."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LINE_EVERY
@@ -108,7 +108,7 @@ class Bar:
 
 
 def screen_for(console: Console, *, quiet: bool) -> Screen:
-    """The screen that suits."""
+    """The screen for this console."""
     if quiet:
         return Silent()
     return Bar(console) if console.is_terminal else Lines(console)
@@ -132,7 +132,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
 
     row("transactions", f"{tally.transactions:,}")
     row("departures in the database", f"{verdict.rows:,}")
-    row("messages that consumers see", f"{verdict.messages:,}")
+    row("messages visible to consumers", f"{verdict.messages:,}")
     row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
     row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
     row("  of them while starting" if verdict.naive else "  of them while recovering", f"{tally.kills_while_opening:,}")
@@ -141,7 +141,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     for name, number in findings.items():
         row(name.replace("_", " "), f"{number:,}", bad=number > 0)
     if verdict.unsettled:
-        row("ids left unsettled", ", ".join(verdict.unsettled), bad=True)
+        row("ids left to recover", ", ".join(verdict.unsettled), bad=True)
     row("transactions per second", f"{verdict.per_second:,.0f}")
     row("p50, p99 of a transaction", f"{p50:.1f} ms, {p99:.1f} ms")
     row("slowest start with recovery", f"{max(tally.openings, default=0):.2f} s")
@@ -151,6 +151,6 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
             some = ", ".join(str(each) for each in getattr(verdict.findings, name)[:EXAMPLES])
             console.print(f"{name.replace('_', ' ')}: {some}{' …' if number > EXAMPLES else ''}", highlight=False)
     for error in tally.errors[:EXAMPLES]:
-        console.print(f"a worker ended by itself: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"a worker failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     style = "green" if verdict.all_agree else "yellow" if verdict.naive else "bold red"
-    console.print(verdict.words(), style=style, highlight=False, soft_wrap=True)
+    console.print(verdict.summary(), style=style, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Starts the workers, kills them by the plan, starts them again at once, and adds up what they report."""
+"""Starts the workers, kills them according to the plan, restarts them, and sums up their reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualwrite.demo.kills import Kill
 from dualwrite.demo.process import Report, Stage, WorkerProcess
 
 STALL: Final = 180.0
-"""Seconds without any report after which the demo gives up: more than the recipe's own time limits for one step."""
+"""Seconds without any report after which the demo gives up: more than the recipe's timeouts for one step."""
 
 STOP: Final = 20.0
 MAX_ERRORS: Final = 5
@@ -32,18 +32,18 @@ _ALIVE_AND_OPEN: Final = (Stage.WORKING, Stage.HOLDING)
 
 @dataclass
 class Tally:
-    """What the workers have reported so far.
+    """The workers' reports so far, summed up.
 
     Attributes:
-        done: Transactions by worker, as its own database says.
+        done: Transactions by worker, as counted in the database.
         kills: SIGKILLs that ended a process.
         kills_while_opening: Those of them that hit a worker while it opened its writer.
         openings: Seconds of each opening.
         outcomes: How often recovery had each outcome, by name.
         took: Microseconds of each transaction.
-        errors: What made workers end by themselves. None is expected.
-        unacknowledged: The most lost or unverified transactions that any worker found recorded.
-        seconds: From the first open writer to the end.
+        errors: Errors that ended workers. None are expected.
+        unacknowledged: The largest number of lost or unverified transactions that a worker found recorded.
+        seconds: From the first opened writer to the end.
     """
 
     done: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Tally:
 
     @property
     def transactions(self) -> int:
-        """Of all workers together."""
+        """The sum over all workers."""
         return sum(self.done.values())
 
 
@@ -66,9 +66,9 @@ class Supervisor:
     """Runs the workers to the end of their jobs, and kills them meanwhile.
 
     Args:
-        jobs: One for each worker.
-        kills: The plan.
-        folder: Where the workers' logs go.
+        jobs: One job for each worker.
+        kills: The plan of the kills.
+        folder: The directory for the workers' logs.
         progress: Called with the tally after each report.
     """
 
@@ -85,17 +85,17 @@ class Supervisor:
         self._errors_in_a_row: Counter[int] = Counter()
 
     def run(self) -> Tally:
-        """Run to the end. On the way out by an exception, Ctrl-C among them, the workers are stopped first.
+        """Run to the end. After an exception, including Ctrl-C, the workers are stopped before it propagates.
 
         Raises:
-            DemoError: A worker ends by itself again and again, or nothing moves.
+            DemoError: A worker fails repeatedly, or there is no progress.
         """
         try:
             for job in self._jobs:
                 self._start(job)
             self._release_if_all_killed()
             while any(worker.stage is not Stage.ENDED for worker in self._workers.values()):
-                self._take(self._next_report())
+                self._handle(self._next_report())
                 self._kill_if_due()
         finally:
             self._stop()
@@ -115,15 +115,15 @@ class Supervisor:
                 log_file=self._folder,
             ) from None
 
-    def _take(self, report: Report) -> None:
+    def _handle(self, report: Report) -> None:
         worker = report.process
         if report.facts is None:
             self._ended(worker)
         else:
-            self._heard(worker, report.facts)
+            self._add(worker, report.facts)
         self._progress(self.tally)
 
-    def _heard(self, worker: WorkerProcess, facts: Mapping[str, Any]) -> None:
+    def _add(self, worker: WorkerProcess, facts: Mapping[str, Any]) -> None:
         event = Event(facts["event"])
         worker.stage = _STAGES.get(event, worker.stage)
         number = worker.job.worker
@@ -162,10 +162,10 @@ class Supervisor:
         number = worker.job.worker
         self._errors_in_a_row[number] += 1
         if not self.tally.errors or not self.tally.errors[-1].startswith(f"worker {number}: "):
-            self.tally.errors.append(f"worker {number}: ended with exit code {worker.exit_code}{_last_words(worker.log_file)}")
+            self.tally.errors.append(f"worker {number}: ended with exit code {worker.exit_code}{_last_line(worker.log_file)}")
         if self._errors_in_a_row[number] >= MAX_ERRORS:
             raise DemoError(
-                f"Worker {number} ended by itself {MAX_ERRORS} times in a row.",
+                f"Worker {number} failed {MAX_ERRORS} times in a row.",
                 cause=self.tally.errors[-1],
                 next_step=f"see its log {worker.log_file}",
                 log_file=worker.log_file,
@@ -178,7 +178,7 @@ class Supervisor:
 
     def _kill_if_due(self) -> None:
         if not self._plan or any(worker.killed and worker.stage is not Stage.ENDED for worker in self._workers.values()):
-            return  # the last victim's end has not been seen yet
+            return  # the last victim's end is not reported yet
         kill = self._plan[0]
         victim = self._victim(kill)
         if victim is None:
@@ -188,7 +188,7 @@ class Supervisor:
         if victim.exit_code is None:
             victim.kill()
         else:
-            self._plan.insert(0, kill)  # it was faster, by an error of its own
+            self._plan.insert(0, kill)  # it ended before, with an error of its own
 
     def _victim(self, kill: Kill) -> WorkerProcess | None:
         if kill.while_opening:
@@ -206,7 +206,7 @@ class Supervisor:
                 worker.release()
 
     def _stop(self) -> None:
-        """Ask all to end after their transaction; kill those that don't."""
+        """Ask all workers to end after their current transaction; kill those that don't."""
         for worker in self._workers.values():
             worker.stop()
         deadline = time.monotonic() + STOP
@@ -218,12 +218,12 @@ class Supervisor:
                 if worker.exit_code is None:
                     worker.kill()
                     worker.wait(STOP)
-            while not self._reports.empty():  # what they did while they were stopping
+            while not self._reports.empty():  # reports from while they were stopping
                 report = self._reports.get()
                 if report.facts is not None:
-                    self._heard(report.process, report.facts)
+                    self._add(report.process, report.facts)
 
 
-def _last_words(log_file: Path) -> str:
+def _last_line(log_file: Path) -> str:
     lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
     return f": {lines[-1]}" if lines else ""

@@ -1,4 +1,4 @@
-"""The demo's own tables, and what one flight changes in them: plain SQLAlchemy, as in any service."""
+"""The demo's tables, and what a flight changes in them: plain SQLAlchemy, as in any service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualwrite.demo.flights import Flight
 from dualwrite.errors import ConfigurationError
 
 Departure = Mapping[str, Any]
-"""One departure: the columns of its row but the row's number, and equally the fields of its message."""
+"""One departure: the columns of its row except `row`, which are also the fields of its message."""
 
 _INSERT: Final[Mapping[str, Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
@@ -21,16 +21,16 @@ _INSERT: Final[Mapping[str, Any]] = {"postgresql": postgresql.insert, "sqlite": 
 class Tables:
     """The three tables of one run.
 
-    `departures` has no unique constraint on the flight: a departure that is recorded twice shall be found, not prevented.
+    `departures` has no unique constraint on the flight: a departure recorded twice must be detected, not prevented.
 
     Args:
         run: The run's name; each run has its own tables.
-        dialect: SQLAlchemy's name of the database.
+        dialect: SQLAlchemy's name of the dialect.
     """
 
     def __init__(self, run: str, dialect: str) -> None:
         if dialect not in _INSERT:
-            raise ConfigurationError(f"The demo knows no {dialect}.", next_step=f"one of {', '.join(_INSERT)}")
+            raise ConfigurationError(f"The demo does not support {dialect}.", next_step=f"use one of {', '.join(_INSERT)}")
         prefix = f"dualwrite_demo_{run}"
         self.metadata = MetaData()
         self.aircraft = Table(
@@ -88,12 +88,12 @@ class Tables:
     # --- what a worker does -----------------------------------------------------------------------------------------------
 
     def record(self, connection: Connection, flight: Flight, worker: int) -> Departure | None:
-        """Write one flight and the worker's new position; the departure to publish, or None for a cancelled flight.
+        """Write one flight and the worker's new position. Returns the departure to publish, or None for a cancelled flight.
 
         Args:
-            connection: In a transaction; it is left open.
+            connection: A connection in a transaction, which is not ended.
             flight: The flight.
-            worker: Who does it.
+            worker: The worker's number.
         """
         changes = {
             "aircraft": flight.aircraft,
@@ -111,20 +111,20 @@ class Tables:
         return departure
 
     def position(self, engine: Engine, worker: int) -> tuple[int, int]:
-        """The number of the worker's last flight, and how many it has done."""
+        """The number of the worker's last flight, and how many flights it has written."""
         t = self.workers
         with engine.connect() as connection:
             found = connection.execute(select(t.c.position, t.c.done).where(t.c.worker == worker)).one()
         return found.position, found.done
 
-    # --- making and dropping ----------------------------------------------------------------------------------------------
+    # --- creating and dropping --------------------------------------------------------------------------------------------
 
     def create(self, engine: Engine, workers: int) -> None:
-        """Make the tables, with every worker at the beginning."""
+        """Create the tables, with every worker at the first flight."""
         self.metadata.create_all(engine)
         with engine.begin() as connection:
             connection.execute(insert(self.workers), [{"worker": n, "position": 0, "done": 0} for n in range(workers)])
 
     def drop(self, engine: Engine) -> None:
-        """Remove the tables."""
+        """Drop the tables."""
         self.metadata.drop_all(engine)

@@ -1,4 +1,4 @@
-"""What the demo found: the figures, and what they mean in plain words."""
+"""The result of the demo: the figures, and a verdict in one sentence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Verdict:
     """The result of one run.
 
     Args:
-        naive: Whether it ran without the recipe.
-        departures: How many departures were to be done.
-        kills_wanted: How many kills were to be done.
+        naive: Whether it ran without dualwrite.
+        departures: How many departures were requested.
+        kills_wanted: How many kills were requested.
         rows: Departures in the database.
         messages: Committed messages in the topic.
-        tally: What the workers reported.
-        findings: What does not agree.
+        tally: The workers' reports, summed up.
+        findings: The disagreements.
         unsettled: Transactional ids on which something is left to recover.
         places: Where database, topic and logs are, by name.
     """
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was done that was to be done: the departures and the kills, and no worker ended by itself."""
+        """Whether all requested departures and kills were done, and no worker failed."""
         tally = self.tally
         return not self.findings.not_done and tally.kills == self.kills_wanted and not tally.errors and self.rows > 0
 
@@ -60,7 +60,7 @@ class Verdict:
     @property
     def milliseconds(self) -> tuple[float, float]:
         """p50 and p99 of a transaction."""
-        if len(self.tally.took) < 2:  # noqa: PLR2004  (quantiles of less are none)
+        if len(self.tally.took) < 2:  # noqa: PLR2004  (quantiles need two values)
             return 0.0, 0.0
         cuts = quantiles(self.tally.took, n=100)
         return cuts[49] / 1000, cuts[98] / 1000
@@ -70,15 +70,15 @@ class Verdict:
         """Transactions per second over the whole run, kills and recoveries included."""
         return self.tally.transactions / self.tally.seconds if self.tally.seconds else 0.0
 
-    def words(self) -> str:
-        """The verdict, in plain words."""
+    def summary(self) -> str:
+        """The verdict in one sentence."""
         counts = {name: number for name, number in self.findings.counts().items() if number}
         troubles = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items())
         kills = _many(self.tally.kills, "kill")
         if self.naive:
             if troubles:
-                return f"Without the recipe database and topic disagree after {kills}, for good: {troubles}."
-            return f"By luck nothing went wrong in {kills}, though nothing prevented it. Try more kills, or another --seed."
+                return f"Without dualwrite, database and topic permanently disagree after {kills}: {troubles}."
+            return f"By luck nothing went wrong in {kills}, but nothing prevented it. Try more kills, or another --seed."
         if self.all_agree:
             return (
                 f"All agree: each of {self.rows:,} departures is once in the database and once in the topic, "
@@ -87,15 +87,15 @@ class Verdict:
         if troubles:
             return f"DISAGREEMENT: {troubles}."
         if not self.settled:
-            return "NOT SETTLED: recovery left something open, lost or unverified."
-        return "INCOMPLETE: what is there agrees, but not everything was done as planned."
+            return "NOT RESOLVED: recovery left a transaction open, lost or unverified."
+        return "INCOMPLETE: database and topic agree, but not everything was done as planned."
 
     def to_json(self) -> dict[str, Any]:
-        """As plain types, for programs."""
+        """As JSON values."""
         tally = self.tally
         p50, p99 = self.milliseconds
         return {
-            "verdict": self.words(),
+            "verdict": self.summary(),
             "all_agree": self.all_agree,
             "naive": self.naive,
             "departures": self.departures,

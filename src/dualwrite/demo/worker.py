@@ -1,6 +1,6 @@
-"""One worker process: `python -m dualwrite.demo.worker`. It is killed at any moment, and goes on where the database says.
+"""One worker: `python -m dualwrite.demo.worker`. It can be killed at any time, and resumes at the position in the database.
 
-That is the point of the demo: the position is a row in the same transaction as the flight, and so is the message.
+That is the point of the demo: position, flight and message are written in the same transaction.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ class _Writer(Protocol):
 
 
 class Supervisor:
-    """The worker's view of its supervisor: the job comes from it, reports go to it, and it tells when to end."""
+    """The worker's connection to its supervisor: receives the job and the signal to end, and sends reports."""
 
     def __init__(self) -> None:
-        # Unbuffered, so that the thread that waits on it holds no lock that the interpreter's end would stumble over.
+        # Unbuffered: a thread that blocks in a buffered read holds the buffer's lock, at which interpreter shutdown fails.
         self._input = os.fdopen(_STDIN, "rb", buffering=0, closefd=False)
         self.stopping = threading.Event()
         self.released = threading.Event()
 
     def job(self) -> Job:
-        """Take the job, and listen from now on."""
+        """Receive the job, and start listening."""
         job = Job.from_json(self._input.readline())
         threading.Thread(target=self._listen, daemon=True, name="supervisor").start()
         return job
 
     def report(self, event: Event, **facts: Any) -> None:
-        """Tell what has happened."""
-        print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (the report's way)
+        """Send a report."""
+        print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (reports go over standard output)
 
     def _listen(self) -> None:
         while line := self._input.readline():
             if line.decode().strip() == RELEASE:
                 self.released.set()
         self.stopping.set()
-        self.released.set()  # nobody will
+        self.released.set()  # no release will come
 
 
 class Worker:
-    """Does one worker's share of the flights, from the position in the database on.
+    """Writes one worker's share of the flights, starting at the position in the database.
 
     Args:
         job: The job.
-        supervisor: Where reports go.
+        supervisor: Receives the reports.
     """
 
     def __init__(self, job: Job, supervisor: Supervisor) -> None:
@@ -80,7 +80,7 @@ class Worker:
         self._took: list[int] = []
 
     def run(self) -> None:
-        """Open the writer, which recovers, and do flight after flight."""
+        """Open the writer, which runs recovery, and write the flights one by one."""
         with self._opened() as writer:
             flights = self._flights()
             flight = next(flights, None)
@@ -91,7 +91,7 @@ class Worker:
                 if not self._supervisor.stopping.is_set():
                     self._do(writer, flight)
                 flight = following
-            self._tell_done()
+            self._report_done()
         self._supervisor.report(Event.CLOSED)
 
     @contextmanager
@@ -100,7 +100,7 @@ class Worker:
         started = time.perf_counter()
         if self._job.naive:
             naive = NaiveWriter(self._store.engine, self._job.kafka)
-            self._tell_open(started, dualwrite.RecoveryReport())
+            self._report_open(started, dualwrite.RecoveryReport())
             yield naive
             return
         with dualwrite.connect(
@@ -110,7 +110,7 @@ class Worker:
             producer=self._job.producer,
             on_lost="report",
         ) as writer:
-            self._tell_open(started, writer.recovery_report)
+            self._report_open(started, writer.recovery_report)
             yield writer
 
     def _flights(self) -> Iterator[Flight]:
@@ -128,15 +128,15 @@ class Worker:
         self._took.append(round((time.perf_counter() - started) * 1e6))
         self._done += 1
         if len(self._took) >= self._job.report_every:
-            self._tell_done()
+            self._report_done()
 
     def _hold(self) -> None:
-        """Wait with the last flight until all kills are done, so that each of them hits a worker with work to do."""
-        self._tell_done()
+        """Delay the last flight until all kills are done, so that each kill hits a worker with work left."""
+        self._report_done()
         self._supervisor.report(Event.HOLDING)
         self._supervisor.released.wait()
 
-    def _tell_open(self, started: float, recovery: dualwrite.RecoveryReport) -> None:
+    def _report_open(self, started: float, recovery: dualwrite.RecoveryReport) -> None:
         _, done = self._tables.position(self._store.engine, self._job.worker)
         self._supervisor.report(
             Event.OPEN,
@@ -146,24 +146,24 @@ class Worker:
             unacknowledged=len(recovery.unacknowledged),
         )
 
-    def _tell_done(self) -> None:
+    def _report_done(self) -> None:
         if self._took:
             self._supervisor.report(Event.DONE, done=self._done, took=self._took)
             self._took = []
 
 
 def encoded(departure: Departure) -> bytes:
-    """The departure as its message holds it."""
+    """The departure as the value of its message."""
     return json.dumps(departure).encode()
 
 
 def main() -> int:
-    """Do the job that comes over standard input; the exit code."""
+    """Do the job received over standard input; returns the exit code."""
     supervisor = Supervisor()
     job = supervisor.job()
     try:
         Worker(job, supervisor).run()
-    except Exception as error:  # noqa: BLE001  (whatever it is, the supervisor shall know)
+    except Exception as error:  # noqa: BLE001  (every error is reported to the supervisor)
         traceback.print_exc()
         supervisor.report(Event.ERROR, text=f"{type(error).__name__}: {error}")
         return 1
