@@ -1,6 +1,6 @@
-"""Alembic's environment for the table `kafka_transaction_state`; run by `dualwrite.migration`, which hands over the connection.
+"""Alembic's environment for the table `kafka_transaction_state`; run by `dualwrite.migration`, which passes the connection.
 
-The version is kept in a table of its own, so that it goes beside the alembic of the user's application.
+The revision is recorded in a separate version table, so that it does not conflict with the user's own alembic.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
 ADVISORY_LOCK = 939_000_001
-"""Two upgrades at once take turns on it (PostgreSQL); any number that nobody else uses."""
+"""Serializes concurrent upgrades (PostgreSQL); an arbitrary number that nothing else uses."""
 
 NAMED_LOCK = "dualwrite.migrations"
-"""The same for MariaDB and MySQL, where a lock of the transaction would end with the first DDL statement."""
+"""The same for MariaDB and MySQL, where a transaction's lock would end with the first DDL statement."""
 
 LOCK_TIMEOUT = 60
 """Seconds to wait for the named lock."""
 
 
 def run() -> None:
-    """Run the migrations over the connection that was handed over, or write them as SQL without one."""
+    """Run the migrations on the given connection, or write them as SQL if there is none."""
     connection = context.config.attributes.get("connection")
     if connection is None:
         context.configure(
@@ -44,7 +44,7 @@ def run() -> None:
 
 @contextmanager
 def one_at_a_time(connection: Connection | None) -> Iterator[None]:
-    """Take turns with other upgrades of the same database; SQLite's BEGIN IMMEDIATE has done so already."""
+    """Wait for other upgrades of the same database; SQLite's BEGIN IMMEDIATE has already done so."""
     name = None if connection is None else connection.dialect.name
     if connection is None or name not in ("postgresql", "mysql", "mariadb"):
         yield
@@ -52,15 +52,16 @@ def one_at_a_time(connection: Connection | None) -> Iterator[None]:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
         yield
     else:
-        # names are the whole server's: one for each database, and at most 64 characters
+        # lock names are global to the server, so there is one per database, of at most 64 characters
         lock = {"name": f"{NAMED_LOCK}.{connection.engine.url.database}"[:64], "timeout": LOCK_TIMEOUT}
         if connection.scalar(text("SELECT GET_LOCK(:name, :timeout)"), lock) != 1:
             raise StoreUnavailableError(
-                f"Another upgrade of this database has not ended for {LOCK_TIMEOUT} s.", next_step="see what it waits for"
+                f"Another upgrade of this database did not finish within {LOCK_TIMEOUT} s.",
+                next_step="check what it waits for, then try again",
             )
         try:
             yield
-            connection.commit()  # before the lock: what is noted in the version table is seen by the next one
+            connection.commit()  # before releasing the lock, so that the next upgrade sees the version table
         except Exception:
             connection.rollback()
             raise

@@ -17,5 +17,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo it."""
+    """Revert it."""
     ${downgrades if downgrades else "pass"}

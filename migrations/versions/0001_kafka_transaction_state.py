@@ -1,9 +1,9 @@
 """The table kafka_transaction_state: one row for each logical transactional id.
 
-Column types are written out here, not imported: a migration must go on making what it made when it was released.
+Column types are written out here, not imported: a migration must keep creating what it created when it was released.
 
-MariaDB and MySQL commit at each DDL statement, so that an upgrade that was killed may have made the table and not yet noted it.
-There an upgrade takes a table that is there for its own: run it again, and it goes on where it stopped.
+MariaDB and MySQL commit at each DDL statement, so a killed upgrade may have created the table without recording the revision.
+There an upgrade accepts an existing table as its own: run it again, and it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Create the table."""
     backends = ("mysql", "mariadb")
     moment = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *backends)
     op.create_table(
@@ -43,7 +43,7 @@ def upgrade() -> None:
 
 
 def _options() -> dict[str, Any]:
-    """MariaDB and MySQL: transactions, and ids that are compared byte by byte, with case, accents and trailing spaces."""
+    """MariaDB and MySQL: a transactional engine, and ids compared byte by byte, with case, accents and trailing spaces."""
     dialect = op.get_context().dialect
     if dialect.name not in ("mysql", "mariadb"):
         return {}
@@ -53,5 +53,5 @@ def _options() -> dict[str, Any]:
 
 
 def downgrade() -> None:
-    """Drop the table, and with it every fence and every unsettled state."""
+    """Drop the table, and with it every fencing token and every unresolved state."""
     op.drop_table("kafka_transaction_state", if_exists=op.get_context().dialect.name in ("mysql", "mariadb"))

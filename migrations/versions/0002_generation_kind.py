@@ -1,6 +1,6 @@
-"""Which kind of producer holds the newest generation; until now every one was librdkafka's.
+"""The kind of producer that uses the newest generation; before this revision, it was always librdkafka's.
 
-MariaDB and MySQL commit at each DDL statement: what a killed run has done already is passed over there.
+MariaDB and MySQL commit at each DDL statement: there, what a killed run has already done is skipped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the column; writers of the older release take a new generation with each claim, whatever held the last one."""
+    """Drop the column; writers of the older release start a new generation with each claim, whatever used the last one."""
     if not _left_by_a_killed_run(there=False):
         op.drop_column("kafka_transaction_state", "generation_kind")
 
 
 def _left_by_a_killed_run(*, there: bool) -> bool:
-    """Whether the column is there (or not) already; never so where DDL is part of the transaction, nor in a script."""
+    """Whether the column already exists (or is missing); always False if DDL is transactional, and for an SQL script."""
     if op.get_context().as_sql or op.get_context().dialect.name not in ("mysql", "mariadb"):
         return False
     columns = sa.inspect(op.get_bind()).get_columns("kafka_transaction_state")

@@ -1,6 +1,6 @@
 """The tables of jobs: many tasks, one commit.
 
-MariaDB and MySQL commit at each DDL statement: what a killed run has made already is taken for its own there.
+MariaDB and MySQL commit at each DDL statement: there, what a killed run has already created is accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TABLES = ("kafka_job", "kafka_job_batch", "kafka_job_attempt", "kafka_job_chunk
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     moment = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
     long_text = sa.Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
     op.create_table(
@@ -74,20 +74,20 @@ def upgrade() -> None:
 
 
 def _index_was_left_by_a_killed_run() -> bool:
-    """Whether the index is there already; never so where DDL is part of the transaction, nor in a script."""
+    """Whether the index already exists; always False if DDL is transactional, and for an SQL script."""
     if op.get_context().as_sql or op.get_context().dialect.name not in _MYSQL:
         return False
     return any(index["name"] == _INDEX for index in sa.inspect(op.get_bind()).get_indexes("kafka_job_attempt"))
 
 
 def downgrade() -> None:
-    """Drop the tables, and with them which batches were committed."""
+    """Drop the tables, and with them the record of committed batches."""
     for table in reversed(_TABLES):
         op.drop_table(table, if_exists=op.get_context().dialect.name in _MYSQL)
 
 
 def _options() -> dict[str, Any]:
-    """MariaDB and MySQL: transactions, and ids that are compared byte by byte, with case, accents and trailing spaces."""
+    """MariaDB and MySQL: a transactional engine, and ids compared byte by byte, with case, accents and trailing spaces."""
     dialect = op.get_context().dialect
     if dialect.name not in _MYSQL:
         return {}

@@ -1,6 +1,6 @@
-"""Where a prepared transaction's messages lie in Kafka's log: proof of its outcome, once its coordinator has forgotten it.
+"""Where a prepared transaction's messages are in Kafka's log: proof of its outcome, after the coordinator has forgotten it.
 
-MariaDB and MySQL commit at each DDL statement: what a killed run has done already is passed over there.
+MariaDB and MySQL commit at each DDL statement: there, what a killed run has already done is skipped.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _COLUMN = "delivery"
 
 
 def upgrade() -> None:
-    """Add the column; rows of the older release have none."""
+    """Add the column; it is null in rows of the older release."""
     if not _left_by_a_killed_run(there=True):
         op.add_column(_TABLE, sa.Column(_COLUMN, sa.Text, nullable=True))
 
 
 def downgrade() -> None:
-    """Drop the column: what is prepared can't be verified by the log then."""
+    """Drop the column: prepared transactions can no longer be verified in Kafka's log."""
     if not _left_by_a_killed_run(there=False):
         op.drop_column(_TABLE, _COLUMN)
 
 
 def _left_by_a_killed_run(*, there: bool) -> bool:
-    """Whether the column is there (or not) already; never so where DDL is part of the transaction, nor in a script."""
+    """Whether the column already exists (or is missing); always False if DDL is transactional, and for an SQL script."""
     if op.get_context().as_sql or op.get_context().dialect.name not in ("mysql", "mariadb"):
         return False
     columns = sa.inspect(op.get_bind()).get_columns(_TABLE)

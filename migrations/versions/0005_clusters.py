@@ -1,6 +1,6 @@
-"""Which Kafka cluster an id is on, and which database: rows from before name neither, until the next generation is taken.
+"""The Kafka cluster of an id, and the database's store id; older rows have neither until their next generation.
 
-MariaDB and MySQL commit at each DDL statement: what a killed run has done already is passed over there.
+MariaDB and MySQL commit at each DDL statement: there, what a killed run has already done is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MYSQL = ("mysql", "mariadb")
 
 
 def upgrade() -> None:
-    """Add the columns and the table of the database's id; the id itself is made when it is first needed."""
+    """Add the columns and the table of the store id; the id itself is created when it is first needed."""
     for column in _columns():
         if not _left_by_a_killed_run(column.name, there=True):
             op.add_column(_TABLE, column)
@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them. Recover everything first: an older release looks for what is prepared under other ids at Kafka."""
+    """Drop them. Recover everything first: an older release looks for prepared transactions under other Kafka ids."""
     op.drop_table("kafka_transaction_store", if_exists=op.get_context().dialect.name in _MYSQL)
     for column in reversed(_columns()):
         if not _left_by_a_killed_run(column.name, there=False):
@@ -49,7 +49,7 @@ def _columns() -> list[sa.Column[Any]]:
 
 
 def _options() -> dict[str, Any]:
-    """MariaDB and MySQL: transactions, and a table that a killed run has made already is passed over."""
+    """MariaDB and MySQL: a transactional engine, and a table that a killed run has already created is skipped."""
     name = op.get_context().dialect.name
     if name not in _MYSQL:
         return {}
@@ -57,7 +57,7 @@ def _options() -> dict[str, Any]:
 
 
 def _left_by_a_killed_run(name: str, *, there: bool) -> bool:
-    """Whether the column is there (or not) already; never so where DDL is part of the transaction, nor in a script."""
+    """Whether the column already exists (or is missing); always False if DDL is transactional, and for an SQL script."""
     if op.get_context().as_sql or op.get_context().dialect.name not in _MYSQL:
         return False
     return any(column["name"] == name for column in sa.inspect(op.get_bind()).get_columns(_TABLE)) is there
