@@ -1,4 +1,4 @@
-"""What all tests share: real servers, by plugins of their own; failpoints in processes; Ctrl-C, which some send themselves."""
+"""The setup of all tests: plugins for real servers, failpoints in child processes, and SIGINT, which some tests send."""
 
 import os
 import signal
@@ -12,9 +12,7 @@ pytest_plugins = [
     "fixtures.spark",
 ]
 
-os.environ["DUALWRITE_TESTING"] = "1"  # in the processes that tests start, DUALWRITE_FAILPOINTS acts
+os.environ["DUALWRITE_TESTING"] = "1"  # enables DUALWRITE_FAILPOINTS in the processes that tests start
 
-os.environ["DUALWRITE_TESTING"] = "1"  # in the processes that tests start, DUALWRITE_FAILPOINTS acts
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background of a shell: children would ignore it, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background of a shell: children would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)

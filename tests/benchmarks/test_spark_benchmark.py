@@ -1,4 +1,4 @@
-"""The Spark benchmark runs, and checks what it measures."""
+"""The Spark benchmark runs, and verifies what it measures."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Servers = tuple[str, ...]
 
 @pytest.fixture
 def servers(broker: DevCluster, postgres_url: str) -> Servers:
-    """The arguments that name them."""
+    """The command-line arguments for the servers."""
     return ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 
 
@@ -76,7 +76,7 @@ def test_reading_and_the_parts_of_a_write_are_measured(
 def test_sparks_own_sinks_are_measured_and_verified(servers: Servers, spark_environment: dict[str, str]) -> None:
     done = run(spark_environment, *SMALL, "--no-parts", "--sinks", "dualwrite,spark", "--packages", PACKAGES, *servers)
 
-    if done.returncode == NO_PACKAGES:  # also under CI: no registry that is reached there has to have them
+    if done.returncode == NO_PACKAGES:  # also in CI: its package registry need not have them
         pytest.skip(f"Spark's resolver does not find the packages of Spark's own sinks: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     assert "| Spark's two sinks" in done.stdout

@@ -57,7 +57,7 @@ def downgrade(
     revision: Annotated[str, typer.Option("--revision", help="A revision, or `base` to drop the table.")],
     schema: Schema = None,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")] = False,
 ) -> None:
     """Downgrade the table to an older revision. `base` drops it, with every fencing token and every unresolved state."""
     from dualwrite import migration  # noqa: PLC0415  (as above)

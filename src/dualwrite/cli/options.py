@@ -33,7 +33,7 @@ Schema = Annotated[
 ]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")]
 Prefix = Annotated[str, typer.Option("--prefix", help="All ids that start with this prefix.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Final = 2

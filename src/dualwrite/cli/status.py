@@ -123,7 +123,7 @@ def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
 
 
 def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
-    headings = ("transactional id", "fence", "generation", "settled", "state", "lost", "owner", "updated")
+    headings = ("transactional id", "fencing token", "generation", "settled", "state", "lost", "owner", "updated")
     table = []
     for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(rows) for row in lanes):
         cells = (

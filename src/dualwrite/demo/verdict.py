@@ -54,7 +54,7 @@ class Verdict:
 
     @property
     def all_agree(self) -> bool:
-        """Whether the run is complete, settled, and database and topic agree record by record."""
+        """Whether the run is complete, nothing is left to recover, and database and topic agree record by record."""
         return self.complete and self.settled and self.findings.agree
 
     @property
