@@ -144,7 +144,7 @@ def test_at_a_terminal_the_user_is_asked(
     monkeypatch.setattr(sys, "stdin", terminal)
     found, _, err = output_of(capsys, "recover", "--id", "live")
     assert found == code
-    assert "Recovery claims 1 transactional ids: live." in err
+    assert "Recovery claims 1 transactional id: live." in err
 
 
 def test_a_prefix_and_ids_choose_what_is_recovered(
@@ -179,7 +179,7 @@ def test_what_is_lost_stays_until_it_is_acknowledged(scene: Scene, capsys: pytes
         assert "LOST" in out
     code, _, err = output_of(capsys, "recover", "--acknowledge")
     assert code == 2
-    assert "Acknowledge these 1 transactions" in err
+    assert "Acknowledge 1 transaction," in err
     code, report = json_of(capsys, "recover", "--acknowledge", "--yes")
     assert code == 0
     assert report["unacknowledged"] == []
@@ -227,7 +227,7 @@ def test_an_id_is_recovered_with_its_lanes(
     scene.crash("orders", topic, "after_db_commit", transactions=2)
     scene.crash("orders2", topic, "after_prepare")
     _, _, err = output_of(capsys, "recover", "--id", "orders")
-    assert "Recovery claims 1 transactional ids: orders (lanes 0, 1, 2)." in err
+    assert "Recovery claims 1 transactional id: orders (lanes 0, 1, 2)." in err
     code, report = json_of(capsys, "recover", "--id", "orders", "--yes")
     assert code == 0
     assert [one["transactional_id"] for one in report["ids"]] == ["orders", "orders~1", "orders~2"]
@@ -238,7 +238,7 @@ def test_an_id_is_recovered_with_its_lanes(
     ]
     assert committed(topic) == [b"from the crashed writer"] * 2
     _, _, err = output_of(capsys, "recover", "--prefix", "orders")
-    assert "Recovery claims 1 transactional ids: orders2 (lanes 0, 1, 2)." in err
+    assert "Recovery claims 1 transactional id: orders2 (lanes 0, 1, 2)." in err
     code, report = json_of(capsys, "recover", "--prefix", "orders", "--yes")
     assert code == 0
     assert [one["transactional_id"] for one in report["ids"]] == [

@@ -17,6 +17,7 @@ from dualwrite.cli.options import (
     Yes,
     ask,
     chosen_ids,
+    counted,
     settings_for,
     show_table,
     store_for,
@@ -55,7 +56,7 @@ def move_cluster(
         chosen = chosen_ids(store, ids, prefix)
         seen = coordinator.cluster_id()
         given_up = " Transactions prepared on their old cluster are given up." if give_up_prepared else ""
-        ask(f"Move {len(chosen)} ids to the Kafka cluster {seen!r}?{given_up}", yes=yes)
+        ask(f"Move {counted(len(chosen), 'id')} to the Kafka cluster {seen!r}?{given_up}", yes=yes)
         moves = move_to_cluster(store, coordinator, chosen, give_up_prepared=give_up_prepared, timeout=limits.claim)
     if not moves:
         typer.echo(f"Every id is already on cluster {seen}.")

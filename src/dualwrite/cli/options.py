@@ -82,6 +82,11 @@ def ask(question: str, *, yes: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, such as `1 id` or `2 ids`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def refuse(reason: str) -> NoReturn:
     """Exit with a usage error."""
     typer.echo(f"Error: {reason}", err=True)

@@ -29,6 +29,7 @@ from dualwrite.cli.options import (
     Yes,
     ask,
     chosen_ids,
+    counted,
     settings_for,
     show_table,
     store_for,
@@ -92,7 +93,7 @@ def recover(
         removed: Entries = []
         if acknowledge and report.unacknowledged:
             count = len(report.unacknowledged)
-            ask(f"Acknowledge these {count} transactions, because their messages have been dealt with?", yes=yes)
+            ask(f"Acknowledge {counted(count, 'transaction')}, because the messages have been dealt with?", yes=yes)
             by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
             removed = [(name, entry) for name, entries in by_id.items() for entry in entries]
     left = [entry for entry in report.unacknowledged if entry not in removed]
@@ -132,7 +133,7 @@ def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *,
     pending = recoverer.pending_lanes(chosen)
     if pending:
         ask(
-            f"Recovery claims {len(_by_id(pending))} transactional ids: {_named(pending)}. "
+            f"Recovery claims {counted(len(_by_id(pending)), 'transactional id')}: {_named(pending)}. "
             "A live writer on one of them gets FencedError at its next step. Continue?",
             yes=yes,
         )

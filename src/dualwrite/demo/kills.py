@@ -37,7 +37,7 @@ def plan_kills(kills: int, transactions: int, seed: int) -> tuple[Kill, ...]:
 
     Args:
         kills: How many kills.
-        transactions: How many transactions the workers are certain to reach before any kill.
+        transactions: How many transactions the workers reach while kills are still pending: each holds its last one back.
         seed: Seed for the random numbers.
     """
     chance = random.Random(seed)  # noqa: S311  (not a secret)

@@ -270,7 +270,7 @@ _NAMED: Final = 5
 
 def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
     named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-    what = f"{len(ids)} transactional ids belong to another Kafka cluster and can't be used with this one: {named}."
+    what = f"Transactional ids of another Kafka cluster, which can't be used with this one: {named}."
     step = "connect to their cluster; or, if they have moved to this one for good, run `dualwrite db move-cluster`"
     return _database(Severity.BROKEN, what, step)
 
