@@ -1,1 +1,1 @@
-"""Databases that keep the row and take part in the recipe."""
+"""The databases that keep the rows and take part in the recipe."""

@@ -1,11 +1,11 @@
 """The contract of a store: the database that decides, with one row per logical transactional id.
 
-A store of your own implements `TxnStateStore` and `StoreTransaction`; `rows` has what each change does to a row, `documents` a
+A custom store implements `TxnStateStore` and `StoreTransaction`; `rows` has what each change does to a row, `documents` a
 row as text, and `dualwrite.testing.stores` the suite that shows whether the contract is kept.
 
-The row (DESIGN.md §4) is only ever changed under a claim. A claim is a fence: the number of the newest claimant of an id.
-Every write but the claim itself happens on the condition that the fence is still the claimant's own, so that a process
-that was paused and replaced finds that out before it can do harm.
+The row (docs/how-it-works) is only changed under a claim. Each claim gets the next fencing token, `fence`. Every write but the
+claim itself happens on the condition that the row's fence is still the claim's, so a process that was paused and replaced finds
+out before it can do harm.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dualwrite.stores.identity import StoreIdentity, copied, mark_words
 log = logging.getLogger(__name__)
 
 MAX_OWNER_LENGTH: Final = 255
-"""Characters of an owner; a longer one is cut."""
+"""Characters of an owner; a longer one is truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write the row of one id, for as long as nobody claims it after us.
+    """The right to write the row of one id, until the next claim of it.
 
     Args:
         transactional_id: The logical id.
-        fence: Our number; every write to the row requires that it is still the row's.
+        fence: The claim's fencing token; every write to the row requires that it is still the row's.
         owner: Who claimed, for people: host, process id and the like, at most MAX_OWNER_LENGTH characters.
     """
 
@@ -46,7 +46,7 @@ class Claim:
 
 
 class LostKind(Enum):
-    """Why an entry stands in a row's `lost` list."""
+    """Why an entry is in a row's `lost` list."""
 
     LOST = "LOST"
     """The database committed, Kafka provably aborted."""
@@ -57,14 +57,14 @@ class LostKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LostTransaction:
-    """A transaction whose messages are lost or unverified; it stays in the row until somebody acknowledges it.
+    """A transaction whose messages are lost or unverified; it stays in the row until it is acknowledged.
 
     Args:
-        kind: What is known of it.
+        kind: What is known about it.
         state: The prepared state that the database had committed.
         generation: The generation of the id that it ran under.
         recorded_at: When recovery found it (UTC, aware).
-        delivery: How many messages it had, where they lie in the log, and when it was prepared; None where that was not stored.
+        delivery: How many messages it had, where they are in the log, and when it was prepared; None if that was not stored.
     """
 
     kind: LostKind
@@ -76,30 +76,30 @@ class LostTransaction:
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """What the database keeps of one logical transactional id.
+    """What the database keeps for one logical transactional id.
 
     Args:
         transactional_id: The logical id.
-        fence: Number of the newest claim.
+        fence: The fencing token: number of the newest claim.
         generation: The newest generation taken (0: the logical id itself).
         generation_kind: Which kind of producer it was taken for.
         prepared_state: The state S that the last recorded transaction committed, or None.
-        prepared_generation: The generation that S belongs to; of no meaning while S is None.
-        delivery: Where the messages of S's transaction lie in Kafka's log; None while S is None, where the transaction has no
-            message, and where an older release stored S.
+        prepared_generation: The generation that S belongs to; has no meaning while S is None.
+        delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, if the transaction has no
+            messages, and if an older release stored S.
         settled_generation: Nothing is open on any generation up to this one; -1 at first.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
-        lost: What recovery found lost or unverified and nobody has acknowledged.
-        owner: Who holds the newest claim.
+        lost: What recovery found lost or unverified and is not acknowledged yet.
+        owner: Who owns the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
-        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty where none was taken yet, and in a
-            row that only a release before revision 0005 has written.
-        store_id: What names the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
-        named_from: The first generation whose Kafka id has the store's id in it; None where none has.
-        claim_token: Written with the newest claim, and of the very call that made it: a store knows by it a claim of its own
-            whose commit was never answered.
+        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if none was taken yet, and in a
+            row last written by a release before revision 0005.
+        store_id: Identifies the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
+        named_from: The first generation whose Kafka id contains the store's id; None if there is no such generation.
+        claim_token: Unique to the call that made the newest claim: by it a store recognizes its own claim whose commit was
+            never answered.
     """
 
     transactional_id: str
@@ -132,7 +132,7 @@ class StateRow:
 
     @property
     def generations_to_look_at(self) -> tuple[int, ...]:
-        """What recovery looks at: the unsettled generations, and those of UNVERIFIED entries (rule UC)."""
+        """What recovery checks: the unsettled generations, and those of UNVERIFIED entries (rule UC)."""
         return tuple(sorted({*self.unsettled_generations, *(entry.generation for entry in self.unverified)}))
 
     @property
@@ -143,16 +143,15 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """One conditional change of a row by recovery. What is left at its default stays as it is.
+    """One conditional change of a row by recovery. Fields left at their defaults change nothing.
 
     Args:
-        clear_state: S is settled: set it to none, and its delivery with it.
+        clear_state: S is resolved: set it to None, and its delivery too.
         lost: Add this entry to `lost`, in the same write that clears S.
-        settled_generation: Nothing is open up to this generation any more.
-        resolved: Take this entry off `lost`: what became of it is known now (rule UC). An entry that is not there is passed
-            over.
+        settled_generation: Nothing is open any more on the generations up to this one.
+        resolved: Remove this entry from `lost`: its outcome is known now (rule UC). An entry that is not there is ignored.
         cluster_id: The id has moved to this Kafka cluster.
-        clear_lost: Take every entry off `lost`: they are those of the database that this one is a copy of.
+        clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.
     """
 
     clear_state: bool = False
@@ -167,7 +166,7 @@ class StoreTransaction(ABC):
     """One database transaction, begun under a claim whose fence was current when it began.
 
     While the user's block runs, `handle` (and `session`) refuse to end the transaction: TransactionControlError. Once it has
-    ended, by whichever end, they and every method but `rollback` raise WriterClosedError.
+    been committed or rolled back, they and every method but `rollback` raise WriterClosedError.
     """
 
     @property
@@ -177,22 +176,22 @@ class StoreTransaction(ABC):
 
     @property
     def session(self) -> Any:
-        """A SQLAlchemy ORM Session on the same transaction, made at the first use.
+        """A SQLAlchemy ORM Session on the same transaction, created at the first use.
 
         Raises:
-            UsageError: This store has none.
+            UsageError: The store does not support ORM sessions.
         """
         from dualwrite.errors import UsageError  # noqa: PLC0415  (only on this path)
 
         raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
 
     def before_commit(self) -> None:  # noqa: B027  (only SQL has an ORM)
-        """The block has ended well, and Kafka's side is still open: what runs now may yet write, and send messages.
+        """Called when the block ended without an error and Kafka's side is still open: this may still write and send messages.
 
-        With an ORM session: its event `before_commit`, and the flush of pending changes.
+        With an ORM session: runs its `before_commit` event, and flushes pending changes.
 
         Raises:
-            Exception: What the user's listeners and the flush raise, as it is; both sides are rolled back.
+            Exception: What the user's listeners and the flush raise, unchanged; both sides are rolled back.
         """
 
     @abstractmethod
@@ -208,16 +207,16 @@ class StoreTransaction(ABC):
 
         Called once, as the last write of the transaction. Pending changes of the ORM session are flushed first.
 
-        From here to the end of the transaction a claim of the id waits, where the database locks rows. Where it does not (a
-        version is compared instead), the condition holds at `commit`: a claim that comes between makes that fail.
+        If the database locks rows, a claim of the id waits from here to the end of the transaction. If it compares versions
+        instead, the condition is checked at `commit`: a claim in between makes the commit fail.
 
         Raises:
-            FencedError: Somebody else has claimed the id. The transaction must be rolled back.
-            TransactionControlError: The user's block ended the transaction behind our back; what it wrote before that may be
+            FencedError: There is a newer claim of the id. The transaction must be rolled back.
+            TransactionControlError: The user's block ended the transaction by itself; what it wrote before that may be
                 committed, without its messages.
-            StoreError: Anything else of ours; the transaction must be rolled back, nothing was committed. It is retriable
-                (StoreCommitFailedError) where the database gave up the transaction for another's sake.
-            Exception: What the flush of the user's own changes raises, as it is.
+            StoreError: Any other failure of the store; the transaction must be rolled back, nothing was committed. It is
+                retriable (StoreCommitFailedError) if the database aborted the transaction because of a conflict with another.
+            Exception: What the flush of the user's own changes raises, unchanged.
         """
 
     @abstractmethod
@@ -225,30 +224,30 @@ class StoreTransaction(ABC):
         """Commit: the commit point of the whole recipe.
 
         Raises:
-            StoreCommitFailedError: Surely not committed, and already rolled back.
-            FencedError: The same, since somebody else has claimed the id after `record`.
-            StoreCommitUnknownError: The outcome is unknown. Any other exception, KeyboardInterrupt included, must be taken
-                for unknown as well.
+            StoreCommitFailedError: Certainly not committed, and already rolled back.
+            FencedError: The same, because the id was claimed again after `record`.
+            StoreCommitUnknownError: The outcome is unknown. Any other exception, including KeyboardInterrupt, must also be
+                treated as unknown.
         """
 
     @abstractmethod
     def rollback(self) -> None:
         """Roll back and release everything. May be called at any time and more than once; does nothing after `commit`.
 
-        A connection that can't roll back any more is closed, which makes the database do it. Raises nothing but what is no
-        `Exception` (KeyboardInterrupt).
+        A connection that can't roll back any more is closed, which makes the database roll back. Raises no `Exception`, only
+        other exceptions such as KeyboardInterrupt.
         """
 
 
 class TxnStateStore(ABC):
     """Keeps the rows. Safe to use from several threads, each with its own claims and transactions.
 
-    Every method raises StoreUnavailableError when the database can't be reached, StateTableMissingError when it has no
-    table of ours, StoredStateError when a row can't be read. No method waits for a lock without end: `claim` waits for its
-    `timeout`, the others for a limit of the store, and both raise ClaimTimeoutError then.
+    Every method raises StoreUnavailableError if the database can't be reached, StateTableMissingError if it does not have our
+    table, and StoredStateError if a row can't be read. No method waits for a lock indefinitely: `claim` waits for its
+    `timeout`, the others for a limit of the store; after that they raise ClaimTimeoutError.
 
-    What a store sends by itself, it sends again after a broken connection where that is harmless: `settle` twice is `settle`
-    once (also its entry for `lost`), a generation may be skipped.
+    After a broken connection a store repeats its own statements where that is harmless: calling `settle` twice has the same
+    effect as once (also for the entry in `lost`), and a generation may be skipped.
     """
 
     @property
@@ -258,62 +257,62 @@ class TxnStateStore(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Connect, and see that the table is there and of this release."""
+        """Connect, and check that the table exists and has this release's schema."""
 
     def durability(self) -> Mapping[str, str]:
-        """The settings that decide whether an acknowledged commit stays, by the database's names; empty where it has none.
+        """The settings that decide whether an acknowledged commit is durable, by their names in the database; may be empty.
 
-        They are read from a connection of this store's, since some can be set for a user, a database or a connection.
+        They are read over a connection of this store, because some can be set per user, database or connection.
         """
         return {}
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 
     tells_copies: ClassVar[bool] = True
-    """Whether other marks mean for sure that this is not the database that they were; not so where a replica has others."""
+    """Whether different marks prove that this is another database; False if a replica of the same database has other marks."""
 
     @abstractmethod
     def identity(self) -> StoreIdentity | None:
-        """The database's id at Kafka, with the marks that are kept beside it; None before the first generation was taken.
+        """The database's id at Kafka, with the marks that are stored with it; None before the first generation was taken.
 
-        `take_generation` makes it, and keeps the marks of then with it. Every store on the database gives the same, and so
-        does a copy of it.
+        `take_generation` creates it and stores the marks of that moment with it. Every store on the database returns the same
+        identity, and so does a store on a copy of it.
         """
 
     @abstractmethod
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        """Replace the identity, if it still is `expected` (None: there is none yet); False where it is not.
+        """Replace the identity if it still is `expected` (None: not set yet); return False if it is not.
 
-        Where the answer to its COMMIT is lost, the identity may be the new one although this raises.
+        If the answer to its COMMIT is lost, this raises although the new identity may be stored.
         """
 
     def marks(self) -> frozenset[str]:
-        """By what this database is told from a copy of it; empty where it can't be."""
+        """What distinguishes this database from a copy of it; empty if nothing does."""
         return frozenset()
 
     def check_original(self) -> None:
-        """See that this is the database in which its ids at Kafka were made, before anything is claimed. Changes nothing.
+        """Check, before anything is claimed, that this database is the one its ids at Kafka were created in. Changes nothing.
 
         Raises:
-            StoreCopiedError: It is a copy, or has moved (and `tells_copies`).
+            StoreCopiedError: It is a copy or has moved, and `tells_copies` is set.
         """
         identity, found = self.identity(), self.marks()
         if identity is None or not identity.marks or not found or found == identity.marks:
             return
         if not identity.is_elsewhere(found):
             log.warning(
-                "%s has changed its place from %s to %s. If it is a copy whose original is in use (on another machine, say): "
-                "`dualwrite db new-store-id`, at once.",
+                "%s has moved from %s to %s. If it is a copy whose original is still in use (for example on another machine), "
+                "run `dualwrite db new-store-id` at once.",
                 *(self.description, mark_words(identity.marks), mark_words(found)),
             )
             return
         error = copied(self.description, identity, found)
         if self.tells_copies:
             raise error
-        log.warning("%s (A replica that has taken over: `dualwrite db keep-store-id` ends this warning.)", error)
+        log.warning("%s (If it is a replica that was promoted, `dualwrite db keep-store-id` ends this warning.)", error)
 
     def _own_identity(self) -> StoreIdentity:
-        """The identity, made if there is none yet, and with the marks of now unless it looks like a copy's.
+        """The identity, created if it is missing, with the current marks unless the database looks like a copy.
 
         For `take_generation`.
         """
@@ -328,11 +327,11 @@ class TxnStateStore(ABC):
 
     @abstractmethod
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
-        """Raise the fence by one, in a transaction of its own, and make the row if it is missing or forgotten.
+        """Raise the fence by one, in a transaction of its own; create the row if it is missing, revive it if forgotten.
 
         Waits for the lock of a transaction that is about to commit, so that what is read afterwards is decided. Sets
-        `transaction_number` to 0 unless `expected_fence` is given. Connections that break meanwhile are made anew until the
-        time is over.
+        `transaction_number` to 0 unless `expected_fence` is given. If the connection breaks, it is replaced and the claim
+        repeated until the timeout.
 
         Args:
             transactional_id: The logical id.
@@ -341,47 +340,49 @@ class TxnStateStore(ABC):
             expected_fence: Claim only if the fence still is this number (rule F8).
 
         Raises:
-            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). A claim of this very
-                call whose commit was not answered does not count as somebody else's.
-            ClaimTimeoutError: The row stayed locked; the error names the blocker where the database tells.
+            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). A claim made by this
+                same call whose commit was not answered does not count as another's.
+            ClaimTimeoutError: The row stayed locked; the error names the blocker if the database reports it.
         """
 
     @abstractmethod
     def read(self, transactional_id: str) -> StateRow | None:
-        """The row, or None; a tombstone is given with `forgotten` set."""
+        """The row, or None; a tombstone has `forgotten` set."""
 
     @abstractmethod
     def read_claimed(self, claim: Claim) -> StateRow:
-        """The row, on the condition that the fence still is the claim's.
+        """The row, on the condition that its fence still is the claim's.
 
         Raises:
-            FencedError: It is not.
+            FencedError: There is a newer claim of the id.
         """
 
     @abstractmethod
     def settle(self, claim: Claim, settlement: Settlement) -> None:
-        """Change the row by a settlement, in a transaction of its own, on the condition of the fence.
+        """Change the row by a settlement, in a transaction of its own, on the condition that the fence still is the claim's.
 
         Raises:
-            FencedError: Somebody else has claimed the id; nothing was changed.
+            FencedError: There is a newer claim of the id; nothing was changed.
         """
 
     @abstractmethod
     def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """Take a generation for a producer, on the condition of the fence; from then on something may be open on it.
+        """Take a generation for a producer, on the condition that the fence still is the claim's.
+
+        From then on something may be open on that generation.
 
         Args:
-            claim: Ours.
-            kind: Which kind of producer is to hold it.
-            reuse: Go on with the newest generation, if the row's `generation_kind` is `kind` and that kind takes over: then
-                only `settled_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised by one;
-                so it is where something stands as UNVERIFIED on the newest (rule UG), or the newest is not named by this
-                store's id (rule ST). The row's `store_id` and `named_from` say which ids at Kafka the generations have.
-            cluster_id: Kafka's `cluster.id`, which the row keeps from now on (rule CL); empty: it stays as it is.
+            claim: The caller's claim.
+            kind: Which kind of producer will use it.
+            reuse: Continue with the newest generation if the row's `generation_kind` is `kind` and that kind can take over an
+                id: then only `settled_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised
+                by one; also if the newest has an UNVERIFIED entry (rule UG) or is not named by this store's id (rule ST). The
+                row's `store_id` and `named_from` say which ids at Kafka the generations have.
+            cluster_id: Kafka's `cluster.id`, which the row keeps from now on (rule CL); empty: unchanged.
 
         Raises:
-            FencedError: Somebody else has claimed the id; nothing was changed.
-            ClusterMismatchError: The row speaks of another cluster; nothing was changed.
+            FencedError: There is a newer claim of the id; nothing was changed.
+            ClusterMismatchError: The row belongs to another cluster; nothing was changed.
         """
 
     @abstractmethod
@@ -389,14 +390,14 @@ class TxnStateStore(ABC):
         """Begin a database transaction, and check the fence in it before anything else happens (rule F2).
 
         Raises:
-            FencedError: Somebody else has claimed the id; nothing is open.
+            FencedError: There is a newer claim of the id; no transaction is open.
         """
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Whether `error`, raised by the user's own statement, says that the database gave up the transaction for another's.
+        """Whether `error`, raised by the user's own statement, is a serialization failure or a deadlock.
 
-        A serialization failure or a deadlock: nothing of the transaction is left, and the same one may succeed if it runs
-        again. Errors of this store's own methods tell it by `retriable`.
+        The database has then rolled back the transaction, and the same one may succeed if it runs again. Errors of this
+        store's own methods have the attribute `retriable` for this.
         """
         del error
         return False
@@ -407,19 +408,19 @@ class TxnStateStore(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[str]:
-        """The logical ids that begin with `prefix`, sorted; tombstones are left out."""
+        """The logical ids that begin with `prefix`, sorted, without tombstones."""
 
     @abstractmethod
     def forget(self, transactional_id: str) -> None:
         """Drop an id that is no longer used; its fence is raised and stays as a tombstone, so that no zombie can come back.
 
         Raises:
-            NotSettledError: Something of it is still to be recovered or acknowledged; nothing was changed.
+            NotSettledError: The id still has something to recover or acknowledge; nothing was changed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the store opened itself. What the user handed over stays open."""
+        """Release what the store opened itself. What the user passed in stays open."""
 
     def __enter__(self) -> Self:
         return self

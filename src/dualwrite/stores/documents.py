@@ -1,4 +1,4 @@
-"""A row as text, for databases without columns: one JSON object, by the names that the SQL table's columns have."""
+"""A row as text, for databases without columns: one JSON object, with the SQL table's column names."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def document(row: StateRow) -> str:
 
 
 def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
-    """The row of a text made by `document`; an older release's has no `cluster_id`, `store_id` and `named_from`.
+    """The row from a text made by `document`; older releases wrote no `cluster_id`, `store_id` and `named_from`.
 
-    Fields that a newer release may have added are passed over.
+    Fields that a newer release may have added are ignored.
 
     Raises:
-        StoredStateError: It does not parse, or lacks a field.
+        StoredStateError: The text can't be parsed, or lacks a field.
     """
     try:
         text = text if isinstance(text, str) else text.decode()
@@ -64,7 +64,7 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
             forgotten=bool(found["forgotten"]),
             generation_kind=ProducerKind(found["generation_kind"]),
             claim_token=str(found["claim_token"]),
-            delivery=Delivery.parse(found.get("delivery", "")),  # rows of releases before 0.2 have none
+            delivery=Delivery.parse(found.get("delivery", "")),  # missing in rows of releases before 0.2
             cluster_id=str(found.get("cluster_id", "")),
             store_id=str(found.get("store_id", "")),
             named_from=None if found.get("named_from") is None else _whole_number(found["named_from"]),
@@ -74,8 +74,8 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
         raise StoredStateError(
             f"The stored row can't be read: {shown[:200]!r}.",
             transactional_id=transactional_id,
-            cause=f"it was changed by hand or by a newer release ({type(error).__name__}: {error})",
-            next_step="nothing was changed; put the row back as it was, or upgrade",
+            cause=f"it was changed manually or by a newer release ({type(error).__name__}: {error})",
+            next_step="nothing was changed; restore the row, or upgrade",
             text=shown,
         ) from error
 
@@ -89,7 +89,7 @@ def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
     """The entries of a stored `lost` list.
 
     Raises:
-        StoredStateError: It does not parse.
+        StoredStateError: The text can't be parsed.
     """
     try:
         return tuple(_lost_entry(entry) for entry in json.loads(text))
@@ -97,8 +97,8 @@ def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
         raise StoredStateError(
             f"The stored list of lost transactions can't be read: {text[:200]!r}.",
             transactional_id=transactional_id,
-            cause="the row was changed by hand or by a newer release",
-            next_step="nothing was changed; put back a JSON list of kind, state, generation, recorded_at; or upgrade",
+            cause="the row was changed manually or by a newer release",
+            next_step="nothing was changed; restore a JSON list of kind, state, generation, recorded_at; or upgrade",
             text=text,
         ) from error
 
@@ -118,11 +118,11 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
     if state is None:
         raise ValueError("an entry without a state")
     recorded_at = datetime.fromisoformat(entry["recorded_at"])
-    delivery = Delivery.parse(entry.get("delivery", ""))  # entries of releases before 0.2 have none
+    delivery = Delivery.parse(entry.get("delivery", ""))  # missing in entries of releases before 0.2
     return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at, delivery)
 
 
 def _whole_number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return value

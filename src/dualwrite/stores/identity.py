@@ -1,8 +1,8 @@
-"""Which database this is: a random id that stands in Kafka's ids, and the marks by which a copy is told from its original.
+"""Which database this is: a random id that is part of Kafka's ids, and the marks that distinguish a copy from its original.
 
-Pure, but for `file_marks`. The id is made when the first generation is taken in a database, and kept there; a copy of the
-database has it as well. Beside it stand the marks of the database that it was made in (a server's own identifier, a path and
-a file's number). One mark that is the same is enough: a file may be renamed, or put back from a backup under its old name.
+Pure, except for `file_marks`. The id is created when the first generation is taken in a database, and stored there; a copy of
+the database has it as well. With it are stored the marks of the database it was created in (a server's own identifier, or a
+path and an inode number). One equal mark is enough: a file may be renamed, or restored from a backup under its old name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dualwrite.state import STORE_ID_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """What a database keeps of itself.
+    """What a database stores about itself.
 
     Args:
         store_id: Its part in the ids that Kafka sees.
-        marks: Those of the database in which the id was made, or that was said to go on with it; empty where it can't tell.
+        marks: Those of the database in which the id was created, or which was confirmed to keep it; empty if it has none.
     """
 
     store_id: str
@@ -31,11 +31,11 @@ class StoreIdentity:
 
     @classmethod
     def new(cls, marks: frozenset[str]) -> Self:
-        """One of its own."""
+        """An identity with a new random id."""
         return cls(uuid.uuid4().hex[:STORE_ID_LENGTH], marks)
 
     def is_elsewhere(self, found: frozenset[str]) -> bool:
-        """Whether a database with the marks `found` is another one, as far as both can tell."""
+        """Whether a database with the marks `found` is another one; False if either has no marks."""
         return bool(self.marks and found) and not self.marks & found
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class StoreIdentity:
         """Read what was stored.
 
         Raises:
-            StoredStateError: It is of no known form.
+            StoredStateError: The text can't be parsed.
         """
         try:
             found = json.loads(text)
@@ -57,21 +57,21 @@ class StoreIdentity:
         except (ValueError, TypeError, KeyError) as error:
             raise StoredStateError(
                 f"The stored id of the database can't be read: {str(text)[:200]!r}.",
-                cause="it was changed by hand or by a newer release",
-                next_step="nothing was changed; put it back as it was, or upgrade",
+                cause="it was changed manually or by a newer release",
+                next_step="nothing was changed; restore it, or upgrade",
                 text=str(text),
             ) from error
         return cls(store_id, marks)
 
 
 def copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> StoreCopiedError:
-    """The error for a database that is elsewhere than where its id was made."""
+    """The error for a database that is not the one its id was created in."""
     return StoreCopiedError(
-        f"{description} is a copy of another database, or has moved: its id at Kafka, {identity.store_id}, was made at "
+        f"{description} is a copy of another database, or has moved: its id at Kafka, {identity.store_id}, was created at "
         f"{mark_words(identity.marks)}, and this is {mark_words(found)}. Nothing was changed.",
         cause="a restored backup, a dump, a template or a copied file has the ids of its original: the two would end each "
         "other's Kafka transactions",
-        next_step="if the original is still in use, make this one a store of its own: `dualwrite db new-store-id`. If this is "
+        next_step="if the original is still in use, give this one its own id: `dualwrite db new-store-id`. If this is "
         "the original in another place: `dualwrite db keep-store-id`",
         store_id=identity.store_id,
         kept=mark_words(identity.marks),
@@ -80,12 +80,12 @@ def copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> 
 
 
 def mark_words(marks: frozenset[str]) -> str:
-    """For people."""
+    """The marks as text, for messages."""
     return ", ".join(sorted(marks))
 
 
 def file_marks(path: str | Path) -> frozenset[str]:
-    """The marks of a database that is a file or a folder; empty where there is none."""
+    """The marks of a database that is a file or a folder; empty if it does not exist."""
     try:
         number = Path(path).stat().st_ino
     except OSError:

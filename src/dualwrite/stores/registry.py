@@ -1,4 +1,4 @@
-"""From a URL to the store behind it; each backend is imported only when its URL asks for it."""
+"""From a URL to its store; each backend is imported only when a URL needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.base import TxnStateStore
 
 ENTRY_POINT_GROUP: Final = "dualwrite.state_stores"
-"""Where a third party's package names its stores: `scheme = "package.module:function"`, the function taking the URL."""
+"""Where a third-party package registers its stores: `scheme = "package.module:function"`; the function takes the URL."""
 
 _WITH_TABLE: Final = ("postgresql", "sqlite", "mysql", "mariadb")
 _WITHOUT_TABLE: Final = ("rocksdb", "zookeeper")
@@ -18,7 +18,7 @@ URL_EXAMPLES: Final = (
     "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, sqlite:////path/to/file.db, "
     "rocksdb:////path/to/folder or zookeeper://host:2181,host2:2181/chroot"
 )
-"""What addresses look like, for errors and help texts."""
+"""Example URLs, for errors and help texts."""
 
 
 def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
@@ -27,17 +27,17 @@ def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
     Args:
         url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…` or
             `mariadb+pymysql://…`, `sqlite:////path/to/file.db`, `rocksdb:////path/to/folder`,
-            `zookeeper://host:port,host:port/chroot`; or a scheme that an installed package names in the entry points
-            `dualwrite.state_stores`. The names above are always our own.
+            `zookeeper://host:port,host:port/chroot`; or a scheme that an installed package registers as an entry point in
+            `dualwrite.state_stores`. The schemes above can't be overridden.
         schema: The schema in which a SQL database has our tables; see SqlStateStore.
 
     Raises:
-        ConfigurationError: There is no store for it, or it can't be read.
+        ConfigurationError: There is no store for the URL, or it can't be parsed.
         MissingDependencyError: The backend's package is not installed.
     """
     backend = _backend(url)
     if "://" not in url:
-        raise ConfigurationError("The database's address is no URL.", next_step=URL_EXAMPLES)
+        raise ConfigurationError("The database's address is not a URL.", next_step=URL_EXAMPLES)
     if backend in _WITH_TABLE:
         from dualwrite.stores.sql import SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
@@ -55,10 +55,10 @@ def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
 
 
 def keeps_a_table(url: str) -> bool:
-    """Whether the database is one that has our table, and so something to migrate.
+    """Whether the database is one that has our table, and so needs migrations.
 
-    The other stores (RocksDB, ZooKeeper, those of third parties) make what they need by themselves. True for a URL that names
-    no store at all: who uses it says what is wrong with it.
+    The other stores (RocksDB, ZooKeeper, those of third parties) create what they need themselves. True for a URL without a
+    known store: the caller that opens it reports what is wrong.
     """
     backend = _backend(url)
     if backend in _WITHOUT_TABLE:
@@ -83,14 +83,14 @@ def _zookeeper() -> Callable[[str], TxnStateStore]:
 
 
 def _loaded(load: Callable[[], Callable[[str], TxnStateStore]], extra: str, package: str) -> Callable[[str], TxnStateStore]:
-    """The store's maker, or our error where its client library is not installed; a defect inside that stays one."""
+    """The store's factory, or our error if its client library is not installed; other import errors pass unchanged."""
     try:
         return load()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingDependencyError(
-            f"The Python package {package!r}, which the store for {extra} needs, is not installed.",
+            f"The Python package {package!r} is not installed; the store for {extra} needs it.",
             next_step=f'pip install "dualwrite[{extra}]"',
         ) from error
 
@@ -99,15 +99,15 @@ def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
     found = list(entry_points(group=ENTRY_POINT_GROUP, name=backend))
     if not found:
         others = sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - {*_WITH_TABLE, *_WITHOUT_TABLE})
-        more = f"; installed packages bring {', '.join(f'{name}://…' for name in others)}" if others else ""
+        more = f"; installed packages provide {', '.join(f'{name}://…' for name in others)}" if others else ""
         raise ConfigurationError(
-            f"There is no store for a URL that begins with {backend!r}.",
+            f"There is no store for URLs that begin with {backend!r}.",
             next_step=f"{URL_EXAMPLES}{more}",
         )
     if len({entry.value for entry in found}) > 1:
         raise ConfigurationError(
-            f"More than one installed package brings a store for {backend}://: {', '.join(map(_told, found))}.",
-            next_step="uninstall all but one, or hand the store itself to connect()",
+            f"More than one installed package provides a store for {backend}://: {', '.join(map(_described, found))}.",
+            next_step="uninstall all but one, or pass the store itself to connect()",
         )
     return _made_by(found[0])
 
@@ -116,22 +116,22 @@ def _made_by(entry: EntryPoint) -> Callable[[str], TxnStateStore]:
     def make(url: str) -> TxnStateStore:
         try:
             factory = entry.load()
-        except (ImportError, AttributeError) as error:  # the latter: a name that the module does not have
+        except (ImportError, AttributeError) as error:  # AttributeError: the module does not have the name
             raise MissingDependencyError(
-                f"The store for {entry.name}:// can't be loaded from {_told(entry)}.",
+                f"The store for {entry.name}:// can't be loaded from {_described(entry)}.",
                 cause=f"{type(error).__name__}: {error}",
-                next_step="reinstall that package, with what it depends on",
+                next_step="reinstall that package and its dependencies",
             ) from error
         store = factory(url)
         if not isinstance(store, TxnStateStore):
             raise ConfigurationError(
-                f"{_told(entry)} gave a {type(store).__name__} for {entry.name}://, not a TxnStateStore.",
-                next_step="tell the package's maintainers; dualwrite.stores.base.TxnStateStore is the contract",
+                f"{_described(entry)} returned a {type(store).__name__} for {entry.name}://, not a TxnStateStore.",
+                next_step="report this to the package's maintainers; dualwrite.stores.base.TxnStateStore is the contract",
             )
         return store
 
     return make
 
 
-def _told(entry: EntryPoint) -> str:
+def _described(entry: EntryPoint) -> str:
     return entry.value if entry.dist is None else f"{entry.value} of the package {entry.dist.name}"

@@ -1,7 +1,7 @@
 """What each change does to a row: pure, the same for every store.
 
-A store reads the row, asks here for the one that follows, and writes that on the condition that the row has not changed since:
-by a lock, by a version, by a mutex.
+A store reads the row, gets the new row from here, and writes it on the condition that the row has not changed since: by a
+lock, a version or a mutex.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def claimed(
     """The row after a claim: see `TxnStateStore.claim`.
 
     Args:
-        row: The row as it stands, or None where there is none.
+        row: The current row, or None if there is none.
         transactional_id: The logical id.
-        owner: Who claims; cut to MAX_OWNER_LENGTH characters.
-        token: A text of this very call, to know a claim again whose commit was not answered (`is_claim_of`).
+        owner: Who claims; truncated to MAX_OWNER_LENGTH characters.
+        token: Unique to this call, to recognize its claim if the commit is not answered (`is_claim_of`).
         expected_fence: The fence that the row must have.
 
     Raises:
-        FencedError: The row has not the expected fence, or is gone.
+        FencedError: The row does not have the expected fence, or is gone.
     """
     owner = owner[:MAX_OWNER_LENGTH]
     if expected_fence is not None:
@@ -43,7 +43,7 @@ def claimed(
             generation=0,
             prepared_state=None,
             prepared_generation=0,
-            settled_generation=0,  # generation 0 is never taken: its id at Kafka would be the bare one, and may be another's
+            settled_generation=0,  # generation 0 is never taken: its Kafka id is the plain logical id, and may be in use
             transaction_number=0,
             lost=(),
             owner=owner,
@@ -61,15 +61,15 @@ def claimed(
 
 
 def is_claim_of(row: StateRow | None, token: str, *, expected_fence: int | None = None) -> bool:
-    """Whether the row's newest claim is the one made with this token: its commit was not answered, and had worked."""
+    """Whether the row's newest claim is the one made with this token: its commit was not answered, but succeeded."""
     return row is not None and row.claim_token == token and (expected_fence is None or row.fence == expected_fence + 1)
 
 
 def held(row: StateRow | None, claim: Claim) -> StateRow:
-    """The row, which has the claim's fence.
+    """The row, checked to have the claim's fence.
 
     Raises:
-        FencedError: It has not.
+        FencedError: The row has another fence, or is gone.
     """
     if row is None:
         raise fenced(claim, None, None)
@@ -79,9 +79,9 @@ def held(row: StateRow | None, claim: Claim) -> StateRow:
 
 
 def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -> FencedError:
-    """The error of a claim whose fence is no longer the row's; no current fence means that the row is gone."""
+    """The error for a claim whose fence is no longer the row's; no current fence means that the row is gone."""
     if current_fence is None:
-        what = f"Our claim {claim.fence} is void: the row of the id is gone."
+        what = f"Our claim {claim.fence} is no longer valid: the row of the id is gone."
     else:
         what = f"Our claim {claim.fence} was replaced by claim {current_fence} of {current_owner!r}."
     return FencedError(
@@ -117,7 +117,7 @@ def recorded(
 
 
 def settled(row: StateRow, settlement: Settlement) -> StateRow:
-    """The row after `TxnStateStore.settle`; settled twice it is as settled once."""
+    """The row after `TxnStateStore.settle`; applying a settlement twice has the same effect as once."""
     kept = () if settlement.clear_lost else row.lost
     left = tuple(entry for entry in kept if settlement.resolved is None or not _is_same(entry, settlement.resolved))
     return changed(
@@ -131,7 +131,7 @@ def settled(row: StateRow, settlement: Settlement) -> StateRow:
 
 
 def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
-    """The list with `added`, unless the same transaction stands in it already: a settlement may be sent twice."""
+    """The list with `added`, unless it has the same transaction already: a settlement may be sent twice."""
     return entries if any(_is_same(entry, added) for entry in entries) else (*entries, added)
 
 
@@ -150,7 +150,7 @@ def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id:
         cluster_id: See `take_generation`.
 
     Raises:
-        ClusterMismatchError: The row speaks of another cluster.
+        ClusterMismatchError: The row belongs to another cluster.
     """
     if cluster_id:
         row = changed(on_cluster(row, cluster_id), cluster_id=cluster_id)
@@ -163,16 +163,16 @@ def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id:
 
 
 def found_again(row: StateRow, generation: int, described: TransactionDescription | None) -> LostTransaction | None:
-    """What stands as UNVERIFIED on a generation, and is the very transaction that is described (rule UC)."""
+    """The UNVERIFIED entry of a generation that is the described transaction (rule UC), if there is one."""
     entries = (entry for entry in row.unverified if entry.generation == generation)
     return next((entry for entry in entries if names(entry.state, described)), None)
 
 
 def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
-    """The row, which speaks of this cluster, or of none yet (rule CL).
+    """The row, checked to belong to this cluster, or to none yet (rule CL).
 
     Raises:
-        ClusterMismatchError: It speaks of another one.
+        ClusterMismatchError: The row belongs to another cluster.
     """
     if row.cluster_id in ("", cluster_id):
         return row
@@ -180,9 +180,9 @@ def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
         f"This is Kafka cluster {cluster_id!r}, and the id is in use on cluster {row.cluster_id!r}. Nothing was changed.",
         transactional_id=row.transactional_id,
         cause="bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) names another cluster, its name resolves to "
-        "another one, or the cluster was made anew",
-        next_step="name the right cluster; if you have moved to this one for good, recover on the old cluster first, and then "
-        "run `dualwrite db move-cluster`",
+        "another one, or the cluster was created again",
+        next_step="connect to the right cluster; if you have moved to this one permanently, recover on the old cluster first, "
+        "then run `dualwrite db move-cluster`",
         stored_cluster_id=row.cluster_id,
         seen_cluster_id=cluster_id,
     )
@@ -197,10 +197,10 @@ def acknowledged(row: StateRow) -> StateRow:
 
 
 def forgotten(row: StateRow) -> StateRow:
-    """The row after `TxnStateStore.forget`: a tombstone stays as it is.
+    """The row after `TxnStateStore.forget`; a tombstone is unchanged.
 
     Raises:
-        NotSettledError: Something of it is still to be recovered or acknowledged.
+        NotSettledError: The id still has something to recover or acknowledge.
     """
     if row.forgotten:
         return row
@@ -213,11 +213,11 @@ def _not_settled(row: StateRow) -> NotSettledError:
     if row.lost:
         why, flag = f"{len(row.lost)} lost or unverified transactions are not acknowledged", " --acknowledge"
     elif row.prepared_state is not None:
-        why, flag = f"the state {row.prepared_state} is not settled", ""
+        why, flag = f"the state {row.prepared_state} is not resolved", ""
     else:
         why, flag = f"generations {row.settled_generation + 1} to {row.generation} are not settled", ""
     return NotSettledError(
-        "The id can't be forgotten: something of it is still open.",
+        "The id can't be forgotten: it is not fully recovered or acknowledged.",
         transactional_id=row.transactional_id,
         cause=why,
         next_step=f"run `dualwrite recover --id {shell_word(row.transactional_id)}{flag}` first",
@@ -225,5 +225,5 @@ def _not_settled(row: StateRow) -> NotSettledError:
 
 
 def changed(row: StateRow, **changes: object) -> StateRow:
-    """The row with other fields, and the time of now."""
+    """The row with these fields changed, and the current time."""
     return replace(row, updated_at=datetime.now(UTC), **changes)  # type: ignore[arg-type]  # each caller names fields
