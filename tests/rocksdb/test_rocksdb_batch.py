@@ -297,5 +297,5 @@ def test_an_iteration_shows_the_changes_from_before_it_began(raw: TransactionBat
 
 def test_an_order_that_is_not_known_is_refused() -> None:
     encoding = Encoding(raw=True, dumps=lambda _: b"", loads=lambda _: None)
-    with pytest.raises(UsageError, match="an order of its own"):
+    with pytest.raises(UsageError, match="a custom order"):
         list(merged(iter([(b"b", b""), (b"a", b"")]), {}, encoding))

@@ -126,7 +126,7 @@ def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: Rock
     transaction = recorded(fresh, other)
     commit_on_a_full_disk(fresh, fresh_claim)
     fresh.claim(ID, "tests", timeout=LIMIT)
-    with pytest.raises(StoreCommitFailedError, match="opened anew"):
+    with pytest.raises(StoreCommitFailedError, match="reopened since"):
         transaction.commit()
     assert stored(fresh) is None
     recorded(fresh, other).commit()
@@ -138,7 +138,7 @@ def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         error = commit_on_a_full_disk(store, claim)
         assert "owner of the Rdict" in error.next_step
-        with pytest.raises(StoreUnavailableError, match="takes no writes until it is opened again"):
+        with pytest.raises(StoreUnavailableError, match="refuses writes until it is opened again"):
             store.claim(ID, "tests", timeout=0.3)
     with pytest.raises(Exception, match="File too large"):
         rdict.close()
@@ -269,7 +269,7 @@ def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, ac
             lambda: store.settle(claim, Settlement(clear_state=True)),
             lambda: store.take_generation(claim, ProducerKind.NATIVE),
         ):
-            with pytest.raises(StoreError, match="takes no writes"):
+            with pytest.raises(StoreError, match="is read-only"):
                 use()
         with pytest.raises(StoreCommitFailedError, match="Not implemented"):
             recorded(store, claim, 2).commit()

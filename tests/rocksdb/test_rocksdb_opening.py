@@ -76,7 +76,7 @@ def test_three_slashes_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     "url", ["rocksdb:", "rocksdb://", "rocksdb:///", "rocksdb://host/path", "rocksdb:////path?a=b", "rocksdb:////path#a"]
 )
 def test_addresses_that_can_not_be_read(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"rocksdb:////path/to/folder|is no URL"):
+    with pytest.raises(ConfigurationError, match=r"rocksdb:////path/to/folder|is not a URL"):
         store_from_url(url)
 
 
@@ -170,7 +170,7 @@ def test_a_folder_of_something_else(path: Path) -> None:
 
 def test_a_missing_folder_above(tmp_path: Path) -> None:
     with RocksDBStore(tmp_path / "a" / "b") as store:
-        with pytest.raises(StoreUnavailableError, match="no folder") as caught:
+        with pytest.raises(StoreUnavailableError, match="parent folder") as caught:
             store.check()
         assert str(tmp_path / "a") in str(pickle.loads(pickle.dumps(caught.value)))
         (tmp_path / "a").mkdir()

@@ -1,4 +1,4 @@
-"""What users write with: changes in any column family, kept until the commit, and read back at once."""
+"""What users write with: changes in any column family, buffered until the commit and visible to the transaction's reads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MISSING: Final = object()
 class ColumnFamilyBatch:
     """One column family inside the transaction: a dict whose changes are written when the transaction commits.
 
-    Keys and values are what the database takes: bytes in rocksdict's raw mode, otherwise bytes, str, int, float and bool for
-    keys, and anything that pickles for values. Reads see the changes of this transaction, and otherwise what is committed at
-    that moment: there is no snapshot, and no check for others who write the same keys.
+    Keys and values are those the database accepts: bytes in rocksdict's raw mode, otherwise bytes, str, int, float and bool for
+    keys, and anything that can be pickled for values. Reads see this transaction's changes, and otherwise what is committed at
+    that moment: there is no snapshot, and no check for concurrent writes of the same keys.
 
     Args:
         name: The column family.
-        batch: The transaction's batch, whose part this is.
+        batch: The transaction's batch, which this belongs to.
     """
 
     def __init__(self, name: str, batch: TransactionBatch) -> None:
@@ -34,7 +34,7 @@ class ColumnFamilyBatch:
         self._entries: dict[SortKey, Entry] = {}
 
     def put(self, key: Key, value: Any) -> None:
-        """Set a key to a value, which is taken as it is now: a list that changes afterwards changes nothing here.
+        """Set a key to a value; the value is copied now, so later changes to a list, for example, have no effect.
 
         Raises:
             UsageError: The database can't store the key or the value.
@@ -45,10 +45,10 @@ class ColumnFamilyBatch:
         self._entries[place] = (plain, self._encoding.value(value))
 
     def delete(self, key: Key) -> None:
-        """Delete a key; nothing happens where there is none.
+        """Delete a key; a missing key is not an error.
 
         Raises:
-            UsageError: The database can't have such a key.
+            UsageError: The database can't store such a key.
         """
         self._batch.check_open()
         plain, place = self._encoding.key(key)
@@ -67,8 +67,8 @@ class ColumnFamilyBatch:
         """Keys and values in RocksDB's order, with the changes that the transaction had made when the iteration began.
 
         Args:
-            from_key: Where to begin: at this key, or else at the next one.
-            backwards: From the last key to the first; `from_key`, or else the one before it.
+            from_key: Where to begin: at this key, or at the next one if it is missing.
+            backwards: From the last key to the first; begins at `from_key`, or at the one before it if it is missing.
         """
         self._batch.check_open()
         encoding = self._encoding
@@ -115,12 +115,12 @@ class ColumnFamilyBatch:
 class TransactionBatch:
     """The transaction as its user sees it: `tx.db`.
 
-    `tx.db[key]` and the like mean the column family `default`; `cf="orders"` names another, and `column_family("orders")`
-    gives the same for one family. See ColumnFamilyBatch. Nothing is in the database before the writer commits.
+    `tx.db[key]` and the like use the column family `default`; `cf="orders"` selects another, and `column_family("orders")`
+    returns one family with the same methods. See ColumnFamilyBatch. Nothing is in the database before the writer commits.
 
     Args:
-        database: Where it is to be written.
-        encoding: What the database takes.
+        database: Where it will be written.
+        encoding: Which keys and values the database accepts.
         transactional_id: For the errors.
     """
 
@@ -135,14 +135,14 @@ class TransactionBatch:
         """One column family.
 
         Raises:
-            UsageError: There is none of that name, or it is the one that holds the state of the transactions.
+            UsageError: There is no such column family, or it is the one with the rows of the store.
         """
         self.check_open()
         found = self._families.get(name)
         if found is None:
             if name == STATE_FAMILY:
                 raise UsageError(
-                    f"The column family {STATE_FAMILY} is dualwrite's own; the transaction writes to it by itself.",
+                    f"The column family {STATE_FAMILY} belongs to dualwrite, which writes to it itself.",
                     transactional_id=self._transactional_id,
                     next_step="`dualwrite status` shows what is in it",
                 )
@@ -180,7 +180,7 @@ class TransactionBatch:
     def __contains__(self, key: Key) -> bool:
         return key in self.column_family(DEFAULT_FAMILY)
 
-    # --- what only the writer does ----------------------------------------------------------------------------------------
+    # --- what only the writer may do --------------------------------------------------------------------------------------
 
     def commit(self) -> NoReturn:
         """Refused."""
@@ -213,12 +213,12 @@ class TransactionBatch:
         raise TransactionControlError(
             f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
             transactional_id=self._transactional_id,
-            cause="to write or drop the batch here would end the database's side without Kafka's",
-            next_step="leave the block to commit, raise an exception to roll back. The transaction is still open and usable",
+            cause="writing or dropping the batch here would end the database's side without Kafka's",
+            next_step="leave the block to commit, raise an exception to roll back; the transaction is still open and usable",
             call=call,
         )
 
-    # --- for the transaction, and for its families ------------------------------------------------------------------------
+    # --- for the transaction and its column families ----------------------------------------------------------------------
 
     def check_open(self) -> None:
         """Raise WriterClosedError once the transaction has ended."""
@@ -228,7 +228,7 @@ class TransactionBatch:
             )
 
     def end(self) -> None:
-        """It is of no use from here on."""
+        """Make the batch unusable."""
         self._ended = True
 
     def changes(self) -> Changes:
@@ -236,17 +236,17 @@ class TransactionBatch:
         return {name: family.changes() for name, family in self._families.items()}
 
     def stored(self, family: str, key: Key, default: Any) -> Any:
-        """What the database has."""
+        """The value in the database."""
         handle = self._database.family(family)
         try:
             return handle.get(key, default)
         except Exception as error:
-            if is_undecodable(error):  # what unpickling raises, among others
+            if is_undecodable(error):  # among others, what unpickling raises
                 raise
             raise self._failed(family, error) from error
 
     def stored_items(self, family: str, start: Key | None, *, backwards: bool) -> Iterator[tuple[Any, Any]]:
-        """What the database has, as of the first step."""
+        """The items in the database, as of the first step."""
         rows = self._database.family(family).items(backwards=backwards, from_key=start)
         while True:
             self.check_open()

@@ -1,4 +1,4 @@
-"""One open RocksDB, as all stores of this process share it: its handle, its column families, its life."""
+"""One open RocksDB database, shared by all stores of this process: its handle, its column families, opening and closing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dualwrite.stores.rocksdb.opening import STATE_FAMILY, last_options
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The open database as it is at the moment; there is a new one after each opening.
+    """The open database; a new Handle is made each time it is opened.
 
     Args:
         rdict: The database.
-        raw: Whether it is in raw mode, which rocksdict has for a whole database.
-        families: Handles of its column families, as far as they were needed. They are kept, since rocksdict flushes a column
-            family to disk whenever a handle of it is dropped.
+        raw: Whether it is in raw mode, which in rocksdict belongs to a whole database.
+        families: Handles of the column families used so far. They are kept because rocksdict flushes a column family to disk
+            whenever a handle of it is dropped.
     """
 
     rdict: Rdict
@@ -43,18 +43,18 @@ class Handle:
             self.rdict.get_column_family_handle(family)
         except DbClosedError:
             raise
-        except Exception:  # noqa: BLE001  (rocksdict has no error of its own for it, and no list of an open database's)
+        except Exception:  # noqa: BLE001  (rocksdict has no specific error for it, and no list of an open database's families)
             return False
         return True
 
 
 class OpenDatabase:
-    """A RocksDB database, opened when it is first needed, and again after an I/O error where it is ours to open.
+    """A RocksDB database, opened when it is first needed, and again after an I/O error if we opened it.
 
     Args:
         path: Its folder.
-        opener: Opens it; None for a Rdict of the user's.
-        rdict: The user's, open.
+        opener: Opens it; None if the user passed an Rdict.
+        rdict: The user's open Rdict.
     """
 
     def __init__(self, path: str, *, opener: Callable[[], Rdict] | None = None, rdict: Rdict | None = None) -> None:
@@ -71,12 +71,12 @@ class OpenDatabase:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we opened it, and close it."""
+        """Whether we open and close it."""
         return self._opener is not None
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is worth keeping: not one that was closed, by us or by the owner of the Rdict."""
+        """Whether it was not closed yet, by us or by the owner of the Rdict."""
         if self._closed:
             return False
         if self._given is None:
@@ -88,25 +88,25 @@ class OpenDatabase:
 
     @property
     def could_not_open(self) -> bool:
-        """Whether it is ours to open, and not open: perhaps since the user has."""
+        """Whether we are to open it and it is not open, perhaps because the user has it open."""
         return self.is_ours and self._handle is None
 
     @property
     def is_broken(self) -> bool:
-        """Whether it takes no writes until it is opened again, which the next call of `handle` does."""
+        """Whether it refuses writes until it is opened again, which the next call of `handle` does."""
         return self._broken and self.is_ours
 
     def write_failed(self) -> None:
-        """A write has met an I/O error: RocksDB refuses all others from now on."""
+        """Note that a write met an I/O error: RocksDB refuses all later ones."""
         self._broken = True
 
     def handle(self) -> Handle:
         """The open database.
 
         Raises:
-            StoreUnavailableError: It can't be opened, or was closed.
-            StateTableMissingError: It has no column family of ours, and takes no writes.
-            UsageError: This process was forked off the one that has it open.
+            StoreUnavailableError: The database can't be opened, or was closed.
+            StateTableMissingError: Our column family is missing, and the database is read-only.
+            UsageError: This process was forked from the one that has it open.
         """
         if os.getpid() != self._process:
             raise forked()
@@ -137,20 +137,20 @@ class OpenDatabase:
             raise call_failed(self.where, "opening it", error) from error
 
     def _make_state_family(self, handle: Handle) -> None:
-        doing = f"making the column family {STATE_FAMILY}"
+        doing = f"creating the column family {STATE_FAMILY}"
         try:
             if handle.has(STATE_FAMILY):
                 return
-            # The empty batch comes first: rocksdict makes a column family by a read-only handle too, behind whose back the
-            # database's owner can't open it any more.
+            # The empty batch comes first: rocksdict creates a column family through a read-only handle too, and then the
+            # database's owner can't open the database any more.
             handle.rdict.write(WriteBatch(raw_mode=handle.raw))
             handle.rdict.create_column_family(STATE_FAMILY, Options(raw_mode=handle.raw))
         except Exception as error:  # all that rocksdict raises
             if is_read_only(error):
                 raise StateTableMissingError(
-                    f"The column family {STATE_FAMILY} is missing in {self.where}, which is open for reading only.",
+                    f"The column family {STATE_FAMILY} is missing in {self.where}, which is open read-only.",
                     cause=sentence(error),
-                    next_step="open it once with AccessType.read_write(); the column family is made then",
+                    next_step="open it once with AccessType.read_write(), which creates the column family",
                 ) from error
             raise call_failed(self.where, doing, error) from error
 
@@ -160,7 +160,7 @@ class OpenDatabase:
         """The handle of a column family.
 
         Raises:
-            UsageError: There is none of that name.
+            UsageError: There is no such column family.
             StoreUnavailableError: The database can't be opened, or was closed.
         """
         handle = self.handle()
@@ -175,37 +175,37 @@ class OpenDatabase:
         raise self.unknown_family(name)
 
     def make_family(self, name: str, options: Options | None) -> None:
-        """Make a column family if it is missing."""
+        """Create a column family if it is missing."""
         handle = self.handle()
         try:
             with self._changing:
                 if not handle.has(name):
                     handle.rdict.create_column_family(name, options or Options(raw_mode=handle.raw))
         except Exception as error:  # all that rocksdict raises
-            raise self.failed(f"making the column family {name!r}", error) from error
+            raise self.failed(f"creating the column family {name!r}", error) from error
 
     def unknown_family(self, name: str) -> UsageError:
-        """The error for a name that is no column family."""
+        """The error for an unknown column family."""
         known = ""
         with suppress(Exception):  # a database in memory has no files to list them from
             names = sorted(set(Rdict.list_cf(self.path)) - {STATE_FAMILY})
             known = f" It has: {', '.join(names)}."
         return UsageError(
             f"The database {self.where} has no column family {name!r}.{known}",
-            next_step=f"make it before the transaction: store.create_column_family({name!r}), or "
+            next_step=f"create it before the transaction: store.create_column_family({name!r}), or "
             f"RocksDBStore(…, column_families={{{name!r}: None}})",
         )
 
     def failed(self, doing: str, error: BaseException, transactional_id: str | None = None) -> DualWriteError:
-        """Our error for rocksdict's. Of a Rdict that its owner has closed, the rest is closed too: it would keep LOCK."""
+        """Our error for rocksdict's. If the owner closed the Rdict, our handles are closed too: they would keep LOCK held."""
         if is_closed(error) and not self.is_usable:
             self.close()
         return call_failed(self.where, doing, error, transactional_id)
 
     def durability(self) -> dict[str, str]:
-        """What decides whether an acknowledged commit stays."""
+        """The settings that decide whether an acknowledged commit is durable."""
         self.handle()
-        # of each write of ours, whatever WriteOptions the Rdict has
+        # those of our own writes, whatever WriteOptions the Rdict has
         settings = {"sync": "true", "disable_wal": "false"}
         with suppress(OSError):
             if not (Path(self.path) / "CURRENT").exists():
@@ -217,7 +217,7 @@ class OpenDatabase:
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close what is ours, and drop our handles of what is the user's. Its open transactions fail from here on."""
+        """Close the database if we opened it, otherwise drop our handles. Open transactions fail from here on."""
         self._closed = True
         with self._changing:
             self._drop_handle()
@@ -236,7 +236,7 @@ class OpenDatabase:
     def leak(self) -> None:
         """In a forked child: keep RocksDB from running there, now or when the child ends.
 
-        Its threads are gone, and its files are the parent's: to close a handle waits for ever for a flush.
+        Its threads are gone, and its files belong to the parent: closing a handle would wait forever for a flush.
         """
         handles = [] if self._given is None else [self._given]
         if self._handle is not None:
@@ -255,5 +255,5 @@ def _is_raw(rdict: Rdict) -> bool:
 
 
 def _close(rdict: Rdict) -> None:
-    with suppress(Exception):  # a flush that fails after an I/O error; it is closed all the same, and what was synced stays
+    with suppress(Exception):  # a flush that fails after an I/O error; it is closed anyway, and what was synced is kept
         rdict.close()

@@ -1,8 +1,8 @@
-"""Keys and values as rocksdict takes them, and the order in which RocksDB has the keys.
+"""Keys and values as rocksdict accepts them, and the order in which RocksDB keeps the keys.
 
-Pure. In raw mode both are bytes, and the order is that of bytes. Otherwise rocksdict puts a byte for the type in front of what
-it stores (1 bytes, 2 str in UTF-8, 3 int, 4 float, 5 bool; for values also 6, a pickle), and its comparator has int keys in
-the order of numbers and everything else in that of the encoded bytes.
+Pure. In raw mode both are bytes, in byte order. Otherwise rocksdict prefixes what it stores with a byte for the type (1 bytes,
+2 str in UTF-8, 3 int, 4 float, 5 bool; for values also 6, a pickle), and its comparator orders int keys as numbers and
+everything else by the encoded bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dualwrite.errors import UsageError
 
 Key = bytes | str | int | float | bool
 SortKey = tuple[int, bytes | int]
-"""Equal where RocksDB's keys are equal, and smaller where they come first."""
+"""Compares as RocksDB's keys do."""
 
 _BYTES, _STR, _INT, _FLOAT, _BOOL = range(1, 6)
 _DOUBLE: Final = struct.Struct(">d")
@@ -24,7 +24,7 @@ _DOUBLE: Final = struct.Struct(">d")
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A value that rocksdict stores as a pickle: what it was when it was put, whatever becomes of the object afterwards.
+    """A value that rocksdict stores as a pickle, pickled at the `put`: later changes to the object have no effect.
 
     Args:
         data: The pickle.
@@ -35,11 +35,11 @@ class Pickled:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What a database takes for keys and values.
+    """Which keys and values a database accepts, and how they are encoded.
 
     Args:
         raw: Whether it is in raw mode.
-        dumps: Makes bytes of a value that has no encoding of its own.
+        dumps: Makes bytes of a value that rocksdict can't encode itself.
         loads: The reverse.
     """
 
@@ -48,10 +48,10 @@ class Encoding:
     loads: Callable[[bytes], Any]
 
     def key(self, key: Any) -> tuple[Key, SortKey]:
-        """The key as it comes back from the database, and its place.
+        """The key as the database returns it, and its place in the order.
 
         Raises:
-            UsageError: It is of a type that can't be a key.
+            UsageError: Its type can't be a key.
         """
         if self.raw:
             plain = self._bytes(key, "key")
@@ -74,10 +74,10 @@ class Encoding:
                 return scalar, (_FLOAT, _DOUBLE.pack(scalar))
 
     def value(self, value: Any) -> Key | Pickled:
-        """The value as it is to be kept until the commit.
+        """The value as it is buffered until the commit.
 
         Raises:
-            UsageError: It is of a type that can't be a value.
+            UsageError: Its type can't be a value.
             Exception: What `dumps` raises.
         """
         if self.raw:
@@ -93,7 +93,7 @@ class Encoding:
         return scalar
 
     def given_back(self, value: Key | Pickled) -> Any:
-        """What a read of a kept value gives."""
+        """What a read of a buffered value returns."""
         return self.loads(value.data) if isinstance(value, Pickled) else value
 
     def _bytes(self, given: Any, what: str) -> bytes:
@@ -101,13 +101,13 @@ class Encoding:
             return given if type(given) is bytes else bytes(memoryview(given))
         raise UsageError(
             f"A {what} of this database must be bytes, not {type(given).__name__}: it is in rocksdict's raw mode.",
-            next_step=f"encode the {what}; or make a new database with Options(raw_mode=False), which takes Python's types "
-            "and is of no use to RocksDB's clients in other languages",
+            next_step=f"encode the {what}; or create a new database with Options(raw_mode=False), which accepts Python types "
+            "but can't be read by RocksDB clients in other languages",
         )
 
 
 def _scalar(given: Any) -> Key | None:
-    """As rocksdict tells the types apart, bool before int; of subclasses it stores the plain value."""
+    """Distinguishes the types as rocksdict does, bool before int; for subclasses it stores the plain value."""
     if isinstance(given, bool):
         return given
     if isinstance(given, bytes):
@@ -123,4 +123,4 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{text[:100]!r} can't be stored: it is not encodable in UTF-8.", cause=str(error)) from error
+        raise UsageError(f"{text[:100]!r} can't be stored: it can't be encoded in UTF-8.", cause=str(error)) from error

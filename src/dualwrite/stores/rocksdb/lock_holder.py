@@ -1,4 +1,4 @@
-"""Which process holds a database's LOCK, as far as Linux tells."""
+"""Which process holds a database's LOCK, as far as Linux shows it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FIELDS: Final = 8  # "1: POSIX ADVISORY WRITE 18077 fe:00:9994485 0 EOF"
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """A process.
+    """A process that holds a LOCK.
 
     Args:
-        pid: Its id.
-        text: For people. Never its command line, which may hold passwords.
+        pid: Its process id.
+        text: For messages. Never its command line, which may contain passwords.
     """
 
     pid: int
@@ -26,10 +26,10 @@ class LockHolder:
 
 
 def lock_holder(path: str) -> LockHolder | None:
-    """The process that holds the LOCK of the database at `path`, or None where that can't be seen.
+    """The process that holds the LOCK of the database at `path`, or None if that is not visible.
 
-    LOCK is only looked at from outside. To open and close it would drop the lock if it were this process's own: POSIX locks
-    are the process's, and end with the first of its descriptors that is closed.
+    LOCK itself is never opened. If this process held the lock, opening and closing the file would drop it: POSIX locks belong
+    to the process, and end when any of its descriptors of the file is closed.
     """
     with suppress(OSError, ValueError, IndexError):
         found = (Path(path) / "LOCK").stat()
@@ -40,11 +40,11 @@ def lock_holder(path: str) -> LockHolder | None:
                 continue
             major, minor, inode = fields[5].split(":")
             if (int(major, 16), int(minor, 16), int(inode)) == wanted and int(fields[4]) > 0:
-                return _told(int(fields[4]))
+                return _process(int(fields[4]))
     return None
 
 
-def _told(pid: int) -> LockHolder:
+def _process(pid: int) -> LockHolder:
     name = ""
     with suppress(OSError):
         name = f" ({(_PROC / str(pid) / 'comm').read_text().strip()})"

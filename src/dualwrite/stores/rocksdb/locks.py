@@ -1,9 +1,9 @@
-"""Locks of ids between the threads of one process: what row locks are in a SQL database.
+"""Locks on ids between the threads of one process: what row locks are in a SQL database.
 
-Built so that neither Ctrl-C nor the garbage collector can leave one locked, or deadlock on one. `Hold.release` takes no mutex,
-may be called by any thread, any number of times, and from `__del__`. A hold is free from the moment it is marked released,
-whatever the table of holders still says; and, since that refers to it weakly, when nothing else does: an interrupt that falls
-into its release leaves it to die with the frame.
+Designed so that neither Ctrl-C nor the garbage collector can leave one locked, or deadlock on one. `Hold.release` takes no
+mutex, and may be called by any thread, any number of times, and from `__del__`. The id is free from the moment its hold is
+marked released, even if the table of holds still lists it; and when the hold is garbage-collected, since the table refers to it
+weakly: a hold whose release was interrupted ends with the stack frame.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import suppress
 from typing import Final
 
 _SLICE: Final = 1.0
-"""Seconds after which a waiter looks again by itself: another waiter that was interrupted may have kept the news from it."""
+"""Seconds after which a waiter checks again by itself: an interrupted waiter may not have passed on the wake-up."""
 
 
 class Hold:
-    """One holder's hold on one id: waiting, holding, or released for ever.
+    """One holder's lock on one id: waiting, held, or released for good.
 
     Args:
         transactional_id: The id.
-        owner: Who it is for, in the claim's words.
-        doing: What is done under it, fit for "while <doing>".
+        owner: The claim's owner.
+        doing: What is done under it, to complete "while <doing>".
     """
 
     __slots__ = ("__weakref__", "_over", "_since", "_thread", "doing", "gate", "owner", "transactional_id")
@@ -45,7 +45,7 @@ class Hold:
         return self._over
 
     def taken(self) -> None:
-        """The id is held from here on."""
+        """Note that the id is held from now on."""
         self._thread = threading.current_thread().name
         self._since = time.monotonic()
 
@@ -68,10 +68,10 @@ class IdLocks:
         self._changing = threading.Lock()
 
     def acquire(self, hold: Hold, deadline: float) -> Hold | None:
-        """Wait until the id is the hold's; None then, or whoever held it when the time was over.
+        """Wait until `hold` has the id's lock, and return None; or return the current holder if the deadline passes.
 
         Args:
-            hold: What to hold it by. It must be released in the end, also where this raises (KeyboardInterrupt).
+            hold: The hold to lock it with. The caller must release it, also if this raises (KeyboardInterrupt).
             deadline: By `time.monotonic`.
         """
         while True:

@@ -16,7 +16,7 @@ from dualwrite.errors import StoreUnavailableError
 from dualwrite.stores.rocksdb.errors import not_opened, sentence
 
 STATE_FAMILY: Final = "kafka_transaction_state"
-"""KIP-939's name for the column family of the rows."""
+"""The column family of the rows; the name is KIP-939's."""
 DEFAULT_FAMILY: Final = "default"
 
 _CONFIG: Final = "rocksdict-config.json"
@@ -28,13 +28,13 @@ _OPTION: Final = re.compile(r"^\s*(\w+)=(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Opener:
-    """How a database is opened, each time that it is.
+    """How a database is opened, each time.
 
     Args:
         path: Its folder.
-        options: For the database; None takes those it had last, and raw mode for a new one.
-        column_families: Options by column family; None takes those it had last. One that is missing is made.
-        create_if_missing: Whether to make the database (its folder, but not the folders above).
+        options: For the database; None uses those it had last, and raw mode for a new one.
+        column_families: Options by column family; None uses those it had last. Missing ones are created.
+        create_if_missing: Whether to create the database (its folder, but not the parent folders).
     """
 
     path: str
@@ -43,10 +43,10 @@ class Opener:
     create_if_missing: bool = True
 
     def open(self) -> Rdict:
-        """Open it.
+        """Open the database.
 
         Raises:
-            StoreUnavailableError: It can't be opened: what it says tells why.
+            StoreUnavailableError: It can't be opened; the error says why.
         """
         if self._is_there():
             return self._opened_again()
@@ -55,14 +55,14 @@ class Opener:
         return self._opened(options, {DEFAULT_FAMILY: options})
 
     def makes_it(self) -> bool:
-        """Whether `open` would make the database, in a folder of its own."""
+        """Whether `open` would create the database, in a new folder."""
         path = Path(self.path)
         return self.create_if_missing and path.parent.is_dir() and not path.exists()
 
     def _is_there(self) -> bool:
         try:
             return (Path(self.path) / "CURRENT").exists()
-        except OSError as error:  # no right to look into the folder
+        except OSError as error:  # no permission to read the folder
             raise not_opened(self.path, error) from error
 
     def _check_new_folder(self) -> None:
@@ -72,51 +72,51 @@ class Opener:
             if folder.is_dir():
                 strange = sorted(entry.name for entry in folder.iterdir() if not _OF_ROCKSDB.fullmatch(entry.name))
                 if strange:
-                    trouble = f"the folder holds other things ({', '.join(strange[:5])}) and no database"
+                    trouble = f"the folder contains other files ({', '.join(strange[:5])}) and no database"
             elif folder.exists():
-                trouble = "it is a file, and a RocksDB database is a folder"
+                trouble = "it is a file, but a RocksDB database is a folder"
             elif not folder.parent.is_dir():
-                trouble = f"there is no folder {folder.parent} to make it in"
+                trouble = f"the parent folder {folder.parent} does not exist"
         except OSError as error:
             raise not_opened(self.path, error) from error
         if trouble is None and not self.create_if_missing:
-            trouble = "there is none, and it is not to be made (create_if_missing=False)"
+            trouble = "it does not exist, and create_if_missing is False"
         if trouble is not None:
             raise StoreUnavailableError(
                 f"The RocksDB database {self.path} can't be opened.",
                 cause=trouble,
-                next_step="check the path: rocksdb:////path/to/folder, with four slashes for one that begins at the root",
+                next_step="check the path: rocksdb:////path/to/folder, with four slashes for an absolute path",
                 path=self.path,
                 pid=None,
             )
 
     def _opened_again(self) -> Rdict:
-        """Open with what the database's own files tell of it, which is more than what rocksdict makes of them by itself.
+        """Open with the modes and column families that the database's files show, which rocksdict may get wrong by itself.
 
-        rocksdict takes a config file that is missing or empty (a process killed while it was written: each opening writes it)
-        for raw mode, and opens only the column families of the OPTIONS file, which lags behind MANIFEST after a crash.
+        If its config file is missing or empty (each opening writes it, and the process may be killed then), rocksdict assumes
+        raw mode; and it opens only the column families in the OPTIONS file, which lags behind MANIFEST after a crash.
         """
         try:
             names = Rdict.list_cf(self.path)
-            self._mend_config()
+            self._repair_config()
             options, families = self._loaded()
         except StoreUnavailableError:
             raise
         except Exception as error:  # all that rocksdict raises
             raise not_opened(self.path, error) from error
-        # The given options are also those of `default`: by its comparator RocksDB notices that they are of the wrong mode.
+        # The given options are also used for `default`: by its comparator RocksDB detects options of the wrong mode.
         given = {**self.column_families, **({} if self.options is None else {DEFAULT_FAMILY: self.options})}
         raw = self._is_raw()
         found = {name: given.get(name) or families.get(name) or Options(raw_mode=raw) for name in names}
         return self._opened(self.options or options, found)
 
     def _loaded(self) -> tuple[Options, dict[str, Options]]:
-        """The options that it had last; none of a database whose OPTIONS file is gone."""
+        """The options that it had last; default ones if its OPTIONS file is gone."""
         if _options_file(self.path) is None:
             return Options(raw_mode=self._is_raw()), {}
         try:
             return Options.load_latest(self.path)
-        except Exception:  # noqa: BLE001  (all that rocksdict raises; written by a newer RocksDB, perhaps)
+        except Exception:  # noqa: BLE001  (all that rocksdict raises; perhaps a newer RocksDB wrote the file)
             return Options.load_latest(self.path, ignore_unknown_options=True)
 
     def _opened(self, options: Options, families: dict[str, Options]) -> Rdict:
@@ -132,14 +132,14 @@ class Opener:
             return config
         return last_options(self.path).get("comparator") != "rocksdict"
 
-    def _mend_config(self) -> None:
-        """Write the config file anew where it can't be read and rocksdict would guess wrong."""
+    def _repair_config(self) -> None:
+        """Write the config file again if it can't be read and rocksdict would guess wrong."""
         if _config(self.path) is None and not self._is_raw():
             (Path(self.path) / _CONFIG).write_text('{"raw_mode":false,"prefix_extractors":{}}')
 
 
 def last_options(path: str) -> dict[str, str]:
-    """What the newest OPTIONS file says, by name: those of the database, and of its column family `default`."""
+    """The options in the newest OPTIONS file, by name: those of the database and of its column family `default`."""
     file = _options_file(path)
     if file is None:
         return {}
@@ -154,7 +154,7 @@ def _options_file(path: str) -> Path | None:
 
 
 def _config(path: str) -> bool | None:
-    """What rocksdict noted of whether the database is in raw mode; None where it can't be read."""
+    """Whether the database is in raw mode, by rocksdict's config file; None if that can't be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         return bool(json.loads((Path(path) / _CONFIG).read_text())["raw_mode"])
     return None
@@ -162,7 +162,7 @@ def _config(path: str) -> bool | None:
 
 @contextmanager
 def _config_kept(path: str) -> Iterator[None]:
-    """Put rocksdict's config file back if opening fails: it is written first, also with options that turn out wrong."""
+    """Restore rocksdict's config file if opening fails: rocksdict writes it first, even with options that turn out wrong."""
     file = Path(path) / _CONFIG
     before = file.read_bytes() if file.exists() else None
     try:
@@ -172,5 +172,5 @@ def _config_kept(path: str) -> Iterator[None]:
             if before is not None and file.read_bytes() != before:
                 file.write_bytes(before)
         except OSError as restoring:
-            error.add_note(f"{file} could not be put back as it was: {sentence(restoring)}")
+            error.add_note(f"{file} could not be restored: {sentence(restoring)}")
         raise

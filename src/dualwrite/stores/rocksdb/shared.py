@@ -1,7 +1,7 @@
-"""Which databases this process has open, so that its stores share them: RocksDB lets in one handle at a time.
+"""Which databases this process has open, so that its stores share them: RocksDB allows one handle at a time.
 
-And what becomes of them at a fork: they are of no use in the child. RocksDB's threads are gone there, so that a flush waits for
-ever, and what the child writes goes into the parent's files.
+It also handles forks: in the child an open database is unusable. RocksDB's threads are gone there, so a flush waits forever,
+and what the child writes goes into the parent's files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Databases:
         self._forked = False
 
     def join(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
-        """The database at `path`, made (not opened) by `make` for its first user; the same user may join twice."""
+        """The database at `path`; `make` makes it (without opening it) for its first user. A user may join twice."""
         self.check_process()
         with self._changing:
             self._used = True
@@ -39,7 +39,7 @@ class Databases:
             return found[0]
 
     def leave(self, user: object, database: OpenDatabase) -> None:
-        """This user is done; the last one closes it."""
+        """Remove a user of the database; when the last one leaves, it is closed."""
         if self._forked:
             return
         with self._changing:
@@ -51,21 +51,21 @@ class Databases:
                 del self._open[database.path]
                 database.close()
 
-    def use_by_hand(self) -> None:
-        """RocksDB runs in this process, by a Rdict that the user opened."""
+    def note_user_rdict(self) -> None:
+        """Note that RocksDB runs in this process because the user opened an Rdict."""
         self._used = True
 
     def check_process(self) -> None:
-        """Refuse a process that was forked off one in which RocksDB ran.
+        """Refuse a process that was forked from one in which RocksDB ran.
 
         Raises:
-            UsageError: This is one.
+            UsageError: This process was.
         """
         if self._forked:
             raise forked()
 
     def after_fork(self) -> None:
-        """In the child."""
+        """Called in the child after a fork."""
         self._changing = threading.RLock()  # another thread of the parent may have held it
         if self._used:
             self._forked = True

@@ -1,4 +1,4 @@
-"""The column family of the rows: read one, change one under its lock, and commit one together with a user's changes."""
+"""The column family of the rows: read a row, change it under its lock, and commit it together with a user's changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Changes = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
 RowChange = Callable[[StateRow | None], StateRow | None]
 
 IDENTITY_KEY: Final = "#store"
-"""Beside the rows: no transactional id has a `#`."""
+"""Stored next to the rows: no transactional id has a `#`."""
 _WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
 
 
@@ -48,7 +48,7 @@ class StateFamily:
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def row(self, transactional_id: str) -> StateRow | None:
-        """The row of an id, as it stands."""
+        """The current row of an id."""
         family = self.database.family(STATE_FAMILY)
         try:
             text = family.get(self._key(self.database.handle(), transactional_id))
@@ -60,7 +60,7 @@ class StateFamily:
                     "The stored row can't be read.",
                     transactional_id=transactional_id,
                     cause=f"another program changed it ({sentence(error)})",
-                    next_step="nothing was changed; put the row back as it was",
+                    next_step="nothing was changed; restore the row",
                     text="",
                 ) from error
             raise self.database.failed("reading the row", error, transactional_id) from error
@@ -69,7 +69,7 @@ class StateFamily:
         return parse_document(transactional_id, text if isinstance(text, str | bytes) else repr(text))
 
     def identity(self) -> StoreIdentity | None:
-        """Which database this is, as it stands."""
+        """The current identity of the database."""
         family = self.database.family(STATE_FAMILY)
         try:
             text = family.get(self._key(self.database.handle(), IDENTITY_KEY))
@@ -78,7 +78,7 @@ class StateFamily:
         return None if text is None else StoreIdentity.parse(text if isinstance(text, str | bytes) else repr(text))
 
     def set_identity(self, identity: StoreIdentity, expected: StoreIdentity | None, hold: Hold, *, timeout: float) -> bool:
-        """Replace it if it is still the expected one, under a lock of its own; the caller releases it."""
+        """Replace the identity if it is still the expected one, under its own lock, `hold`; the caller releases it."""
         self.lock(hold, time.monotonic() + timeout, timeout)
         if self.identity() != expected:
             return False
@@ -96,7 +96,7 @@ class StateFamily:
         return True
 
     def ids(self, prefix: str) -> list[str]:
-        """The ids whose row is no tombstone; also those whose row can't be read: who reads it is told."""
+        """The ids whose row is not a tombstone, including those whose row can't be read: reading one raises the error."""
         family = self.database.family(STATE_FAMILY)
         start = self._key(self.database.handle(), prefix)
         try:
@@ -119,10 +119,10 @@ class StateFamily:
     # --- one row ----------------------------------------------------------------------------------------------------------
 
     def lock(self, hold: Hold, deadline: float, timeout: float) -> None:
-        """Take the lock of an id.
+        """Acquire the lock of an id.
 
         Raises:
-            ClaimTimeoutError: Another thread kept it until the deadline.
+            ClaimTimeoutError: Another thread held it until the deadline.
         """
         blocker = self.database.locks.acquire(hold, deadline)
         if blocker is not None:
@@ -130,24 +130,24 @@ class StateFamily:
                 f"The row of the id stayed locked for {timeout:g} s while {hold.doing}.",
                 transactional_id=hold.transactional_id,
                 cause=f"the lock is held by {blocker}",
-                next_step="let that thread commit its transaction or roll it back; then try again",
+                next_step="let that thread commit or roll back its transaction, then try again",
                 timeout=timeout,
                 blocker=str(blocker),
             )
 
     def change(self, hold: Hold, change: RowChange, *, timeout: float) -> StateRow | None:
-        """Change one row under the lock of its id; gives the row that stands then.
+        """Change one row under the lock of its id, and return the resulting row.
 
-        After an I/O error a database of ours is opened again, and `change` runs again, until the time is over.
+        After an I/O error a database that we opened is opened again and `change` runs again, until the timeout.
 
         Args:
-            hold: By which to hold the id. The caller releases it.
-            change: From the row to the row to write; the same row or None where there is nothing to write. It must give the
-                same where it finds its own change made.
+            hold: The hold to lock the id with. The caller releases it.
+            change: From the row to the row to write; the same row or None if there is nothing to write. It must return the
+                same row if it finds its own change already made.
             timeout: Seconds to wait at most.
 
         Raises:
-            ClaimTimeoutError: Another thread kept the lock.
+            ClaimTimeoutError: Another thread held the lock.
             StoreUnavailableError: The database could not be written.
         """
         deadline = time.monotonic() + timeout
@@ -168,7 +168,7 @@ class StateFamily:
         handle = self.database.handle()
         try:
             batch = self._batch(handle, {}, after)
-        except Exception as error:  # it was closed meanwhile
+        except Exception as error:  # the database was closed meanwhile
             raise self.database.failed(hold.doing, error, hold.transactional_id) from error
         try:
             handle.rdict.write(batch, _synced())
@@ -186,11 +186,12 @@ class StateFamily:
         Args:
             changes: The user's.
             row: The row as it was recorded, under the lock that is still held.
-            recorded_in: The database as it was then. If it was opened again since, another process may have been in it.
+            recorded_in: The database handle of that time. If the database was reopened since, another process may have
+                written to it.
 
         Raises:
-            StoreCommitFailedError: Nothing of it was written, nor will be.
-            StoreCommitUnknownError: The write failed on its way.
+            StoreCommitFailedError: Nothing was written, and nothing will be.
+            StoreCommitUnknownError: The write failed, and may or may not be in the log.
         """
         database = self.database
         try:
@@ -199,7 +200,7 @@ class StateFamily:
         except Exception as error:
             raise self._commit_failed(row.transactional_id, sentence(error)) from error
         if handle is not recorded_in:
-            raise self._commit_failed(row.transactional_id, "it was opened anew since the state was recorded")
+            raise self._commit_failed(row.transactional_id, "it was reopened since the state was recorded")
         try:
             handle.rdict.write(batch, _synced())
         except Exception as error:
@@ -209,17 +210,17 @@ class StateFamily:
             database.write_failed()
             by = "which the next claim does" if database.is_ours else "by the owner of the Rdict"
             raise StoreCommitUnknownError(
-                f"RocksDB failed while it wrote the batch to {database.where}: it may stand in the write-ahead log or not.",
+                f"RocksDB failed while writing the batch to {database.where}; it may or may not be in the write-ahead log.",
                 transactional_id=row.transactional_id,
                 cause=sentence(error),
-                next_step=f"RocksDB takes no writes until it is opened again, {by}: mend the disk, claim the id again under "
-                "the same fence, and read the row",
+                next_step=f"RocksDB refuses writes until it is opened again, {by}: fix the disk, claim the id again with the "
+                "same expected fence, and read the row",
             ) from error
 
     def _batch(self, handle: Handle, changes: Changes, row: StateRow) -> WriteBatch:
-        """The batch, on the column families of this very moment.
+        """The batch, with current handles of the column families.
 
-        After one batch with a column family that was dropped meanwhile, RocksDB takes no writes at all.
+        After a batch with a column family that was dropped meanwhile, RocksDB refuses all writes.
         """
         batch = WriteBatch(raw_mode=handle.raw)
         batch.set_dumps(_data_of)
@@ -239,10 +240,11 @@ class StateFamily:
 
     def _commit_failed(self, transactional_id: str, cause: str) -> StoreCommitFailedError:
         return StoreCommitFailedError(
-            f"The database {self.database.where} did not commit; nothing of the transaction is left in it.",
+            f"The database {self.database.where} did not commit; nothing of the transaction was written.",
             transactional_id=transactional_id,
             cause=cause,
-            next_step="see that it is open for writing, with all column families that the transaction uses; then run it again",
+            next_step="check that it is open for writing and has all column families that the transaction uses; then run the "
+            "transaction again",
         )
 
     def _key(self, handle: Handle, transactional_id: str) -> Any:
@@ -251,12 +253,12 @@ class StateFamily:
 
 
 def _synced() -> WriteOptions:
-    """Ours, not those of the Rdict, which may do without the log (rocksdict's default is with it) or its sync."""
+    """Our own options, not the Rdict's, which may disable the log (rocksdict's default enables it) or its sync."""
     options = WriteOptions()
     options.sync = True
     return options
 
 
 def _data_of(value: Pickled) -> bytes:
-    """What rocksdict asks for a value that is of none of its own types."""
+    """What rocksdict calls for a value that is not of one of its own types."""
     return value.data

@@ -1,4 +1,4 @@
-"""RocksDBStore: the rows in a column family of a RocksDB database, by rocksdict."""
+"""RocksDBStore: the rows in a column family of a RocksDB database, using rocksdict."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _SCHEME: Final = "rocksdb:///"
 
 
 class RocksDBStore(TxnStateStore):
-    """Keeps the rows in the column family `kafka_transaction_state` of a RocksDB database, which it makes where it is missing.
+    """Keeps the rows in the column family `kafka_transaction_state` of a RocksDB database, created if it is missing.
 
-    RocksDB lets one process in at a time, so writers and recoverers of the same database are threads of one process: they may
-    have a store each, which share the open database. Close writers and stores before you close a Rdict of yours, and don't open
-    one with AccessType.with_ttl: RocksDB would drop the rows, and the fences with them, when their time is over.
+    Only one process can open a RocksDB database, so its writers and recoverers are threads of one process; each may have its
+    own store, and the stores share the open database. Close writers and stores before you close your own Rdict, and don't open
+    one with AccessType.with_ttl: RocksDB would drop the rows, and with them the fencing tokens, when they expire.
 
     Args:
-        database: A path, opened at the first use with the column families that it has, or made, in raw mode; or a Rdict that
-            is open, which stays open.
-        options: For a path: the database's options, instead of those that it had last. `raw_mode` must be the database's own.
-        column_families: Column families that must be there, with the options to make (or, for a path, open) them by; None for
-            the default ones. Those that the database has need not be named.
-        create_if_missing: For a path: whether to make the database. The folder above it must be there.
-        lock_timeout: Seconds that settling and the like wait for an id's lock; `claim` has its own.
-        dumps: What was given to `Rdict.set_dumps`, if anything was; rocksdict has no way to ask for it.
-        loads: What was given to `Rdict.set_loads`.
+        database: A path, opened at the first use with the column families that it has, or created in raw mode; or an open
+            Rdict, which the store does not close.
+        options: For a path: the database's options, instead of those that it had last. `raw_mode` must match the database.
+        column_families: Column families that must exist, with the options to create (or, for a path, open) them; None for
+            the default options. Those that the database already has need not be listed.
+        create_if_missing: For a path: whether to create the database. Its parent folder must exist.
+        lock_timeout: Seconds that `settle` and the like wait for an id's lock; `claim` has its own timeout.
+        dumps: The function passed to `Rdict.set_dumps`, if any; it can't be read back from rocksdict.
+        loads: The function passed to `Rdict.set_loads`, if any.
 
     Raises:
-        ConfigurationError: `options` were given together with a Rdict.
+        ConfigurationError: `options` were given together with an Rdict.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class RocksDBStore(TxnStateStore):
         self._rdict: Rdict | None = None
         if isinstance(database, Rdict):
             if options is not None:
-                raise ConfigurationError("Options can't be set for a Rdict that is open.", next_step="open the Rdict with them")
+                raise ConfigurationError("Options can't be set for an open Rdict.", next_step="open the Rdict with them")
             self._rdict = database
             self._path = _path_of(database)
-            databases.use_by_hand()
+            databases.note_user_rdict()
         else:
             self._path = os.path.realpath(os.fspath(database))
         self._opener = Opener(self._path, options, self._column_families, create_if_missing)
@@ -88,14 +88,14 @@ class RocksDBStore(TxnStateStore):
             options: More arguments for RocksDBStore.
 
         Raises:
-            ConfigurationError: It can't be read.
+            ConfigurationError: The URL can't be parsed.
         """
         path = url[len(_SCHEME) :]
         if not url.lower().startswith(_SCHEME) or not path or "?" in path or "#" in path:
             raise ConfigurationError(
-                f"{url!r} is no address of a RocksDB database.",
-                cause="it names a path and nothing else: no host, no parameters",
-                next_step="rocksdb:////path/to/folder; what else there is to set, RocksDBStore(path, …) takes",
+                f"{url!r} is not the URL of a RocksDB database.",
+                cause="it must contain a path and nothing else: no host, no parameters",
+                next_step="rocksdb:////path/to/folder; RocksDBStore(path, …) takes other settings as arguments",
             )
         return cls(path, **options)
 
@@ -106,41 +106,41 @@ class RocksDBStore(TxnStateStore):
 
     @property
     def rdict(self) -> Rdict:
-        """The open database, for reads and for writes that belong to no transaction: nobody else can open it meanwhile.
+        """The open database, for reads and for writes outside of transactions: it can't be opened a second time meanwhile.
 
-        It stays open until the last store of this process on the same path is closed. Close handles of column families and
-        iterators that you take from it before that: each keeps the database open. After an I/O error it is another one.
-        To drop a column family and make it anew, close the stores first.
+        It stays open until the last store of this process on the same path is closed. Before that, close the column family
+        handles and iterators that you get from it: each keeps the database open. After an I/O error this is another object.
+        To drop a column family and create it again, close the stores first.
         """
         return self._joined().database.handle().rdict
 
     def create_column_family(self, name: str, options: Options | None = None) -> None:
-        """Make a column family, if it is missing."""
+        """Create a column family if it is missing."""
         self._joined().database.make_family(name, options)
 
     def check(self) -> None:
-        """See TxnStateStore; opens the database, and makes the column family if it is missing."""
+        """See TxnStateStore; opens the database, and creates the column family if it is missing."""
         self._joined().database.family(STATE_FAMILY)
 
     def durability(self) -> Mapping[str, str]:
-        """See TxnStateStore; `sync` and `disable_wal` are of the store's own writes, whatever the Rdict's WriteOptions are."""
+        """See TxnStateStore; `sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""
         return self._joined().database.durability()
 
     def identity(self) -> StoreIdentity | None:
-        """See TxnStateStore; makes no database."""
+        """See TxnStateStore; does not create the database."""
         return None if self._is_to_be_made() else self._joined().identity()
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
         """See TxnStateStore."""
         rows = self._joined()
-        hold = Hold(IDENTITY_KEY, "", "keeping the database's id")
+        hold = Hold(IDENTITY_KEY, "", "storing the database's id")
         try:
             return rows.set_identity(identity, expected, hold, timeout=self._lock_timeout)
         finally:
             hold.release()
 
     def marks(self) -> frozenset[str]:
-        """See TxnStateStore; path and number of the folder."""
+        """See TxnStateStore; path and inode of the folder."""
         return file_marks(self._path)
 
     def begin(self, claim: Claim) -> StoreTransaction:
@@ -153,7 +153,7 @@ class RocksDBStore(TxnStateStore):
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
-        """See TxnStateStore; makes no database."""
+        """See TxnStateStore; does not create the database."""
         return None if self._is_to_be_made() else self._joined().row(transactional_id)
 
     def read_claimed(self, claim: Claim) -> StateRow:
@@ -161,14 +161,14 @@ class RocksDBStore(TxnStateStore):
         return held(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
-        """See TxnStateStore; makes no database."""
+        """See TxnStateStore; does not create the database."""
         return [] if self._is_to_be_made() else self._joined().ids(prefix)
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore."""
-        token = uuid.uuid4().hex  # knows this call's own claim, where it was written before the database failed
+        token = uuid.uuid4().hex  # recognizes this call's claim if it was written before the database failed
 
         def change(row: StateRow | None) -> StateRow:
             if row is not None and is_claim_of(row, token, expected_fence=expected_fence):
@@ -181,20 +181,20 @@ class RocksDBStore(TxnStateStore):
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         """See TxnStateStore."""
-        self._change_claimed(claim, lambda row: settled(row, settlement), "settling a transaction")
+        self._change_claimed(claim, lambda row: settled(row, settlement), "resolving a transaction")
 
     def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore."""
 
         def change(row: StateRow) -> StateRow:
-            store_id = self._own_identity().store_id  # it may have been replaced since
+            store_id = self._own_identity().store_id  # read each time: it may have been replaced
             return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
 
         return self._change_claimed(claim, change, "taking a generation").generation
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
-        removed: list[LostTransaction] = []  # over all attempts: the one before may have been written
+        removed: list[LostTransaction] = []  # over all attempts: an earlier one may have been written
 
         def change(row: StateRow | None) -> StateRow | None:
             if row is None or not row.lost:
@@ -248,7 +248,7 @@ class RocksDBStore(TxnStateStore):
         return rows
 
     def _is_to_be_made(self) -> bool:
-        """Whether nothing is at our path yet: a look at one that was mistyped must not leave a database there."""
+        """Whether nothing exists at our path yet: reading from a mistyped path must not create a database there."""
         return self._rows is None and self._rdict is None and self._opener.makes_it()
 
     def _made(self) -> OpenDatabase:
@@ -267,4 +267,4 @@ def _path_of(rdict: Rdict) -> str:
     try:
         return os.path.realpath(rdict.path())
     except Exception as error:  # all that rocksdict raises
-        raise ConfigurationError("The Rdict is closed.", cause=sentence(error), next_step="hand over an open one") from error
+        raise ConfigurationError("The Rdict is closed.", cause=sentence(error), next_step="pass an open one") from error

@@ -18,12 +18,12 @@ from dualwrite.stores.rows import held, recorded
 
 
 class RocksDBStoreTransaction(StoreTransaction):
-    """See StoreTransaction. One that is dropped without an end gives the lock back when it is freed.
+    """See StoreTransaction. One that is dropped without commit or rollback releases the lock when it is garbage-collected.
 
     Args:
         rows: The database's rows.
         claim: The claim that it runs under.
-        encoding: What the database takes.
+        encoding: Which keys and values the database accepts.
         lock_timeout: Seconds to wait for the lock of the id.
     """
 
@@ -55,7 +55,7 @@ class RocksDBStoreTransaction(StoreTransaction):
         self._check_open()
         deadline = time.monotonic() + self._lock_timeout
         self._rows.lock(self._hold, deadline, self._lock_timeout)
-        self._check_open()  # rolled back by another thread meanwhile: then nothing is held
+        self._check_open()  # another thread may have rolled back meanwhile: then nothing is held
         handle = self._rows.database.handle()
         row = held(self._rows.row(self._claim.transactional_id), self._claim)
         row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
@@ -69,7 +69,7 @@ class RocksDBStoreTransaction(StoreTransaction):
                 raise UsageError(
                     "The transaction can't be committed before its state is recorded.",
                     transactional_id=self._claim.transactional_id,
-                    next_step="call record() first: it checks the fence and takes the lock of the id",
+                    next_step="call record() first: it checks the fence and acquires the lock of the id",
                 )
             try:
                 self._rows.commit(self._batch.changes(), *self._recorded)
