@@ -47,7 +47,7 @@ def test_a_chroot_that_may_not_be_made(zookeeper_server: ZooKeeperServer, chroot
     inside = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/closed/a/b")
     with ZooKeeperStore.from_url(inside) as store:
         for call in (store.check, lambda: store.claim(ID, "tests", timeout=LIMIT)):
-            with pytest.raises(StoreError, match="not permitted to make it") as caught:
+            with pytest.raises(StoreError, match="not permitted to create it") as caught:
                 call()
             assert f"create {chroot}/closed/a; create {chroot}/closed/a/b" in str(caught.value.next_step)
 
@@ -130,7 +130,7 @@ def test_a_default_acl_of_the_users_client(zookeeper_server: ZooKeeperServer, ch
 def test_a_scheme_that_the_server_refuses(url: str) -> None:
     with ZooKeeperStore.from_url(url, auth_data=[("nonsense", "secret")], connect_timeout=LIMIT) as store:
         for _ in range(2):  # kazoo's loop has ended; it is started anew
-            with pytest.raises(StoreUnavailableError, match="refused us") as caught:
+            with pytest.raises(StoreUnavailableError, match="refused the credentials") as caught:
                 store.check()
             assert "sasl_options" in str(caught.value.next_step)
             assert "secret" not in str(caught.value)
@@ -168,7 +168,7 @@ def test_sasl_with_a_wrong_password(sasl_server: ZooKeeperServer) -> None:
     options = {"mechanism": "DIGEST-MD5", "username": "alice", "password": "guessed"}
     with (
         ZooKeeperStore.from_url(sasl_server.url, sasl_options=options, connect_timeout=LIMIT) as store,
-        pytest.raises(StoreUnavailableError, match="refused us"),
+        pytest.raises(StoreUnavailableError, match="refused the credentials"),
     ):
         store.check()
     assert "service" not in options
@@ -222,7 +222,7 @@ def test_tls_without_trust(tls_server: tuple[ZooKeeperServer, int], caplog: pyte
     _, port = tls_server
     with (
         ZooKeeperStore.from_url(f"zookeeper://localhost:{port}?use_ssl=true&connect_timeout=1") as store,
-        pytest.raises(StoreUnavailableError, match="takes connections, but gave no session"),
+        pytest.raises(StoreUnavailableError, match="accepts connections, but did not open a session"),
     ):
         store.check()
     caplog.clear()

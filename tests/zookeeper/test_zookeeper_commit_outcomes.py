@@ -128,7 +128,7 @@ def test_no_answer_within_the_limit(proxied_store: ZooKeeperStore, proxy: TcpPro
     transaction = recorded(proxied_store, claim)
     proxied_store._connection._request_timeout = 0.3
     proxy.on_client_bytes(MULTI, lambda link: link.blackhole("server_to_client"))
-    with pytest.raises(StoreCommitUnknownError, match="did not answer in time"):
+    with pytest.raises(StoreCommitUnknownError, match="did not answer within the limit"):
         transaction.commit()
     proxied_store._connection._request_timeout = 5
     assert_the_truth_is_told(proxied_store, claim, committed=True)

@@ -221,7 +221,7 @@ def test_our_nodes_are_not_the_users_to_write(store: ZooKeeperStore, claim: Clai
         partial(batch.delete, path),
         partial(batch.check, path, 0),
     ):
-        with pytest.raises(UsageError, match="dualwrite itself writes"):
+        with pytest.raises(UsageError, match="only dualwrite writes"):
             operate()
     assert batch.operations == ()
     batch.create("/kafka_transaction_states")

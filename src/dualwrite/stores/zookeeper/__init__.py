@@ -1,4 +1,4 @@
-"""The ZooKeeper store: rows as nodes, the user's operations and the row in one multi, by kazoo. One room for each idea."""
+"""The ZooKeeper store: rows as nodes, the user's operations and the row in one multi, using kazoo."""
 
 from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 from dualwrite.stores.zookeeper.store import ZooKeeperStore

@@ -1,4 +1,4 @@
-"""What the user writes with: the operations of one multi, gathered; only the writer sends them."""
+"""What the user writes with: the operations of one multi, collected; only the writer sends them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from dualwrite.stores.zookeeper.sizes import multi_size, operation_size, too_lar
 
 
 class ZooKeeperBatch:
-    """Creates, sets, deletes and checks, with the signatures of kazoo's TransactionRequest: all of them happen, or none.
+    """Create, set, delete and check operations, with the signatures of kazoo's TransactionRequest: all are applied, or none.
 
-    Nothing is sent before the writer commits. So an operation that can't be done (a node that is missing, a version that is
-    not the expected one) shows only there, as StoreCommitFailedError. Paths are relative to the client's chroot. A node made
-    with `ephemeral=True` belongs to the session of the store's client. Not to be used by several threads at once.
+    Nothing is sent before the writer commits. So an operation that is not possible (a node is missing, or does not have the
+    expected version) fails only then, with StoreCommitFailedError. Paths are relative to the client's chroot. A node created
+    with `ephemeral=True` belongs to the session of the store's client. Not safe for use by several threads at once.
 
     Args:
-        connection: The way to the servers.
+        connection: The connection to the servers.
         transactional_id: For the errors.
-        reserved: Bytes of the multi that are the writer's.
-        limit: Bytes that a multi may have.
+        reserved: Bytes of the multi that the writer needs.
+        limit: Maximum size of a multi in bytes.
     """
 
     def __init__(self, connection: ZooKeeperConnection, transactional_id: str, *, reserved: int, limit: int) -> None:
@@ -52,9 +52,9 @@ class ZooKeeperBatch:
         """Create a node. Its parent must exist, or be created earlier in the batch.
 
         Raises:
-            StoreError: The batch would be too large for one request; it stays as it was. So for all four.
-            UsageError: The path is one of dualwrite's own. So for all four.
-            WriterClosedError: The transaction has ended. So for all.
+            StoreError: The batch would be too large for one request; it is unchanged. Also raised by the other operations.
+            UsageError: The path is one of dualwrite's own. Also raised by the other operations.
+            WriterClosedError: The transaction has ended. Also raised by all other methods.
         """
         self._check_open()
         self._request.create(path, value, acl, ephemeral, sequence)
@@ -73,20 +73,20 @@ class ZooKeeperBatch:
         self._take_last()
 
     def check(self, path: str, version: int) -> None:
-        """Let the transaction fail unless the node has this version."""
+        """Make the transaction fail unless the node has this version."""
         self._check_open()
         self._request.check(path, version)
         self._take_last()
 
     def _take_last(self) -> None:
-        """Keep what kazoo has added, if it may stand in the batch."""
+        """Keep the operation that kazoo has added, if it is allowed in the batch."""
         operation = self._request.operations.pop()
         path = self._connection.client.unchroot(operation.path)
         if is_ours(path):
             raise UsageError(
-                f"{path!r} is in {STATE_ROOT}, which dualwrite itself writes; the transaction is still open and usable.",
+                f"{path!r} is in {STATE_ROOT}, which only dualwrite writes; the transaction is still open and usable.",
                 transactional_id=self._transactional_id,
-                next_step="keep your data in nodes of your own",
+                next_step="keep your data in other nodes",
             )
         size = self._size + operation_size(operation)
         if size + self._reserved > self._limit:
@@ -97,25 +97,25 @@ class ZooKeeperBatch:
     # --- plain reads ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> tuple[bytes, ZnodeStat]:
-        """Data and stat of a node, as KazooClient.get: a plain read, now, which sees nothing of the batch.
+        """Data and stat of a node, as KazooClient.get: a plain read, sent now, which does not see the batch.
 
-        It is no part of the transaction: what it read may change before the commit. Give its `stat.version` to `set_data`,
-        `delete` or `check` to have the commit fail then.
+        It is not part of the transaction: what it read may change before the commit. Pass its `stat.version` to `set_data`,
+        `delete` or `check` to make the commit fail in that case.
 
         Raises:
-            StoreUnavailableError: There is no connection, or no answer in time. So for the three reads.
+            StoreUnavailableError: There is no connection, or no answer within the limit. Also raised by the other reads.
             KazooException: As KazooClient.get raises it.
         """
         found: tuple[bytes, ZnodeStat] = self._read("get_async", path)
         return found
 
     def exists(self, path: str) -> ZnodeStat | None:
-        """The node's stat, or None, as KazooClient.exists: a plain read, as `get` is one."""
+        """The node's stat, or None, as KazooClient.exists: a plain read, like `get`."""
         found: ZnodeStat | None = self._read("exists_async", path)
         return found
 
     def get_children(self, path: str) -> list[str]:
-        """The names of the children, as KazooClient.get_children: a plain read, as `get` is one."""
+        """The names of the children, as KazooClient.get_children: a plain read, like `get`."""
         found: list[str] = self._read("get_children_async", path)
         return found
 
@@ -152,7 +152,7 @@ class ZooKeeperBatch:
             f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
             transactional_id=self._transactional_id,
             cause="a commit here would end the database's side without Kafka's",
-            next_step="leave the block to commit, raise an exception to roll back. The transaction is still open and usable",
+            next_step="leave the block to commit, raise an exception to roll back; the transaction is still open and usable",
             call=call,
         )
 
@@ -166,14 +166,14 @@ class ZooKeeperBatch:
 
     @property
     def operations(self) -> tuple[Any, ...]:
-        """What was gathered, in kazoo's form."""
+        """The collected operations, in kazoo's form."""
         return tuple(self._request.operations)
 
     @property
     def size(self) -> int:
-        """Bytes of a multi of the operations, without the writer's own."""
+        """Size in bytes of a multi of the operations, without the writer's own."""
         return self._size
 
     def end(self) -> None:
-        """Take no operation any more. The writer calls it."""
+        """Accept no more operations. Called by the writer."""
         self._ended = True

@@ -1,4 +1,4 @@
-"""Claiming an id: raise the fence by one on the condition of the node's version; no lock is waited for."""
+"""Claiming an id: raise the fence by one, on the condition of the node's version; without waiting for a lock."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dualwrite.stores.zookeeper.nodes import StateNodes
 class ClaimAttempt:
     """One call of `claim`, with as many attempts as it takes.
 
-    A transaction of another that has recorded and not committed yet is not waited for. When this claim has changed the node's
-    version, that transaction can't commit any more, wherever its multi is: with its writer, in kazoo's queue, in the network.
+    It does not wait for another writer's transaction that is recorded and not committed yet. Once this claim has changed the
+    node's version, that transaction can't commit any more, wherever its multi is: in its writer, kazoo's queue or the network.
 
     Args:
         nodes: The rows.
@@ -31,7 +31,7 @@ class ClaimAttempt:
     timeout: float
     expected_fence: int | None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Written with the claim: tells a claim whose answer was lost from somebody else's."""
+    """Written with the claim, to recognize it if its answer was lost."""
 
     def make(self) -> Claim:
         """Claim; see TxnStateStore.claim for the errors."""

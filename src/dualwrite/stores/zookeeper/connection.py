@@ -1,16 +1,15 @@
-"""The kazoo client behind a store: started when it is needed, waited for with a limit, and asked with a limit.
+"""The kazoo client of a store: started when it is needed, with a limit for connecting and for each answer.
 
-What kazoo 2.11 does with a broken connection decides what may be done here (kazoo/client.py, protocol/connection.py):
+This module depends on what kazoo 2.11 does with a broken connection (kazoo/client.py, protocol/connection.py):
 
-- A request whose answer is awaited when the connection breaks fails with ConnectionLoss (`_notify_pending`), as does one that
-  was not sent yet. It is never sent again by itself.
-- A request made while kazoo is connecting is queued, and sent once it is connected again, be that minutes later, or fails
-  with SessionExpiredError when the session turns out expired. So nothing is asked here before kazoo says that it is connected.
-  The connection may still break in the moment between: what then waits in the queue, or in the network on its way to a
-  server that we have left, may reach a server after we have given up. Every write of ours is conditional on the version of
-  the node for this reason.
+- If the connection breaks, requests that wait for an answer fail with ConnectionLoss (`_notify_pending`), and so do those not
+  sent yet. kazoo never sends them again.
+- A request made while kazoo is connecting is queued, and sent once it is connected again, even minutes later; or it fails with
+  SessionExpiredError if the session turns out to be expired. So no request is made here before kazoo is connected. The
+  connection may still break right after that check: a request that is then in the queue, or in the network on its way to the
+  old server, may reach a server after we have given up. This is why all our writes are conditional on the node's version.
 - Requests of one client are sent in the order in which they were made, also from the queue.
-- An expired session is replaced by a new one without our doing. After failed authentication kazoo's loop ends.
+- kazoo replaces an expired session by a new one. After failed authentication kazoo's loop ends.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ _PROBED_HOSTS: Final = 3
 
 
 class NotSentError(KazooException):  # type: ignore[misc]  # kazoo carries no types
-    """There was no connection, so that nothing was sent."""
+    """There was no connection, so nothing was sent."""
 
 
 class NoAnswerError(KazooException):  # type: ignore[misc]  # as above
-    """It was sent, or may have been, and nothing came back in time."""
+    """The request was or may have been sent, and no answer came within the limit."""
 
 
 class ZooKeeperConnection:
     """A kazoo client, and how long to wait for it.
 
     Args:
-        client: The client; started here at the first use if it does not run.
+        client: The client; started at the first use if it is not running.
         owns_client: Whether `close` stops it.
         connect_timeout: Seconds to wait for a connection.
         request_timeout: Seconds to wait for an answer.
-        acl: For the nodes that we make; None: the client's default, or else open to everybody.
+        acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
 
     Attributes:
         client: The client.
-        acl: What the nodes that we make get.
+        acl: The ACL of the nodes that we create.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class ZooKeeperConnection:
 
     @property
     def address(self) -> str:
-        """The servers and the chroot, for people; without credentials."""
+        """The servers and the chroot, for messages; without credentials."""
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.client.hosts)
         return f"zookeeper://{hosts}{self.client.chroot}"
 
@@ -98,14 +97,14 @@ class ZooKeeperConnection:
 
         Args:
             send: Calls one of the client's `…_async` methods, or several (a list of their results), which are sent at once.
-            deadline: By time.monotonic(): wait no longer, neither for the connection nor for the answer.
+            deadline: By time.monotonic(): the latest time to wait for the connection and the answer.
 
         Raises:
-            NotSentError: There was no connection in time.
-            NoAnswerError: There was no answer in time.
-            KazooException: What the server answered, or what became of the connection.
-            UsageError: The store is closed, or was made in another process; the client was stopped by its owner.
-            StoreError: The chroot is missing and can't be made.
+            NotSentError: There was no connection within the limit.
+            NoAnswerError: There was no answer within the limit.
+            KazooException: The server's error, or the connection's.
+            UsageError: The store is closed, or was made in another process; or the client was stopped by its owner.
+            StoreError: The chroot is missing and can't be created.
         """
         self.wait_until_connected(deadline)
         if not self._has_chroot:
@@ -123,12 +122,12 @@ class ZooKeeperConnection:
         try:
             return result.get(timeout=max(0.0, limit - time.monotonic()))
         except self.client.handler.timeout_exception as error:
-            raise NoAnswerError("the server did not answer in time") from error
+            raise NoAnswerError("the server did not answer within the limit") from error
 
     # --- being connected --------------------------------------------------------------------------------------------------
 
     def wait_until_connected(self, deadline: float | None = None) -> None:
-        """Start the client if it does not run, and wait until it is connected; see `ask` for the errors."""
+        """Start the client if it is not running, and wait until it is connected; see `ask` for the errors."""
         self._check_usable()
         if self.client.connected:
             self._was_running = True
@@ -147,15 +146,17 @@ class ZooKeeperConnection:
             client = self.client
             if client.handler.running and self._ended_by is None:
                 self._was_running = True
-                return  # kazoo is at it
+                return  # kazoo is already connecting
             if not client.handler.running and self._was_running and not self._owns_client:
-                raise UsageError("The KazooClient of this store was stopped.", next_step="start it again, or make a new store")
+                raise UsageError(
+                    "The KazooClient of this store was stopped.", next_step="start it again, or create a new store"
+                )
             self._ended_by = None
             self._was_running = True
             client.start_async()
 
     def _state_changed(self, state: str) -> None:
-        """Called in kazoo's own thread."""
+        """Called in kazoo's thread."""
         if state == KazooState.CONNECTED:
             self._ended_by = None
             self._connected.set()
@@ -171,22 +172,22 @@ class ZooKeeperConnection:
         if self._ended_by is not None:
             return "kazoo's connection ended; its log has the reason"
         found = [_probed(host, port) for host, port in self.client.hosts[:_PROBED_HOSTS]]
-        return f"no connection in time: {'; '.join(found)}"
+        return f"no connection within the limit: {'; '.join(found)}"
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError(
-                f"The store for {self.address} was made in process {self._pid} and used in {os.getpid()}: a connection to "
+                f"The store for {self.address} was created in process {self._pid} and used in {os.getpid()}: a connection to "
                 "ZooKeeper does not survive a fork.",
-                next_step="make a store in each process, after the fork",
+                next_step="create a store in each process, after the fork",
             )
         if self._closed:
-            raise UsageError(f"The store for {self.address} is closed.", next_step="make a new one")
+            raise UsageError(f"The store for {self.address} is closed.", next_step="create a new one")
 
     # --- chroot -----------------------------------------------------------------------------------------------------------
 
     def _make_chroot(self, deadline: float | None) -> None:
-        """Make the nodes of the chroot that are missing; kazoo has no call for what lies above a client's chroot."""
+        """Create the missing nodes of the chroot; kazoo has no call for nodes above a client's chroot."""
         if self._asked(lambda client: client.exists_async("/"), deadline) is None:
             names = self.client.chroot.strip("/").split("/")
             paths = ["/" + "/".join(names[: count + 1]) for count in range(len(names))]
@@ -194,9 +195,9 @@ class ZooKeeperConnection:
                 self._make_deepest(paths, deadline)
             except NoAuthError as error:
                 raise StoreError(
-                    f"The chroot of {self.address} is missing, and we are not permitted to make it.",
+                    f"The chroot of {self.address} is missing, and we are not permitted to create it.",
                     cause=f"{type(error).__name__}: CREATE on its parent is needed",
-                    next_step=f"make it in ZooKeeper's shell (zkCli.sh): {'; '.join(f'create {path}' for path in paths)}",
+                    next_step=f"create it in ZooKeeper's shell (zkCli.sh): {'; '.join(f'create {path}' for path in paths)}",
                 ) from error
         self._has_chroot = True
 
@@ -209,7 +210,7 @@ class ZooKeeperConnection:
 
     def _make_absolute(self, path: str, deadline: float | None) -> None:
         request = self.client.transaction()
-        request.operations.append(Create(path, b"", self.acl, 0))  # its own `create` would put the chroot in front
+        request.operations.append(Create(path, b"", self.acl, 0))  # request.create() would prepend the chroot
         (result,) = self._asked(lambda _: request.commit_async(), deadline)
         if isinstance(result, Exception) and not isinstance(result, NodeExistsError):
             raise result
@@ -217,16 +218,16 @@ class ZooKeeperConnection:
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the client if it is ours; a client of the user's goes on. May be called more than once."""
-        if self._closed or os.getpid() != self._pid:  # kazoo's threads are the parent's
+        """Stop the client if we own it; a user's client keeps running. May be called more than once."""
+        if self._closed or os.getpid() != self._pid:  # kazoo's threads belong to the parent
             return
-        with self._lock:  # nobody starts it any more
+        with self._lock:  # `_start` does not start it any more
             self._closed = True
         self.client.remove_listener(self._state_changed)
         if self._owns_client:
             with suppress(WriterNotClosedException, OSError, AttributeError):  # the last two: it was never started
                 self.client.stop()
-            with suppress(Exception):  # kazoo raises a bare one where its loop has not ended; it is a daemon thread
+            with suppress(Exception):  # kazoo raises a bare Exception if its loop has not ended; it is a daemon thread
                 self.client.close()
 
 
@@ -235,7 +236,7 @@ def _earlier(limit: float, deadline: float | None) -> float:
 
 
 def _probed(host: str, port: int) -> str:
-    """What a plain connection to one server meets: kazoo keeps the reasons to its log."""
+    """The result of a plain TCP connection to one server: kazoo reports its reasons only in its log."""
     name = f"{host}:{port}"
     try:
         socket.create_connection((host, port), timeout=_PROBE_TIMEOUT).close()
@@ -243,4 +244,4 @@ def _probed(host: str, port: int) -> str:
         return f"the name {host!r} can't be resolved ({error.strerror})"
     except OSError as error:
         return f"{name}: {error.strerror or error}"
-    return f"{name} takes connections, but gave no session (TLS on one side only, no quorum, or no ZooKeeper)"
+    return f"{name} accepts connections, but did not open a session (TLS on one side only, no quorum, or not ZooKeeper)"

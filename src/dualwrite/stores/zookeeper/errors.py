@@ -1,4 +1,4 @@
-"""The one place where kazoo's errors become ours, outside of commit."""
+"""The one place where kazoo's errors are translated into ours, except those of commit."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dualwrite.stores.zookeeper.paths import STATE_ROOT
 
 
 class ErrorClass(Enum):
-    """What an error of kazoo's means to us."""
+    """What one of kazoo's errors means to us."""
 
     CONNECTION = "the connection could not be made, or broke, or the session ended"
-    REFUSED = "the server refuses our credentials"
-    DENIED = "an ACL keeps us out"
-    READ_ONLY = "the server takes no writes"
+    REFUSED = "the server refused our credentials"
+    DENIED = "an ACL does not permit it"
+    READ_ONLY = "the server is read-only"
     OTHER = "anything else"
 
 
@@ -57,27 +57,27 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
         StoreUnavailableError,
         "ZooKeeper at {where} can't be reached, or ended the connection, while {doing}.",
         (
-            "see that it runs and that the address is right: `--url` or DUALWRITE_DATABASE_URL (or the client that you made); "
-            "then try again"
+            "check that it is running and that the address is right: `--url` or DUALWRITE_DATABASE_URL (or the client that you "
+            "passed); then try again"
         ),
     ),
     ErrorClass.REFUSED: (
         StoreUnavailableError,
-        "ZooKeeper at {where} refused us while {doing}.",
+        "ZooKeeper at {where} refused the credentials while {doing}.",
         f"check the credentials: {_CREDENTIALS}",
     ),
     ErrorClass.DENIED: (
         StoreError,
         "ZooKeeper at {where} does not permit {doing}.",
         (
-            f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it (getAcl and setAcl in zkCli.sh), or give "
+            f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it (getAcl and setAcl in zkCli.sh), or use "
             f"other credentials: {_CREDENTIALS}"
         ),
     ),
     ErrorClass.READ_ONLY: (
         StoreUnavailableError,
-        "ZooKeeper at {where} takes no writes now, {doing} failed.",
-        "the server that we reached is without a quorum; try again",
+        "ZooKeeper at {where} is read-only at the moment; {doing} failed.",
+        "the server that we reached has no quorum; try again",
     ),
     ErrorClass.OTHER: (StoreError, "ZooKeeper at {where} failed while {doing}.", None),
 }
@@ -93,8 +93,8 @@ def translated(error: BaseException, where: str, doing: str, transactional_id: s
 
     Args:
         error: Kazoo's error.
-        where: The address, for people.
-        doing: What was tried, fit for "… failed while <doing>".
+        where: The address, for messages.
+        doing: What was tried, to complete "… failed while <doing>".
         transactional_id: The id it was tried for.
     """
     found = classify(error)
@@ -110,7 +110,7 @@ def translated(error: BaseException, where: str, doing: str, transactional_id: s
 
 
 def sentence(error: BaseException) -> str:
-    """The error's kind and text, fit for a cause; most of kazoo's have no text."""
+    """The error's kind and text, to be used as a cause; most of kazoo's errors have no text."""
     text = " ".join(str(error).split())
     if isinstance(error, NotSentError | NoAnswerError):
         return text

@@ -1,4 +1,4 @@
-"""The nodes of the rows: read behind a sync, and written on the condition of the version that was read."""
+"""The nodes of the rows: read after a sync, and written on the condition of the version that was read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANY_VERSION: Final = -1
 _READ_AT_ONCE: Final = 200
 
 CHANGED_MEANWHILE: Final = (BadVersionError, NodeExistsError, NoNodeError)
-"""What a conditional write answers where somebody else was faster."""
+"""Errors of a conditional write when another write was faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class StateNode:
 
 
 class StateNodes:
-    """Reads and writes them; the methods with `deadline` (time.monotonic()) raise kazoo's errors as they are.
+    """Reads and writes the nodes of the rows; methods with `deadline` (time.monotonic()) raise kazoo's errors unchanged.
 
     Args:
-        connection: The way to the servers.
+        connection: The connection to the servers.
         max_request_bytes: The servers' limit for one request.
     """
 
@@ -62,13 +62,13 @@ class StateNodes:
     # --- one node ---------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
-        """The node, not older than this call; None where there is none.
+        """The node, as of this call or later; None if it does not exist.
 
-        The `sync` sent before it makes a follower catch up. It is not agreed upon by a quorum: a leader that was deposed and
-        does not know it yet may still answer. `read_proven` rules that out.
+        The `sync` sent first makes a follower catch up. No quorum confirms it: a leader that was deposed and does not know it
+        yet may still answer. `read_proven` excludes that.
 
         Raises:
-            StoredStateError: What the node holds is no row.
+            StoredStateError: The node's data is not a row.
         """
         path = state_path(transactional_id)
         try:
@@ -80,7 +80,7 @@ class StateNodes:
         return StateNode(parse_document(transactional_id, data), stat.version)
 
     def read_proven(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
-        """As `read`, and then a `check` of its version, which only a quorum can answer; again where it has changed between."""
+        """As `read`, then a `check` of the version, which only a quorum can answer; repeated if it changed in between."""
         path = state_path(transactional_id)
         while (node := self.read(transactional_id, deadline)) is not None:
             request_of = partial(_check_of, path=path, version=node.version)
@@ -92,11 +92,11 @@ class StateNodes:
         return None
 
     def write(self, row: StateRow, read: StateNode | None, deadline: float | None = None) -> None:
-        """Write a row in the place of what was read.
+        """Replace the row that was read by a new one.
 
         Raises:
-            BadVersionError: Or another of CHANGED_MEANWHILE: it is no longer what was read.
-            StoreError: It is too large.
+            BadVersionError: Or another of CHANGED_MEANWHILE: the node has changed since it was read.
+            StoreError: The row is too large.
         """
         path, data = state_path(row.transactional_id), document(row).encode()
         request = Create(path, data, self.connection.acl, 0) if read is None else SetData(path, data, read.version)
@@ -116,14 +116,14 @@ class StateNodes:
         try:
             create(path, data)
         except NoNodeError:
-            with suppress(NodeExistsError):  # somebody else was faster
+            with suppress(NodeExistsError):  # another client was faster
                 create(STATE_ROOT, b"")
             create(path, data)
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 
     def identity(self) -> StoreIdentity | None:
-        """What the node of the database's id holds; None where there is none."""
+        """The identity in the node of the database's id; None if the node does not exist."""
         found = self._read_identity()
         return None if found is None else found[0]
 
@@ -137,7 +137,7 @@ class StateNodes:
         return StoreIdentity.parse(data), stat.version
 
     def set_identity(self, identity: StoreIdentity, expected: StoreIdentity | None) -> bool:
-        """Write it in the place of what was expected; False where that is no longer there."""
+        """Replace the identity if it still is the expected one; False if it is not."""
         data = str(identity).encode()
         read = self._read_identity()
         if (None if read is None else read[0]) != expected:
@@ -154,7 +154,7 @@ class StateNodes:
     # --- all nodes --------------------------------------------------------------------------------------------------------
 
     def rows(self, prefix: str, deadline: float | None = None) -> Iterator[StateRow]:
-        """The rows of the ids that begin with `prefix`, in no order."""
+        """The rows of the ids that begin with `prefix`, in no particular order."""
         try:
             _, names = self.connection.ask(
                 lambda client: [client.sync_async(STATE_ROOT), client.get_children_async(STATE_ROOT)], deadline=deadline
@@ -171,16 +171,16 @@ class StateNodes:
 
         try:
             answers = self.connection.ask(read, deadline=deadline)
-        except NoNodeError:  # one was deleted by hand since we saw its name
+        except NoNodeError:  # one was deleted manually after the names were listed
             nodes = (self.read(each, deadline) for each in ids)
             yield from (node.row for node in nodes if node is not None)
         else:
             yield from (parse_document(each, data) for each, (data, _) in zip(ids, answers, strict=True))
 
-    # --- again and again --------------------------------------------------------------------------------------------------
+    # --- retries ----------------------------------------------------------------------------------------------------------
 
     def query(self, work: Callable[[], T], doing: str, transactional_id: str | None = None) -> T:
-        """Run reading `work`, once more where the connection breaks.
+        """Run read-only `work`, and repeat it once if the connection breaks.
 
         Raises:
             StoreError: Kazoo's errors, translated.
@@ -197,13 +197,13 @@ class StateNodes:
             raise self.translated(error, doing, transactional_id) from error
 
     def change(self, work: Callable[[float], T], doing: str, transactional_id: str, timeout: float) -> T:
-        """Run `work`, which reads and writes, until it was not disturbed by a broken connection or another's change.
+        """Run `work`, which reads and writes, and repeat it after a broken connection or a concurrent change.
 
-        `work` gets the time to end by, and must give the same when it runs after its own success: its answer may be what was
+        `work` gets the deadline, and must return the same when it runs again after its own success: the answer may have been
         lost.
 
         Raises:
-            ClaimTimeoutError: Others were faster, until the time was over.
+            ClaimTimeoutError: Others changed the row first, until the timeout.
             StoreError: Kazoo's errors, translated.
         """
         deadline = time.monotonic() + timeout
@@ -227,9 +227,9 @@ class StateNodes:
         try:
             return retrying(attempt)
         except KazooException as error:
-            if overtaken and isinstance(error, (*CHANGED_MEANWHILE, NoAnswerError)):  # or the last attempt was cut short
+            if overtaken and isinstance(error, (*CHANGED_MEANWHILE, NoAnswerError)):  # NoAnswerError: the deadline passed
                 raise ClaimTimeoutError(
-                    f"The {timeout:g} s for {doing} are over; attempts in which others changed its row: {overtaken}.",
+                    f"The time limit of {timeout:g} s for {doing} has passed; others changed its row in {overtaken} attempts.",
                     transactional_id=transactional_id,
                     cause=f"more than one process claims or recovers the id at once (the last attempt: {sentence(error)})",
                     next_step="run one writer for each transactional id, then try again",
@@ -247,11 +247,11 @@ def condition(node: StateNode) -> int:
     """The node's version, as the condition of a write.
 
     Raises:
-        StoredStateError: It is the number that means any version: after some four billion changes of one node it comes round.
+        StoredStateError: It is -1, which means any version; the number wraps around after some four billion changes.
     """
     if node.version == _ANY_VERSION:
         raise StoredStateError(
-            "The node of the id has been changed so often that its version is -1, on which no write can be conditional.",
+            "The node of the id has been changed so often that its version is -1, and no write can be conditional on that.",
             transactional_id=node.row.transactional_id,
             next_step="with no writer running, set the node's data to itself once in zkCli.sh",
             text=document(node.row),
@@ -261,7 +261,7 @@ def condition(node: StateNode) -> int:
 
 def _is_worth_another_read(error: BaseException) -> bool:
     if isinstance(error, NotSentError):
-        return False  # the time for a connection has passed already
+        return False  # the time limit for connecting has already passed
     return isinstance(error, BadVersionError) or classify(error) is ErrorClass.CONNECTION
 
 

@@ -9,36 +9,36 @@ from urllib.parse import unquote_to_bytes
 from dualwrite.errors import InvalidTransactionalIdError
 
 STATE_ROOT: Final = "/kafka_transaction_state"
-"""The parent of all nodes of ours (KIP-939), below the client's chroot."""
+"""The parent of all our nodes (KIP-939), below the client's chroot."""
 
 IDENTITY_PATH: Final = "/kafka_transaction_store"
 """Which database this is."""
 
-# What a path can't hold (ZooKeeper's PathUtils.validatePath, whose characters are UTF-16 units), and our own escape.
+# Characters that a path can't contain (ZooKeeper's PathUtils.validatePath, in UTF-16 units), and our own escape character.
 _ESCAPED: Final = re.compile("[/%\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 _RELATIVE: Final = frozenset({".", ".."})
 
 
 def node_name(transactional_id: str) -> str:
-    """The name of the node of an id: the id itself, with what a path can't hold percent-encoded as UTF-8.
+    """The name of the node of an id: the id, with characters that a path can't contain percent-encoded as UTF-8.
 
     Raises:
-        InvalidTransactionalIdError: The id is empty, or is no text that UTF-8 can hold.
+        InvalidTransactionalIdError: The id is empty, or can't be encoded in UTF-8.
     """
     if not transactional_id:
-        raise InvalidTransactionalIdError("The empty text is no transactional id.")
+        raise InvalidTransactionalIdError("The transactional id is empty.")
     if transactional_id in _RELATIVE:
         return transactional_id.replace(".", "%2E")
     try:
         return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), transactional_id)
     except UnicodeEncodeError as error:
         raise InvalidTransactionalIdError(
-            f"The transactional id {transactional_id!r} can't be written in UTF-8.", cause=str(error)
+            f"The transactional id {transactional_id!r} can't be encoded in UTF-8.", cause=str(error)
         ) from error
 
 
 def transactional_id_of(name: str) -> str | None:
-    """The id whose node has this name, or None where no id has: the node is somebody else's."""
+    """The id whose node has this name, or None if there is no such id: the node is not ours."""
     try:
         transactional_id = unquote_to_bytes(name).decode()
         return transactional_id if node_name(transactional_id) == name else None
@@ -52,5 +52,5 @@ def state_path(transactional_id: str) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a normalized path, below the chroot, is our root or anything in it, or the node of the database's id."""
+    """Whether a normalized path, below the chroot, is our root, a node in it, or the node of the database's id."""
     return path in (STATE_ROOT, IDENTITY_PATH) or path.startswith(f"{STATE_ROOT}/")

@@ -1,4 +1,4 @@
-"""How large a request is on the wire: a server closes the connection on one that is too large, without a word. No I/O."""
+"""How large a request is on the wire: a server silently closes the connection on one that is too large. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kazoo.protocol.serialization import SetData, Transaction
 from dualwrite.errors import StoreError
 
 DEFAULT_MAX_REQUEST_BYTES: Final = 0xFFFFF
-"""ZooKeeper's own limit for one request (jute.maxbuffer), where nobody has set another."""
+"""ZooKeeper's default limit for one request (jute.maxbuffer)."""
 
 _HEADER: Final = 8  # xid and type; the four bytes of the length before them don't count
 _MULTI_EMPTY: Final = _HEADER + len(Transaction([]).serialize())
@@ -22,7 +22,7 @@ _OPERATION_HEADER: Final = (
 
 
 def request_size(request: Any) -> int:
-    """Bytes of a single request."""
+    """Size of a single request in bytes."""
     return _HEADER + len(request.serialize())
 
 
@@ -32,18 +32,18 @@ def operation_size(operation: Any) -> int:
 
 
 def multi_size(operations: Iterable[Any]) -> int:
-    """Bytes of a multi of these operations."""
+    """Size of a multi of these operations in bytes."""
     return _MULTI_EMPTY + sum(map(operation_size, operations))
 
 
 def too_large(what: str, size: int, limit: int, transactional_id: str) -> StoreError:
-    """The error of a request that the server would not take."""
+    """The error for a request that the server would not accept."""
     return StoreError(
-        f"{what} would take {size:,} bytes in one request to ZooKeeper; {limit:,} is the limit.",
+        f"{what} would take {size:,} bytes in one request to ZooKeeper; the limit is {limit:,}.",
         transactional_id=transactional_id,
         cause="a server closes the connection on a request larger than its jute.maxbuffer; nothing was sent",
-        next_step="write less in one transaction; or raise jute.maxbuffer on every server (and its Java clients), and "
-        "`max_request_bytes` of the store with it",
+        next_step="write less in one transaction; or raise jute.maxbuffer on every server (and its Java clients), and with it "
+        "`max_request_bytes` of the store",
         size=size,
         limit=limit,
     )

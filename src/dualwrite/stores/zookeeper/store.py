@@ -1,4 +1,4 @@
-"""ZooKeeperStore: the rows as nodes of a ZooKeeper tree, by kazoo (KIP-939)."""
+"""ZooKeeperStore: the rows as nodes of a ZooKeeper tree (KIP-939), using kazoo."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_REQUEST_TIMEOUT: Final = 10.0
 DEFAULT_CHANGE_TIMEOUT: Final = 30.0
 
-# Kazoo's own doubles its pause up to an hour: after a long outage it would not be seen for as long that it is over.
+# kazoo's default doubles its pause up to an hour: after a long outage it would take that long to reconnect.
 _CONNECTION_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 
 class ZooKeeperStore(TxnStateStore):
     """Keeps the rows in `/kafka_transaction_state/<transactional id>`, as JSON text in UTF-8; `tx.db` is a ZooKeeperBatch.
 
-    What a node's name can't hold of an id (a slash, for instance) is percent-encoded. Every change is conditional on the
-    version that the node had when it was read: no claim waits for a lock, and a transaction of an id that somebody else has
-    claimed fails when it commits, if not before. No statement of the user's can meet a conflict before the commit, which says
-    so itself (`is_conflict` is never true).
+    Characters of an id that a node's name can't contain (a slash, for instance) are percent-encoded. Every change is
+    conditional on the version that the node had when it was read: no claim waits for a lock, and a transaction of an id that
+    was claimed again fails when it commits, if not before. The user's operations can't cause a conflict before the commit,
+    which reports it itself (`is_conflict` is always False).
 
-    The store and its client may be used by several threads; not by a process forked after it was made. An expired session is
-    replaced by a new one without anybody's doing. Nothing of a store's client tells whether the servers write to disk before
-    they answer (`forceSync`), so that `durability` is empty.
+    The store and its client may be used by several threads, but not by a process forked after the store was created. kazoo
+    replaces an expired session by a new one. A client can't see whether the servers write to disk before they answer
+    (`forceSync`), so `durability` is empty.
 
     Args:
-        client: A KazooClient, started or not; it is started at the first use, and `close` leaves it as it is. Its
-            `connection_retry` is its own: kazoo's default pauses up to an hour between attempts.
+        client: A KazooClient, started or not; it is started at the first use, and `close` does not stop it. Its
+            `connection_retry` is not changed: kazoo's default pauses up to an hour between attempts.
         connect_timeout: Seconds to wait for a connection.
         request_timeout: Seconds to wait for an answer.
-        change_timeout: Seconds within which settling and the like must succeed; `claim` has its own.
-        acl: For the nodes that we make; None: the client's default, or else open to everybody.
+        change_timeout: Seconds within which `settle` and the like must succeed; `claim` has its own timeout.
+        acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
         max_request_bytes: The servers' limit for one request, jute.maxbuffer.
         owns_client: Whether `close` stops the client.
     """
@@ -87,24 +87,24 @@ class ZooKeeperStore(TxnStateStore):
         max_request_bytes: int | None = None,
         **client_options: Any,
     ) -> Self:
-        """A store with a client of its own; nothing connects yet. Arguments win over the URL.
+        """A store with its own client; nothing connects yet. Arguments override the URL.
 
         Args:
-            url: `zookeeper://host:2181,host2:2181/chroot`. `user:password@` before the hosts authenticates by the scheme
-                digest, or by SASL where the query has `sasl_mechanism` (and `sasl_service`, `sasl_principal`). The query may
-                have the arguments below, `acl` as `open` or `creator`, and `use_ssl`, `certfile`, `keyfile`,
-                `keyfile_password`, `ca`, `verify_certs` and `check_hostname` of KazooClient. A chroot that is missing is made.
-            session_timeout: Seconds after which the servers give up a session that they don't hear of; 10 if not given.
+            url: `zookeeper://host:2181,host2:2181/chroot`. `user:password@` before the hosts authenticates with the scheme
+                digest, or with SASL if the query has `sasl_mechanism` (and `sasl_service`, `sasl_principal`). The query may
+                contain the arguments below, `acl` as `open` or `creator`, and `use_ssl`, `certfile`, `keyfile`,
+                `keyfile_password`, `ca`, `verify_certs` and `check_hostname` of KazooClient. A missing chroot is created.
+            session_timeout: Seconds without contact after which the servers expire the session; 10 if not given.
             connect_timeout: Seconds to wait for a connection; 10 if not given.
             request_timeout: Seconds to wait for an answer; 10 if not given.
-            change_timeout: Seconds within which settling and the like must succeed; 30 if not given.
-            acl: For the nodes that we make, the chroot included; open to everybody if not given.
+            change_timeout: Seconds within which `settle` and the like must succeed; 30 if not given.
+            acl: For the nodes that we create, including the chroot; open to everyone if not given.
             max_request_bytes: The servers' limit for one request, jute.maxbuffer; 1,048,575 if not given.
             client_options: More arguments for KazooClient, such as `sasl_options`, `auth_data` or `default_acl`.
 
         Raises:
             ConfigurationError: The URL or an option can't be used.
-            MissingDependencyError: SASL is asked for, and the package for it is not installed.
+            MissingDependencyError: SASL is used, and the package for it is not installed.
         """
         parsed = parse_url(url)
         given = {
@@ -132,7 +132,7 @@ class ZooKeeperStore(TxnStateStore):
 
     @property
     def acl(self) -> Sequence[ACL]:
-        """What the nodes of this store get, and what is to be given to nodes beside them."""
+        """The ACL of this store's nodes, also to be used for nodes next to them."""
         return self._connection.acl
 
     @property
@@ -141,7 +141,7 @@ class ZooKeeperStore(TxnStateStore):
         return self._connection.address
 
     def check(self) -> None:
-        """See TxnStateStore; there is no table: the nodes are made by the first claim."""
+        """See TxnStateStore; there is no table: the first claim creates the nodes."""
         self._nodes.query(
             lambda: self._connection.ask(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
         )
@@ -152,10 +152,10 @@ class ZooKeeperStore(TxnStateStore):
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
         """See TxnStateStore."""
-        return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "keeping the database's id")
+        return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "storing the database's id")
 
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
-        """See TxnStateStore; waits for nobody, and tries again where others change the row at the same time."""
+        """See TxnStateStore; does not wait for a lock, but retries if others change the row at the same time."""
         return ClaimAttempt(self._nodes, transactional_id, owner, timeout, expected_fence).make()
 
     def begin(self, claim: Claim) -> StoreTransaction:
@@ -187,7 +187,7 @@ class ZooKeeperStore(TxnStateStore):
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         """See TxnStateStore."""
-        self._change(claim.transactional_id, lambda row: settled(held(row, claim), settlement), doing="settling a transaction")
+        self._change(claim.transactional_id, lambda row: settled(held(row, claim), settlement), doing="resolving a transaction")
 
     def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose answer was lost is skipped, which is harmless."""
@@ -197,7 +197,7 @@ class ZooKeeperStore(TxnStateStore):
             return with_generation(held(row, claim), kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
 
         row = self._change(claim.transactional_id, work, doing="taking a generation")
-        assert row is not None  # else it was not held
+        assert row is not None  # `held` raises for None
         return row.generation
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
@@ -224,7 +224,7 @@ class ZooKeeperStore(TxnStateStore):
     def _change(
         self, transactional_id: str, work: Callable[[StateRow | None], StateRow | None], *, doing: str
     ) -> StateRow | None:
-        """Write what `work` makes of the row; None: nothing is to be written."""
+        """Write the row that `work` returns; None: write nothing."""
 
         def once(deadline: float) -> StateRow | None:
             read = self._nodes.read(transactional_id, deadline)
@@ -236,12 +236,12 @@ class ZooKeeperStore(TxnStateStore):
         return self._nodes.change(once, doing, transactional_id, self._change_timeout)
 
     def close(self) -> None:
-        """See TxnStateStore; a multi that is still on its way may yet be applied, as after any unknown commit."""
+        """See TxnStateStore; a multi that is still in flight may be applied later, as after any unknown commit."""
         self._connection.close()
 
 
 class _NoCredentials(logging.Filter):
-    """Keeps requests that carry credentials out of kazoo's log, which has every request at the level DEBUG."""
+    """Keeps requests with credentials out of kazoo's log, which has every request at the level DEBUG."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record may be logged."""
@@ -253,7 +253,7 @@ def _make_client(hosts: str, session_timeout: float, options: dict[str, Any]) ->
         options["sasl_options"] = dict(options["sasl_options"])  # kazoo writes into it
         if importlib.util.find_spec("puresasl") is None:
             raise MissingDependencyError(
-                "The Python package 'pure-sasl', which kazoo needs for SASL, is not installed.",
+                "The Python package 'pure-sasl' is not installed; kazoo needs it for SASL.",
                 next_step='pip install "kazoo[sasl]"',
             )
     log = logging.getLogger("dualwrite.stores.zookeeper.client")
@@ -264,7 +264,7 @@ def _make_client(hosts: str, session_timeout: float, options: dict[str, Any]) ->
         return KazooClient(hosts, timeout=session_timeout, **{**defaults, **options})
     except (TypeError, ValueError, KazooConfigurationError) as error:
         raise ConfigurationError(
-            "KazooClient does not take these options.",
+            "KazooClient does not accept these options.",
             cause=f"{type(error).__name__}" if "auth_data" in options else f"{type(error).__name__}: {error}",
             next_step="compare them with the arguments of kazoo.client.KazooClient",
         ) from error

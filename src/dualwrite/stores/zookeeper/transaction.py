@@ -1,12 +1,12 @@
-"""One business transaction on ZooKeeper: a batch gathered on this side, and one multi that commits it with the row.
+"""One business transaction on ZooKeeper: a batch collected in the client, and one multi that commits it with the row.
 
-The multi is conditional on the version that the row's node had at `record`. This carries the whole fence: a claim by anybody
-changes the version. It also makes a multi harmless that arrives late. Kazoo may hold one back in its queue, or the network may,
-and a server may get it after we have said "unknown", or after we have claimed again; then either it comes before that claim,
-which reads what it did, or after it, and is refused. Sessions play no part: the next session's multi is as good.
+The multi is conditional on the version that the row's node had at `record`. That alone provides the fencing: any claim
+changes the version. It also makes a late multi harmless. It may be delayed in kazoo's queue or in the network, and reach a
+server after we have reported "unknown", or after we have claimed again; then either it comes before that claim, which reads
+its effect, or after it, and is refused. Sessions do not matter: the next session's multi is equally valid.
 
-A process that was paused finds its connection closed only when it uses it. It had better be a read that is lost then than the
-multi, whose outcome would be unknown: so where some time has passed since `record`, `commit` reads once more.
+A process that was paused notices that its connection is closed only when it uses it. It is better to lose a read then than the
+multi, whose outcome would be unknown: so if some time has passed since `record`, `commit` reads once more.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCE
 _LARGEST_NUMBER: Final = 2**63 - 1
 _LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER)
 LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
-"""What `begin` keeps room for: a delivery is known only when the batch is complete."""
+"""What `begin` reserves space for: the delivery is known only when the batch is complete."""
 _FRESH: Final = 0.5  # seconds
 _NOT_THE_CULPRIT: Final = (RolledBackError, RuntimeInconsistency)
-"""What a multi that failed answers for the operations before and after the one that did."""
+"""Results that a failed multi has for the operations before and after the one that failed."""
 
 
 class ZooKeeperTransaction(StoreTransaction):
@@ -95,7 +95,7 @@ class ZooKeeperTransaction(StoreTransaction):
         self._read_at = time.monotonic()
         node = self._nodes.query(lambda: self._nodes.read(transactional_id), doing, transactional_id)
         held(None if node is None else node.row, self._claim)
-        assert node is not None  # else it was not held
+        assert node is not None  # `held` raises for None
         return node
 
     def _setting(self, row: StateRow, version: int) -> SetData:
@@ -103,7 +103,7 @@ class ZooKeeperTransaction(StoreTransaction):
 
     @property
     def handle(self) -> ZooKeeperBatch:
-        """The batch that the user's operations go into."""
+        """The batch for the user's operations."""
         if self._batch is None:
             raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
         return self._batch
@@ -118,7 +118,7 @@ class ZooKeeperTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction; nothing is sent but a read, and the batch takes no operation any more."""
+        """See StoreTransaction; only a read is sent, and the batch accepts no more operations."""
         batch = self.handle
         batch.end()
         node = self._read_held("recording the prepared state")
@@ -134,30 +134,30 @@ class ZooKeeperTransaction(StoreTransaction):
         batch, ours = self.handle, self._ours
         if ours is None:
             raise UsageError("The state is not recorded yet.", transactional_id=self._claim.transactional_id)
-        self.rollback()  # whatever comes now, this object has ended; the multi is on its way
-        operations = [ours, *batch.operations]  # ours first: its failure is what shows where others would fail too
+        self.rollback()  # whatever happens now, this object has ended
+        operations = [ours, *batch.operations]  # ours first: if several would fail, the error is ours
         if time.monotonic() - self._read_at > _FRESH:
-            self._look_again()
+            self._read_again()
         try:
             results = self._nodes.connection.ask(lambda client: _sent(client, operations))
         except NotSentError as error:
             raise self._failed(f"nothing was sent: {error}") from error
         except KazooException as error:
             raise self._unknown(sentence(error)) from error
-        self._judge(operations, results)
+        self._check_results(operations, results)
 
-    def _look_again(self) -> None:
+    def _read_again(self) -> None:
         try:
             self._read_held("committing")
         except StoreError as error:
             raise self._failed(f"nothing was sent: {error}") from error
 
-    def _judge(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
+    def _check_results(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         errors = [each for each in results if isinstance(each, Exception)]
         if not errors and len(results) == len(operations) and isinstance(results[0], ZnodeStat):
             return
         if not errors or len(results) != len(operations) or len(errors) != len(results):
-            raise self._unknown(f"kazoo gave {results!r} for {len(operations)} operations")
+            raise self._unknown(f"kazoo returned {results!r} for {len(operations)} operations")
         culprits = [place for place, error in enumerate(results) if not isinstance(error, _NOT_THE_CULPRIT)]
         place = culprits[0] if culprits else 0
         error = results[place]
@@ -174,7 +174,7 @@ class ZooKeeperTransaction(StoreTransaction):
         try:
             node = self._nodes.query(lambda: self._nodes.read(transactional_id), "reading the row", transactional_id)
         except StoreError as unread:
-            return self._failed(f"the row of the id was changed by somebody else, and can't be read now: {unread}")
+            return self._failed(f"the row of the id was changed by another process, and can't be read now: {unread}")
         if node is None:
             return fenced(self._claim, None, None)
         if node.row.fence != self._claim.fence:
@@ -188,20 +188,21 @@ class ZooKeeperTransaction(StoreTransaction):
 
     def _failed(self, cause: str, **facts: str) -> StoreCommitFailedError:
         return StoreCommitFailedError(
-            f"ZooKeeper at {self._nodes.connection.address} did not commit; nothing of the transaction is left in it.",
+            f"ZooKeeper at {self._nodes.connection.address} did not commit; nothing of the transaction was written.",
             transactional_id=self._claim.transactional_id,
             cause=cause,
-            next_step="if the cause is another's change, read again and run the whole transaction again",
+            next_step="if the cause is a concurrent change, read again and run the whole transaction again",
             **facts,
         )
 
     def _unknown(self, cause: str) -> StoreCommitUnknownError:
         return StoreCommitUnknownError(
-            f"The answer to the multi never came from ZooKeeper at {self._nodes.connection.address}: it may have committed "
-            "or not, and may still.",
+            f"ZooKeeper at {self._nodes.connection.address} did not answer the multi: it may or may not have committed, and "
+            "may still commit.",
             transactional_id=self._claim.transactional_id,
             cause=cause,
-            next_step="claim the id again under the same fence and read the row: from that claim on it can't commit any more",
+            next_step="claim the id again with the same expected fence and read the row: after that claim it can't commit any "
+            "more",
         )
 
     def rollback(self) -> None:

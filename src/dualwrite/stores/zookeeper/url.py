@@ -1,4 +1,4 @@
-"""What a `zookeeper://` URL says: servers, chroot, credentials and options. No I/O."""
+"""Parsing of `zookeeper://` URLs: servers, chroot, credentials and options. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACLS: Final = {"open": OPEN_ACL_UNSAFE, "creator": CREATOR_ALL_ACL}
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < float("inf"):
-        raise ValueError("not a time")
+        raise ValueError("not a duration")
     return seconds
 
 
@@ -48,8 +48,8 @@ class ParsedUrl:
     """A `zookeeper://` URL.
 
     Args:
-        hosts: The servers and the chroot as kazoo takes them.
-        options: Arguments for `ZooKeeperStore.from_url`, credentials included.
+        hosts: The servers and the chroot in kazoo's form.
+        options: Arguments for `ZooKeeperStore.from_url`, including credentials.
     """
 
     hosts: str
@@ -57,14 +57,14 @@ class ParsedUrl:
 
 
 def parse_url(url: str) -> ParsedUrl:
-    """Read the URL; see `ZooKeeperStore.from_url` for its parts.
+    """Parse the URL; see `ZooKeeperStore.from_url` for its parts.
 
     Raises:
-        ConfigurationError: It can't be read. It is not quoted: it may hold a password.
+        ConfigurationError: The URL can't be parsed. The error does not quote it: it may contain a password.
     """
     scheme, _, rest = url.partition("://")
     if scheme.lower() != "zookeeper" or not rest:
-        raise ConfigurationError("The ZooKeeper URL can't be read.", next_step=_FORM)
+        raise ConfigurationError("The ZooKeeper URL can't be parsed.", next_step=_FORM)
     rest, _, query = rest.partition("?")
     servers, _, chroot = rest.partition("/")
     user, _, servers = servers.rpartition("@")
@@ -73,8 +73,8 @@ def parse_url(url: str) -> ParsedUrl:
         chroot = normpath(f"/{unquote(chroot)}")
     except ValueError as error:
         raise ConfigurationError(
-            "The servers or the chroot in the ZooKeeper URL can't be read.",
-            cause="a port is no number, a host is missing, or the chroot holds '.' or '..'",
+            "The servers or the chroot in the ZooKeeper URL can't be parsed.",
+            cause="a port is not a number, a host is missing, or the chroot contains '.' or '..'",
             next_step=_FORM,
         ) from error
     options, sasl = _read_query(query)
@@ -91,12 +91,12 @@ def _read_query(query: str) -> tuple[dict[str, Any], dict[str, str]]:
             continue
         if name not in _OPTIONS:
             raise ConfigurationError(
-                f"There is no option {name!r} for a ZooKeeper URL.", next_step=f"one of: {', '.join([*_OPTIONS, *_SASL])}"
+                f"Unknown option {name!r} in the ZooKeeper URL.", next_step=f"use one of: {', '.join([*_OPTIONS, *_SASL])}"
             )
         try:
             options[name] = _OPTIONS[name](value)
         except (ValueError, KeyError) as error:
-            raise ConfigurationError(f"The option {name!r} of the ZooKeeper URL has a value that it can't have.") from error
+            raise ConfigurationError(f"The option {name!r} of the ZooKeeper URL has an invalid value.") from error
     return options, sasl
 
 
@@ -105,7 +105,7 @@ def _credentials(user: str, sasl: dict[str, str]) -> dict[str, Any]:
         return {"sasl_options": sasl} if sasl else {}
     name, separator, password = user.partition(":")
     if not separator:
-        raise ConfigurationError("The ZooKeeper URL names a user without a password.", next_step="user:password@host")
+        raise ConfigurationError("The ZooKeeper URL has a user without a password.", next_step="user:password@host")
     if sasl:
         return {"sasl_options": {**sasl, "username": unquote(name), "password": unquote(password)}}
     return {"auth_data": [("digest", f"{unquote(name)}:{unquote(password)}")]}
