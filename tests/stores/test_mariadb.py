@@ -81,7 +81,7 @@ def test_a_statement_that_would_commit_by_itself_is_refused_before_it_runs(
     transaction = mariadb_store.begin(mariadb_claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
     for call in (transaction.handle.exec_driver_sql, lambda text: transaction.session.execute(sa.text(text))):
-        with pytest.raises(TransactionControlError, match="would commit the transaction by itself"):
+        with pytest.raises(TransactionControlError, match="would commit the transaction implicitly"):
             call(statement)
     with pytest.raises(TransactionControlError):
         sa.Table("another", sa.MetaData(), sa.Column("id", sa.Integer)).create(transaction.handle)

@@ -408,11 +408,11 @@ def test_no_view_of_it_warns_or_closes_it(mine: SqlStateStore, connection: psyco
 def test_a_connection_that_is_in_a_transaction(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
     claim = claim_of(mine)
     connection.execute("SELECT 1")
-    with pytest.raises(UsageError, match=r"in a transaction already.*autocommit"):
+    with pytest.raises(UsageError, match=r"already in a transaction.*autocommit"):
         mine.begin(claim)
     with pytest.raises(psycopg.errors.UndefinedTable):
         connection.execute("SELECT * FROM nowhere")
-    with pytest.raises(UsageError, match="in a transaction already"):
+    with pytest.raises(UsageError, match="already in a transaction"):
         mine.begin(claim)
     connection.rollback()
     recorded(mine, claim).commit()

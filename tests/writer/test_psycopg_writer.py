@@ -129,7 +129,7 @@ def test_a_connection_in_a_transaction_of_the_users(postgres_scene: Scene) -> No
         scene.connect(store) as writer,
     ):
         connection.execute("SELECT 1")
-        with pytest.raises(UsageError, match="in a transaction already"), writer.transaction() as tx:
+        with pytest.raises(UsageError, match="already in a transaction"), writer.transaction() as tx:
             both(scene, tx, 1)
         connection.rollback()
         with writer.transaction() as tx:

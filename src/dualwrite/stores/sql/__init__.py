@@ -1,4 +1,4 @@
-"""The SQL store: PostgreSQL and SQLite, by SQLAlchemy Core 2. One room for each idea; a database is one dialect file."""
+"""The SQL store: PostgreSQL, MariaDB/MySQL and SQLite, using SQLAlchemy Core 2. Each database has one dialect file."""
 
 from dualwrite.stores.sql.store import SqlStateStore
 

@@ -10,25 +10,25 @@ from dualwrite.stores.sql.guard import Guard, GuardedConnection
 
 
 class Access:
-    """The usual one: a connection of the engine, by SQLAlchemy.
+    """The default: a SQLAlchemy connection of the engine.
 
     Args:
-        engine: The store's.
+        engine: The store's engine.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def use(self, engine: Engine) -> None:
-        """Make connections by this engine instead: one over the same pool, for tables in a schema."""
+        """Make connections from this engine instead: one with the same pool, for tables in a schema."""
         self._engine = engine
 
     def guard(self, transactional_id: str) -> Guard:
-        """What the handles of one transaction share."""
+        """The guard that the handles of one transaction share."""
         return Guard(transactional_id)
 
     def connect(self, guard: Guard) -> GuardedConnection:
-        """A connection for one transaction; closing it gives it back, invalidating it ends it for good."""
+        """A connection for one transaction; `close` returns it to the pool, `invalidate` closes it for good."""
         return GuardedConnection(self._engine, guard)
 
     def handle(self, connection: GuardedConnection) -> Any:
@@ -36,7 +36,7 @@ class Access:
         return connection
 
     def check(self) -> None:
-        """See that transactions and claims meet the same table."""
+        """Check that transactions and claims use the same table."""
 
     def close(self) -> None:
         """Release what this opened itself."""

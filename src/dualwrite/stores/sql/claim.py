@@ -1,4 +1,4 @@
-"""Claiming an id: raise the fence by one, wait for whoever holds the row, and survive broken connections meanwhile."""
+"""Claiming an id: raise the fence by one, waiting for the row's lock and retrying over broken connections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ClaimAttempt:
         owner: Who claims, for people.
         timeout: Seconds to wait at most.
         expected_fence: Claim only if the fence still is this number.
-        condition: Called first in the claim's transaction, each time that one is begun; an error of its own is the claim's.
+        condition: Called first in each of the claim's transactions; if it raises, the claim raises that error.
     """
 
     short: ShortTransactions
@@ -59,7 +59,7 @@ class ClaimAttempt:
     expected_fence: int | None
     condition: Callable[[Connection], None] | None = None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Written with the claim: tells a claim whose COMMIT was never answered from somebody else's."""
+    """Written with the claim, to recognize it if its COMMIT was never answered."""
 
     def make(self) -> Claim:
         """Claim.
@@ -67,7 +67,7 @@ class ClaimAttempt:
         Raises:
             FencedError: The expected fence is no longer the row's.
             ClaimTimeoutError: The row stayed locked.
-            StoreUnavailableError: The database was out of reach until the time was over.
+            StoreUnavailableError: The database was unreachable until the timeout.
         """
         deadline = time.monotonic() + self.timeout
         errors = self.short.errors
@@ -98,8 +98,8 @@ class ClaimAttempt:
     def _claim(self, connection: Connection) -> Claim:
         parameters = {"id": self.transactional_id, "owner_": self.owner, "token": self.token, "now": datetime.now(UTC)}
         if connection.execute(_RAISE_FENCE, parameters).rowcount == 0:
-            # Two processes may both come here; the second one's INSERT waits for the first one's COMMIT, fails, and it
-            # starts again with the UPDATE.
+            # Two processes may both get here; the second one's INSERT waits for the first one's COMMIT and fails, and the
+            # second one starts again with the UPDATE.
             first = claimed(None, self.transactional_id, self.owner, token=self.token)
             connection.execute(_INSERT, {"transactional_id": first.transactional_id, **columns_of(first)})
             return Claim(self.transactional_id, first.fence, self.owner)

@@ -1,7 +1,7 @@
 """Which SQL text would end or replace the transaction that the writer owns. No I/O.
 
-It is the friendly half of the guard: it refuses before anything has happened. What gets past it (a procedure, the driver's
-own connection) is found by the transaction's marker when the state is recorded.
+This half of the guard refuses a statement before anything has happened. What it misses (a procedure, the driver's own
+connection) is detected by the transaction's marker when the state is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONTROL: Final = (
 _AT_START: Final = re.compile(rf"{_SKIPPED}({_CONTROL})", re.IGNORECASE | re.DOTALL)
 _DEFINITION: Final = re.compile(rf"{_SKIPPED}CREATE\b", re.IGNORECASE | re.DOTALL)
 _TOKEN: Final = re.compile(
-    r"'(?:[^']|'')*'"  # texts; E'…\'…' is rare enough to be left to the marker
+    r"'(?:[^']|'')*'"  # string literals; E'…\'…' is rare enough to be left to the marker
     r'|"(?:[^"]|"")*"'
     r"|\$(?P<tag>[A-Za-z_0-9]*)\$.*?\$(?P=tag)\$"
     r"|--[^\n]*|/\*.*?\*/"
@@ -38,10 +38,10 @@ _IMPLICIT_COMMIT: Final = re.compile(
 
 
 def implicit_commit(sql: str) -> str | None:
-    """The beginning of a statement by which MariaDB and MySQL commit the transaction themselves, or None.
+    """The beginning of a statement that makes MariaDB and MySQL commit the transaction implicitly, or None.
 
-    `CREATE TABLE`, `TRUNCATE`, `LOCK TABLES`, `FLUSH`, `SET autocommit = 1` and their like. Temporary tables are none. Looks at
-    the first statement of a text; what stands in an executable comment is left to the transaction's marker.
+    `CREATE TABLE`, `TRUNCATE`, `LOCK TABLES`, `FLUSH`, `SET autocommit = 1` and the like, but not temporary tables. Checks
+    the first statement of a text; executable comments are left to the transaction's marker.
     """
     found = _IMPLICIT_COMMIT.match(sql)
     return None if found is None else " ".join(found[1].split())
@@ -50,8 +50,8 @@ def implicit_commit(sql: str) -> str | None:
 def control_statement(sql: str) -> str | None:
     """The transaction control statement in `sql` (`COMMIT`, `ROLLBACK`, `START TRANSACTION`, …), or None.
 
-    Savepoints, `ROLLBACK TO` included, are no control statements. Looks at every statement of a text that holds several,
-    except in `CREATE …`, whose body (functions, triggers) has semicolons and `BEGIN … END` of its own.
+    Savepoint statements, including `ROLLBACK TO`, do not count. Checks every statement of a text with several, except in
+    `CREATE …`, whose body (functions, triggers) may contain semicolons and `BEGIN … END`.
     """
     found = _AT_START.match(sql)
     if found is None and ";" in sql and _DEFINITION.match(sql) is None:

@@ -1,6 +1,6 @@
 """What differs between SQL databases: how to begin, how to wait, how to mark a transaction, what an error means.
 
-A new database is one file with a `StoreDialect`, and a case in `dialects.py`.
+Adding a database takes one file with a `StoreDialect`, and a case in `dialects.py`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class ErrorClass(Enum):
     """What an error of the database means to us."""
 
     CONNECTION = "the connection could not be made, or broke"
-    REFUSED = "the database refuses us; the same attempt again will be refused as well"
-    LOCKED = "a lock was not given up in time"
-    CONFLICT = "the database gave up our transaction for another's sake; the same transaction again may succeed"
-    DUPLICATE = "the row is there already"
+    REFUSED = "the database refused the connection; a retry will be refused as well"
+    LOCKED = "a lock was not released within the limit"
+    CONFLICT = "the database aborted our transaction because of a conflict; running it again may succeed"
+    DUPLICATE = "the row already exists"
     NO_TABLE = "the table is missing"
     OLD_TABLE = "the table lacks a column"
     DENIED = "a privilege is missing"
-    ABORTED = "the transaction had failed before"
-    PREPARED = "a prepared statement is not the one that it was"
+    ABORTED = "the transaction had already failed"
+    PREPARED = "a prepared statement is missing or was replaced by another"
     OTHER = "anything else"
 
 
@@ -36,9 +36,9 @@ class Blocker:
     """What holds the lock that we wait for.
 
     Args:
-        text: For people, fit for "… is held by <text>".
+        text: For messages, to complete "… is held by <text>".
         next_step: What to do about it.
-        pid: The process id where the database tells it.
+        pid: The process id, if the database reports it.
     """
 
     text: str
@@ -47,10 +47,10 @@ class Blocker:
 
 
 class BlockerHiddenError(Exception):
-    """The database does not show to us who holds a lock.
+    """The database does not show us who holds a lock.
 
     Args:
-        why: Fit for "its holder is not known: <why>".
+        why: To complete "its holder is not known: <why>".
         next_step: What to do about it.
     """
 
@@ -60,7 +60,7 @@ class BlockerHiddenError(Exception):
 
 
 WORK_TIME: Final = 5.0
-"""Seconds that a statement of our own may take, beside waiting for locks: those on single rows take less than a millisecond."""
+"""Seconds that one of our own statements may take besides waiting for locks; on a single row it takes under a millisecond."""
 
 
 class StoreDialect(ABC):
@@ -71,11 +71,11 @@ class StoreDialect(ABC):
     driver: ClassVar[str]
     """SQLAlchemy's name of the driver that this is written for."""
     package: ClassVar[str | None]
-    """The Python package of the driver, or None where Python brings it."""
+    """The Python package of the driver, or None if it is part of Python."""
     extra: ClassVar[str | None]
     """The extra of dualwrite that installs it."""
     wait_slice: ClassVar[float | None] = None
-    """Wait for a lock in slices of so many seconds, where the driver's wait can't be interrupted; None: in one go."""
+    """Wait for a lock in slices of so many seconds if the driver's wait can't be interrupted; None: in a single wait."""
 
     # --- engines of our own -----------------------------------------------------------------------------------------------
 
@@ -88,10 +88,10 @@ class StoreDialect(ABC):
         """
 
     def prepare_engine(self, engine: Engine) -> None:  # noqa: B027  (most databases need none)
-        """Settings of each connection of an engine of ours."""
+        """Add settings to each connection of an engine that we created."""
 
     def watch_engine(self, engine: Engine) -> None:  # noqa: B027  (most databases need nothing)
-        """Listeners that every engine needs, the user's own included; a second call for an engine adds nothing."""
+        """Add the listeners that every engine needs, including the user's own; a second call for an engine adds nothing."""
 
     # --- transactions -----------------------------------------------------------------------------------------------------
 
@@ -103,25 +103,25 @@ class StoreDialect(ABC):
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
         """Begin a transaction of our own that waits at most `timeout` seconds for each lock.
 
-        No statement takes more than `work_time` seconds beside that, where the server can see to it.
+        Besides that no statement takes more than `work_time` seconds, if the server can enforce it.
         """
 
     def limit_pause(self, connection: Connection) -> None:  # noqa: B027  (SQLite has no server that could)
-        """Have the server roll the rest of a transaction back when we are silent for ten seconds: paused, perhaps.
+        """Have the server roll back the transaction if we send nothing for ten seconds: the process may be paused.
 
-        To be called before a long transaction takes a lock that others wait for. `finish` puts the session's settings back.
+        To be called before a long transaction acquires a lock that others wait for. `finish` restores the session's settings.
         """
 
     @abstractmethod
     def marks(self) -> ColumnElement[Any] | None:
-        """A column for the fence's SELECT that marks the transaction with the parameter `token`; None: `begin` has done it."""
+        """A column for the fence's SELECT that marks the transaction with the parameter `token`; None: `begin` did that."""
 
     @abstractmethod
     def is_marked(self) -> ColumnElement[bool] | None:
         """A condition for `record`'s UPDATE: this is still the transaction marked with the parameter `token`."""
 
     def still_marked(self, connection: Connection) -> bool:
-        """Where `is_marked` is None: whether it is still the transaction that `begin` began. Asked once, before the UPDATE."""
+        """If `is_marked` is None: whether this is still the transaction that `begin` began. Called once, before the UPDATE."""
         del connection
         return True
 
@@ -129,12 +129,12 @@ class StoreDialect(ABC):
 
     @abstractmethod
     def commit_blocker(self, connection: Connection) -> str | None:
-        """Why COMMIT would not commit, asked right before it is sent, or None."""
+        """Why COMMIT would not commit, or None; called right before it is sent."""
 
     def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
-        """Make sure of `command`, after SQLAlchemy has passed it on to the driver.
+        """Make sure that `command` took effect, after SQLAlchemy has passed it on to the driver.
 
-        SQLAlchemy sends no ROLLBACK after a COMMIT that failed; drivers send none where there is no transaction.
+        SQLAlchemy sends no ROLLBACK after a COMMIT that failed; drivers send none if there is no transaction.
         """
         if command == "ROLLBACK":
             connection.connection.rollback()
@@ -154,7 +154,7 @@ class StoreDialect(ABC):
         return frozenset()
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """The settings that decide whether an acknowledged commit stays; see TxnStateStore."""
+        """The settings that decide whether an acknowledged commit is durable; see TxnStateStore."""
         del connection
         return {}
 
@@ -165,16 +165,16 @@ class StoreDialect(ABC):
         """What a driver's error means, outside COMMIT."""
 
     def known_blocker(self, engine: Engine) -> Blocker | None:
-        """What can be said of the holder of a lock without asking the database."""
+        """What is known about the holder of a lock without asking the database."""
         del engine
         return None
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
-        """Who holds the lock on the row, asked right after a wait for it was given up; None where nobody does any more.
+        """Who holds the lock on the row, or None if nobody does any more; called right after a wait for it timed out.
 
         Raises:
-            BlockerHiddenError: We may not see it.
-            Exception: Asking has failed.
+            BlockerHiddenError: Our database user may not see it.
+            Exception: The query failed.
         """
         del transactional_id
         return self.known_blocker(engine)

@@ -1,4 +1,4 @@
-"""Which `StoreDialect` serves an engine or a URL; each is imported only when it is asked for."""
+"""Which `StoreDialect` serves an engine or a URL; each is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SQL_URL_EXAMPLES: Final = (
     "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, mariadb+pymysql://user@host/database or "
     "sqlite:////path/to/file.db"
 )
-"""What the addresses of these databases look like, for errors."""
+"""Example URLs of these databases, for errors."""
 
 
 def dialect_of(engine: Engine) -> StoreDialect:
-    """The dialect for an engine, by the driver that it really has: `postgresql://` may mean psycopg2 to SQLAlchemy.
+    """The dialect for an engine, by its actual driver: with SQLAlchemy `postgresql://` may mean psycopg2.
 
     Raises:
-        ConfigurationError: We have none for this database or this driver.
+        ConfigurationError: This database or this driver is not supported.
     """
     return dialect_for(engine.url.set(drivername=f"{engine.dialect.name}+{engine.dialect.driver}"))
 
@@ -29,7 +29,7 @@ def dialect_for(url: URL) -> StoreDialect:
     """The dialect for a URL.
 
     Raises:
-        ConfigurationError: We have none for this database or this driver.
+        ConfigurationError: This database or this driver is not supported.
     """
     backend, _, driver = url.drivername.partition("+")
     dialect: StoreDialect
@@ -55,7 +55,7 @@ def dialect_for(url: URL) -> StoreDialect:
     if driver not in ("", dialect.driver):
         raise ConfigurationError(
             f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",
-            cause="whether a failed COMMIT may have committed is read off the driver's own errors",
+            cause="the driver's own errors show whether a failed COMMIT may have committed",
             next_step=f"{dialect.name}+{dialect.driver}://…",
         )
     return dialect

@@ -1,4 +1,4 @@
-"""The one place where errors of a SQL database become ours."""
+"""The one place where errors of a SQL database are translated into ours."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
-_SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you made)"
+_SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you passed)"
 _UPGRADE: Final = "run `dualwrite db upgrade --url {command_url}{schema_option}`"
 _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.CONNECTION: (
         StoreUnavailableError,
         "The database {where} can't be reached, or ended the connection, while {doing}.",
-        f"see that it runs and that the address is right: {_SETTING}; then try again",
+        f"check that it is running and that the address is right: {_SETTING}; then try again",
     ),
     ErrorClass.REFUSED: (
         StoreUnavailableError,
-        "The database {where} refused us while {doing}.",
-        f"check address, user, password and rights: {_SETTING}",
+        "The database {where} refused the connection while {doing}.",
+        f"check address, user, password and privileges: {_SETTING}",
     ),
     ErrorClass.NO_TABLE: (StateTableMissingError, "The table {table} is missing in {where}.", _UPGRADE),
     ErrorClass.OLD_TABLE: (StateTableMissingError, "The table {table} in {where} is older than this dualwrite.", _UPGRADE),
     ErrorClass.LOCKED: (
         StoreUnavailableError,
-        "The database {where} kept a lock from us for too long while {doing}.",
+        "A lock in the database {where} was not released within the limit while {doing}.",
         "try again, or end the transaction that holds the lock",
     ),
     ErrorClass.CONFLICT: (
         StoreCommitFailedError,
-        "The database {where} gave up our transaction while {doing}; nothing of it was committed.",
+        "The database {where} aborted our transaction because of a conflict while {doing}; nothing of it was committed.",
         "run the whole transaction again",
     ),
     ErrorClass.DENIED: (
         StoreError,
         "The database {where} does not permit {doing}.",
-        "grant SELECT, INSERT and UPDATE on {table}, in a database that takes writes",
+        "grant SELECT, INSERT and UPDATE on {table}, in a database that is not read-only",
     ),
     ErrorClass.ABORTED: (
         StoreError,
-        "The database's transaction can't be committed: an earlier statement in it failed, and the block went on.",
+        "The database's transaction can't be committed: an earlier statement in it failed, and the block continued.",
         "let the error leave the block, or run the statement under a savepoint (begin_nested)",
     ),
     ErrorClass.PREPARED: (
         StoreError,
-        "The database {where} lost a prepared statement, or has another by its name, while {doing}.",
-        "behind a pooler such as PgBouncer set psycopg's prepare_threshold to None: connect_args={{'prepare_threshold': None}}",
+        "The database {where} lost a prepared statement, or has another with the same name, while {doing}.",
+        "behind a pooler such as PgBouncer, set prepare_threshold to None: connect_args={{'prepare_threshold': None}}",
     ),
     ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
@@ -67,12 +67,12 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
 
 
 def address(url: URL) -> str:
-    """A URL for people, without its password."""
+    """A URL for messages, without its password."""
     return _without_query_secrets(url).render_as_string(hide_password=True)
 
 
 def address_for_commands(url: URL) -> str:
-    """A URL to be used in a command, without the password (it belongs in PGPASSWORD or ~/.pgpass)."""
+    """A URL for use in a command, without the password (it belongs in PGPASSWORD or ~/.pgpass)."""
     return _without_query_secrets(url)._replace(password=None).render_as_string(hide_password=False)
 
 
@@ -86,7 +86,7 @@ class ErrorMap:
 
     Args:
         engine: For the address.
-        dialect: Knows what the driver's errors mean.
+        dialect: Classifies the driver's errors.
     """
 
     engine: Engine
@@ -101,7 +101,7 @@ class ErrorMap:
 
         Args:
             error: SQLAlchemy's or the driver's error.
-            doing: What was tried, fit for "… failed while <doing>".
+            doing: What was tried, to complete "… failed while <doing>".
             transactional_id: The id it was tried for.
         """
         error_class = self.classify(error)
@@ -135,13 +135,13 @@ def _sentence(error: BaseException) -> str:
 def locked_too_long(
     errors: ErrorMap, transactional_id: str, timeout: float, error: BaseException, doing: str
 ) -> ClaimTimeoutError:
-    """The error of a wait for the row's lock that took longer than `timeout` seconds; it names the blocker if it can."""
-    hidden, next_step = "", "try again: whoever held it may have finished by now"
+    """The error for a wait for the row's lock that took longer than `timeout` seconds; names the blocker if possible."""
+    hidden, next_step = "", "try again: the holder may have finished by now"
     try:
         blocker = errors.dialect.find_blocker(errors.engine, transactional_id)
     except BlockerHiddenError as unknown:
         blocker, hidden, next_step = None, f": {unknown}", unknown.next_step
-    except Exception:  # noqa: BLE001  (the wait has failed already; that its cause can't be told must not hide it)
+    except Exception:  # noqa: BLE001  (the wait has failed already; failing to find its cause must not hide that)
         blocker = None
     return ClaimTimeoutError(
         f"The row of the id stayed locked for {timeout:g} s while {doing}.",

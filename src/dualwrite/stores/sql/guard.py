@@ -1,4 +1,4 @@
-"""The Connection and the Session that users get: everything works but ending the transaction, which is the writer's.
+"""The Connection and the Session that users get: everything works except ending the transaction, which is left to the writer.
 
 A refused call raises before SQLAlchemy has changed anything, so the transaction stays intact and usable.
 """
@@ -16,11 +16,11 @@ _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 
 class Guard:
-    """What one transaction's handles share: whether the writer acts, or the user, or nobody any more.
+    """State shared by one transaction's handles: whether the writer or the user is acting, or the transaction has ended.
 
     Args:
         transactional_id: For the errors.
-        savepoint: The call that makes a savepoint, for the errors.
+        savepoint: The call that creates a savepoint, for the errors.
     """
 
     __slots__ = ("ended", "lifted", "savepoint", "session", "transactional_id")
@@ -32,7 +32,7 @@ class Guard:
         """The writer itself is acting."""
         self.ended = False
         self.session: Any = None
-        """The ORM session, where one was made: only then is the ORM loaded."""
+        """The ORM session, if one was created: only then is the ORM loaded."""
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
@@ -47,13 +47,13 @@ class Guard:
         )
 
     def refuse_implicit_commit(self, statement: str) -> NoReturn:
-        """Raise for a statement by which the database would commit the transaction itself."""
+        """Raise for a statement that makes the database commit the transaction implicitly."""
         self.check_open()
         raise TransactionControlError(
-            f"{statement} is not possible inside the block: the database would commit the transaction by itself.",
+            f"{statement} is not possible inside the block: the database would commit the transaction implicitly.",
             transactional_id=self.transactional_id,
-            cause="MariaDB and MySQL end the transaction before and after such a statement; the database's side would be "
-            "committed without Kafka's",
+            cause="MariaDB and MySQL commit before and after such a statement; the database's side would be committed without "
+            "Kafka's",
             next_step="run it before or after the block, on another connection. The transaction is still open and usable",
             call=statement,
         )
@@ -82,8 +82,8 @@ class OwnedTransaction(RootTransaction):
         """Refused to everybody but the writer."""
         session = self.connection.guard.session
         if session is not None and session._flushing:  # noqa: SLF001  (SQLAlchemy has no public way to ask)
-            # A flush has failed and the session asks for our rollback. Raising would hide the user's error. The session is
-            # inactive from here on, which `record` looks at: the transaction can't be committed any more.
+            # A flush has failed and the session calls our rollback. Raising would hide the user's error. The session is
+            # inactive from here on, which `record` checks: the transaction can't be committed any more.
             return
         self.connection.guard_call("get_transaction().rollback()")
         super().rollback()
@@ -103,7 +103,7 @@ class GuardedConnection(Connection):
     Args:
         engine: Where it comes from.
         guard: Shared with the transaction's owner.
-        pooled: A connection that was taken from another pool than the engine's, to be used instead of one of the engine.
+        pooled: A connection from another pool, to be used instead of one from the engine's.
     """
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
@@ -112,17 +112,17 @@ class GuardedConnection(Connection):
         self.take_back()
 
     def hand_over(self) -> None:
-        """To the user: from here on the guard refuses."""
+        """Hand the connection to the user: from here on the guard refuses."""
         self.guard.lifted = False
-        self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would pass over the listener below
+        self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener below
 
     def take_back(self) -> None:
-        """From the user: the writer acts. Without the listener below our own statements are 10 % faster."""
+        """Take the connection back for the writer. Without the listener below our own statements are 10 % faster."""
         self.guard.lifted = True
-        self._has_events = False  # the engine's listeners, which are the user's, are asked all the same
+        self._has_events = False  # the engine's listeners, which are the user's, are called anyway
 
     def guard_call(self, call: str) -> None:
-        """Refuse unless the writer itself acts."""
+        """Refuse unless the writer itself is acting."""
         if not self.guard.lifted:
             self.guard.refuse(call)
 
@@ -154,7 +154,7 @@ class GuardedConnection(Connection):
         super().close()
 
     def invalidate(self, exception: BaseException | None = None) -> None:
-        """Refused to everybody but the writer, and SQLAlchemy itself, which passes the error that broke the connection."""
+        """Refused except to the writer, and to SQLAlchemy itself, which passes the error that broke the connection."""
         if exception is None:
             self.guard_call("invalidate()")
         super().invalidate(exception)
@@ -176,7 +176,7 @@ class GuardedConnection(Connection):
     def __enter__(self) -> NoReturn:
         self.guard.refuse("`with` on the connection (it would close it)")
 
-    # --- what is of no use any more once the transaction has ended --------------------------------------------------------
+    # --- what can't be used any more once the transaction has ended -------------------------------------------------------
 
     @property
     def connection(self) -> PoolProxiedConnection:
@@ -211,7 +211,7 @@ class GuardedConnection(Connection):
 
 
 @event.listens_for(GuardedConnection, "before_cursor_execute")
-# one listener on the class: to add one for each transaction would cost more than the check
+# one listener on the class: adding one for each transaction would cost more than the check
 def _refuse_control_text(
     connection: GuardedConnection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
 ) -> None:

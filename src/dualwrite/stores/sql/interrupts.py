@@ -1,4 +1,4 @@
-"""Ctrl-C stays Ctrl-C, where the clean-up of a library that it cut short raises something else."""
+"""Keep a KeyboardInterrupt if the interrupted cleanup of a library raises another error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Self
 
 
 class InterruptsFirst:
-    """Raise the KeyboardInterrupt that hides behind another error.
+    """Raise the KeyboardInterrupt that is in the context of another error.
 
-    SQLAlchemy asserts in its `finally` clauses that a connection is in the state that the interrupt kept it from, and
-    drivers complain that it is closed. What is raised then is the AssertionError, with the interrupt as its context.
+    SQLAlchemy asserts in its `finally` clauses that a connection is in a state that the interrupt kept it from reaching, and
+    drivers complain that it is closed. Such an error is raised then, with the interrupt as its context.
     """
 
     def __enter__(self) -> Self:
-        self._outside = sys.exc_info()[1]  # the caller may be at work in an `except KeyboardInterrupt`
+        self._outside = sys.exc_info()[1]  # the caller may be inside an `except KeyboardInterrupt`
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:

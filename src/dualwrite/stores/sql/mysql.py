@@ -1,4 +1,4 @@
-"""MariaDB and MySQL by PyMySQL."""
+"""MariaDB and MySQL, using PyMySQL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
 _NO_SUCH_SAVEPOINT: Final = 1305
-_LOST_CONNECTION: Final = "08"  # SQLSTATE; a node of a Galera cluster that is not ready says so by it, too
+_LOST_CONNECTION: Final = "08"  # SQLSTATE; also from a node of a Galera cluster that is not ready
 _ERROR_CLASSES: Final = {
     0: ErrorClass.CONNECTION,  # PyMySQL: closed
     1040: ErrorClass.CONNECTION,  # too many connections
@@ -47,7 +47,7 @@ _ERROR_CLASSES: Final = {
     1046: ErrorClass.REFUSED,  # no database selected
     1049: ErrorClass.REFUSED,  # unknown database
     1129: ErrorClass.REFUSED,
-    1130: ErrorClass.REFUSED,  # this host may not connect
+    1130: ErrorClass.REFUSED,  # this host is not allowed to connect
     1251: ErrorClass.REFUSED,
     1698: ErrorClass.REFUSED,
     1820: ErrorClass.REFUSED,  # the password must be changed
@@ -76,11 +76,11 @@ _ERROR_CLASSES: Final = {
     1836: ErrorClass.DENIED,
 }
 _ROLLED_BACK: Final = frozenset({1205, 1213, 1290})
-"""What COMMIT answers before it has begun to commit, and with it has rolled back: FLUSH TABLES WITH READ LOCK kept it waiting
+"""Errors that COMMIT returns before it has begun to commit, and after rolling back: FLUSH TABLES WITH READ LOCK made it wait
 longer than `lock_wait_timeout`; Galera's certification failed; the server has become `read_only`."""
 
 _LIMITS: Final = ("innodb_lock_wait_timeout", "lock_wait_timeout", "wait_timeout")
-"""Session variables of our short transactions: the wait for a row, the wait for the table, the life of a paused claimer."""
+"""Session variables for our short transactions: the wait for a row, the wait for the table, the time a claimer may pause."""
 _PAUSED: Final = 10  # seconds; our own statements follow each other within microseconds
 _DURABILITY: Final = (
     "innodb_flush_log_at_trx_commit",
@@ -99,7 +99,7 @@ _SOCKET_OPTIONS: Final = {
     "TCP_KEEPIDLE": 30,
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 60_000,  # milliseconds; a COMMIT whose peer is gone becomes unknown then, not never
+    "TCP_USER_TIMEOUT": 60_000,  # milliseconds; then a COMMIT whose peer is gone is unknown, instead of hanging forever
 }
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
 _LIMITS_BEFORE: Final = "dualwrite.limits"
@@ -107,10 +107,10 @@ _MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
 
 
 class MysqlDialect(StoreDialect):
-    """MySQL from 8.0.17 on, and MariaDB from 10.5 on under its older name.
+    """MySQL from 8.0.17 on, and MariaDB from 10.5 on with a `mysql://` URL.
 
-    The mark of a transaction is a savepoint set right after START TRANSACTION. Whatever ends the transaction destroys it, also
-    what does so by itself: DDL and the like, which commit, and a deadlock, which rolls back. Releasing it fails then.
+    A transaction is marked by a savepoint set right after START TRANSACTION. Whatever ends the transaction destroys it, also
+    implicitly: DDL and the like, which commit, and a deadlock, which rolls back. Releasing the savepoint then fails.
     """
 
     name: ClassVar[str] = "mysql"
@@ -119,7 +119,7 @@ class MysqlDialect(StoreDialect):
     extra: ClassVar[str | None] = "mysql"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
-        """Time limits: of connecting with all its answers, of the wait for a lock on the table, and of a peer that is gone."""
+        """Time limits: for connecting including the server's greeting, for a lock on the table, and for a peer that is gone."""
         if not url.database:
             raise ConfigurationError("The URL names no database.", next_step=f"{self.name}+{self.driver}://user@host/database")
         wanted = {
@@ -142,10 +142,10 @@ class MysqlDialect(StoreDialect):
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
 
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
-        """See StoreDialect. The limits are whole seconds, rounded up; `finish` puts the user's own back.
+        """See StoreDialect. The limits are whole seconds, rounded up; `finish` restores the user's own.
 
-        It reads what is committed: with InnoDB's default it would wait for the rows beside its own as well, such as those that
-        a task of a job is about to load, and the decision over another job would wait for that task.
+        It uses READ COMMITTED: with InnoDB's default it would also wait for neighboring rows, such as those that a task of a
+        job is loading, and the decision about another job would wait for that task.
         """
         del work_time
         connection.begin()
@@ -164,7 +164,7 @@ class MysqlDialect(StoreDialect):
         connection.exec_driver_sql(_set_limits((rows, table, _PAUSED)))
 
     def marks(self) -> ColumnElement[Any] | None:
-        """None: `begin` has set the savepoint."""
+        """None: `begin` sets the savepoint."""
         return None
 
     def is_marked(self) -> ColumnElement[bool] | None:
@@ -184,7 +184,7 @@ class MysqlDialect(StoreDialect):
     # --- commit -----------------------------------------------------------------------------------------------------------
 
     def commit_blocker(self, connection: Connection) -> str | None:
-        """As the server told with its last answer that was no error."""
+        """By the status in the server's last answer that was not an error."""
         if connection.invalidated or not _raw(connection).open:
             return "the connection was lost before COMMIT was sent"
         if not _raw(connection).server_status & SERVER_STATUS_IN_TRANS:
@@ -192,29 +192,29 @@ class MysqlDialect(StoreDialect):
         return None
 
     def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
-        """See StoreDialect; what `begin` and `begin_short` have set for the session is put back as it was."""
+        """See StoreDialect; restores the session variables that `begin` and `begin_short` have set."""
         super().finish(connection, command)
         _put_back(connection)
 
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
-        """One of the few errors that come before anything is committed, over a connection that lives on.
+        """One of the few errors that come before anything is committed, over a connection that stays open.
 
-        All others are taken for unknown, 1180 (error during COMMIT), 1053 (shutdown) and 1317 (killed) among them: they may
-        come while a commit that is in the log already waits for the binary log or a replica.
+        All others are treated as unknown, among them 1180 (error during COMMIT), 1053 (shutdown) and 1317 (killed): they may
+        come while a commit that is already in the log waits for the binary log or a replica.
         """
         return _code(error) in _ROLLED_BACK and not connection.invalidated and _raw(connection).open
 
-    tells_copies = False  # a replica that takes over is a server of its own
+    tells_copies = False  # a promoted replica has its own server id
 
     def whereabouts(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` where it has one, and the schema."""
+        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the schema."""
         query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
         servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]
         schema = connection.exec_driver_sql("SELECT DATABASE()").scalar()
         return frozenset(f"{server}, schema {schema}" for server in servers)
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect; `engine` is our table's, which has transactions only with InnoDB."""
+        """See StoreDialect; `engine` is our table's storage engine, which is transactional only if it is InnoDB."""
         names = ", ".join(f"'{name}'" for name in _DURABILITY)
         found = {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")}
         engine = connection.exec_driver_sql(
@@ -251,30 +251,30 @@ class MariadbDialect(MysqlDialect):
 
 
 class _UntilConnected(float):
-    """A read timeout of ours, to be lifted once the connection is made: later on it would cut slow statements short.
+    """Our read timeout, removed once the connection is made: later it would interrupt slow statements.
 
-    Without it PyMySQL waits without end for the greeting of a server that took the connection and then hangs.
+    Without it PyMySQL waits forever for the greeting of a server that accepted the connection and then hangs.
     """
 
 
 def _connected(raw: Any, _record: object) -> None:
-    """A pool's listener: lift the time limit of connecting, and have the system find out that a peer has gone."""
-    if isinstance(raw._read_timeout, _UntilConnected):  # noqa: SLF001  (PyMySQL takes it at the start only)
+    """A pool's listener: remove the time limit for connecting, and have the system detect that a peer is gone."""
+    if isinstance(raw._read_timeout, _UntilConnected):  # noqa: SLF001  (PyMySQL has no public way to change it)
         raw._read_timeout = None  # noqa: SLF001  (as above)
     if raw.unix_socket is None:
         for name, value in _SOCKET_OPTIONS.items():
             option = getattr(socket, name, None)  # not every system has each
             if option is not None:
-                raw._sock.setsockopt(socket.IPPROTO_TCP, option, value)  # noqa: SLF001  (it has no public way to it)
+                raw._sock.setsockopt(socket.IPPROTO_TCP, option, value)  # noqa: SLF001  (there is no public way)
 
 
 def _start(connection: Connection, isolation: str | None = None) -> None:
-    """Begin a transaction, with autocommit off: it would keep what the block writes after a statement that ended it."""
+    """Begin a transaction, with autocommit off: if a statement ends the transaction, later writes must not be committed."""
     if connection.get_transaction() is None:
         connection.begin()
     raw = _raw(connection)
     if raw.server_status & SERVER_STATUS_IN_TRANS:
-        # a `begin` listener of the user's, or a chained transaction; START TRANSACTION would commit it
+        # begun by a user's `begin` listener, or chained; START TRANSACTION would commit it
         connection.exec_driver_sql("ROLLBACK AND NO CHAIN")
     if raw.get_autocommit():
         connection.info[_AUTOCOMMIT_WAS_ON] = True
@@ -285,7 +285,7 @@ def _start(connection: Connection, isolation: str | None = None) -> None:
 
 
 def _may_read_committed(connection: Connection) -> bool:
-    """A binary log of statements refuses writes of such transactions (error 1665). Asked once a connection."""
+    """Statement-based binary logging refuses writes of such transactions (error 1665). Queried once per connection."""
     known = connection.info.get(_MAY_READ_COMMITTED)
     if known is None:
         rows = connection.exec_driver_sql("SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')")
@@ -295,16 +295,16 @@ def _may_read_committed(connection: Connection) -> bool:
 
 
 def _note_limits(connection: Connection) -> tuple[int, ...]:
-    """The session's limits, noted for `_put_back`."""
+    """The session's limits, saved for `_put_back`."""
     before = tuple(connection.exec_driver_sql(f"SELECT {', '.join(f'@@SESSION.{name}' for name in _LIMITS)}").one())
     connection.info[_LIMITS_BEFORE] = before
     return before
 
 
 def _put_back(connection: Connection) -> None:
-    """Put the session's variables back; a connection with which that fails is closed.
+    """Restore the session's variables; if that fails, the connection is closed.
 
-    Past SQLAlchemy, which would begin its next transaction.
+    Uses the driver directly: SQLAlchemy would begin the next transaction.
     """
     autocommit, limits = (connection.info.pop(name, None) for name in (_AUTOCOMMIT_WAS_ON, _LIMITS_BEFORE))
     try:

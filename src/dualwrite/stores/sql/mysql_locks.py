@@ -1,6 +1,6 @@
 """Who holds the lock on a row of MariaDB or MySQL.
 
-InnoDB lists locks only while somebody waits for them (MariaDB), so one connection waits once more, and a second one looks.
+InnoDB (MariaDB) lists locks only while something waits for them, so one connection waits again and a second one looks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _LOOKING: Final = 3.0  # seconds
-_PAUSE: Final = 0.15  # InnoDB's list is made anew only for who has not looked at it for 0.1 s
+_PAUSE: Final = 0.15  # InnoDB refreshes its list only if it was not read for 0.1 s
 _NO_PRIVILEGE: Final = 1227
 
 _WAIT: Final = "SELECT transactional_id FROM {} WHERE transactional_id = %s FOR UPDATE"
@@ -41,13 +41,13 @@ _CONNECTION: Final = "SELECT USER, HOST, COMMAND, TIME, INFO FROM information_sc
 
 
 def holder_of_row(engine: Engine, transactional_id: str) -> Blocker | None:
-    """Who holds the lock on the row of an id, or None where nobody does any more.
+    """Who holds the lock on the row of an id, or None if nobody does any more.
 
-    Takes two connections of its own beside the engine's pool, which may be as small as one, and about 0.2 s; 3 s at most.
+    Uses two connections outside the engine's pool, whose size may be one. Takes about 0.2 s, at most 3 s.
 
     Raises:
         BlockerHiddenError: The database user may not see it.
-        Exception: Whatever else goes wrong with the connections.
+        Exception: Any other error of the connections.
     """
     pools = [engine.pool.recreate() for _ in range(2)]
     try:
@@ -90,7 +90,7 @@ def _holder(waiter: Any, watcher: Any, wait: tuple[str, tuple[str]], query: str)
 
 
 def _wait(waiter: Any, query: str, parameters: tuple[str]) -> None:
-    with contextlib.suppress(PyMySQLError), waiter.cursor() as cursor:  # it is given up, or killed
+    with contextlib.suppress(PyMySQLError), waiter.cursor() as cursor:  # the wait times out or is killed
         cursor.execute(query, parameters)
 
 
@@ -104,9 +104,8 @@ def _found(cursor: Any, query: str, waiter_id: int) -> Blocker | None:
     except PyMySQLError as error:
         if error.args[0] == _NO_PRIVILEGE:
             raise BlockerHiddenError(
-                "the database shows it only to users with the privilege PROCESS",
-                "try again, since whoever held it may have finished by now; to be told who it is: GRANT PROCESS ON *.* TO the "
-                "user",
+                "the database shows it only to users with the PROCESS privilege",
+                "try again, since the holder may have finished by now; to see the holder, GRANT PROCESS ON *.* TO the user",
             ) from error
         raise
     holder = cursor.fetchone()
@@ -127,6 +126,6 @@ def _found(cursor: Any, query: str, waiter_id: int) -> Blocker | None:
 
 
 _TABLE_LOCK: Final = Blocker(
-    "somebody who has locked the whole table (LOCK TABLES, ALTER TABLE, FLUSH TABLES)",
-    "find that connection by SHOW FULL PROCESSLIST and let it finish, or end it: KILL <id>; then try again",
+    "a connection that has locked the whole table (LOCK TABLES, ALTER TABLE, FLUSH TABLES)",
+    "find that connection with SHOW FULL PROCESSLIST and let it finish, or end it: KILL <id>; then try again",
 )

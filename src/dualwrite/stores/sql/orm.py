@@ -1,4 +1,4 @@
-"""`tx.session`: an ORM session of the user's making on the writer's transaction, with its events at the writer's moments."""
+"""`tx.session`: an ORM session of the user's class on the writer's transaction; the writer sends its transaction events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.guard import GuardedConnection
 
 SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
-"""What sessions may be made by: a sessionmaker (scoped or not), or a Session class."""
+"""What sessions may be created from: a sessionmaker (scoped or not), or a Session class."""
 
 _REFUSED: Final = ("bind", "binds", "twophase", "join_transaction_mode", "autobegin")
 
 
 class GuardedSession(Session):
-    """A SQLAlchemy ORM Session on the guarded connection; whatever ends its transaction is the writer's."""
+    """A SQLAlchemy ORM Session on the guarded connection; only the writer can end its transaction."""
 
     def __init__(self, connection: GuardedConnection, **options: Any) -> None:
         # rollback_only: the session joins the transaction as it is; create_savepoint would cost two more round trips
@@ -27,11 +27,11 @@ class GuardedSession(Session):
         connection.guard.session = self
 
     def get_bind(self, *_args: Any, **_options: Any) -> Connection:
-        """The transaction's connection, also where the user's class would choose among several."""
+        """The transaction's connection, even if the user's class would choose among several."""
         return self._only_bind
 
     def begin(self, nested: bool = False) -> SessionTransaction:
-        """A savepoint with `nested`; refused without."""
+        """Begin a savepoint; refused without `nested`."""
         if not nested:
             self._guard.refuse("session.begin()")
         return super().begin(nested=True)
@@ -63,42 +63,43 @@ class GuardedSession(Session):
         self._guard.refuse("session.invalidate()")
 
     def get_transaction(self) -> NoReturn:
-        """Refused: what it would give is good for commit and rollback only. `get_nested_transaction` is there."""
+        """Refused: the result could only be used to commit or roll back. `get_nested_transaction` works."""
         self._guard.refuse("session.get_transaction()")
 
     def __enter__(self) -> NoReturn:
         self._guard.refuse("`with` on the session (it would close it)")
 
     def _autobegin_t(self, begin: bool = False) -> SessionTransaction:
-        # every use of a session, `add` included, passes here
+        # called at every use of a session, including `add`
         self._guard.check_open()
         return super()._autobegin_t(begin)
 
     # --- the writer's side: the events that SQLAlchemy would send from commit() and rollback() --------------------------------
 
-    def tell_before_commit(self) -> None:
+    def dispatch_before_commit(self) -> None:
         """Send `before_commit`; what listeners add is flushed with the rest."""
         self.dispatch.before_commit(self)
 
-    def tell_after_commit(self) -> None:
-        """Send `after_commit`, and expire what the session holds where it is made so."""
+    def dispatch_after_commit(self) -> None:
+        """Send `after_commit`, and expire the session's objects if it has `expire_on_commit`."""
         self.dispatch.after_commit(self)
         if self.expire_on_commit:
             self.expire_all()
 
-    def tell_after_rollback(self) -> None:
+    def dispatch_after_rollback(self) -> None:
         """Send `after_rollback`."""
         self.dispatch.after_rollback(self)
 
 
 class SessionFactory:
-    """Makes the sessions of one store.
+    """Creates the sessions of one store.
 
     Args:
-        source: What the user makes sessions by; None for SQLAlchemy's own Session, whose objects stay readable after the block.
+        source: What the user creates sessions from; None for SQLAlchemy's Session with `expire_on_commit=False`, whose objects
+            stay readable after the block.
 
     Raises:
-        ConfigurationError: It is none of those, or has a setting that would lead out of the transaction.
+        ConfigurationError: `source` has another type, or a setting that would bypass the transaction.
     """
 
     def __init__(self, source: SessionSource | None = None) -> None:
@@ -113,17 +114,17 @@ class SessionFactory:
             options, kind = {}, _guarded(source)
         elif source is not None:
             raise ConfigurationError(
-                f"session is a {type(source).__name__}.", next_step="a sessionmaker, a scoped_session, or a Session class"
+                f"session is a {type(source).__name__}.", next_step="pass a sessionmaker, a scoped_session or a Session class"
             )
         wrong = [name for name in _REFUSED[1:] if options.pop(name, False) not in (False, "conditional_savepoint")]
         if "autobegin" in wrong:
             wrong.remove("autobegin")  # True, as by default; the session joins the writer's transaction at its first use
         if wrong:
             raise ConfigurationError(
-                f"The sessionmaker has {' and '.join(wrong)}, which would lead out of the writer's transaction.",
-                next_step="make one without it for the writer: its session has one connection, the transaction's",
+                f"The sessionmaker has {' and '.join(wrong)}, which would bypass the writer's transaction.",
+                next_step="create one without it for the writer: its session has one connection, the transaction's",
             )
-        options.pop("bind", None)  # the sessionmaker's own; in the block it is the transaction's connection
+        options.pop("bind", None)  # in the block the session is bound to the transaction's connection
         self._kind: Any = kind
         self._options = options
 
@@ -134,5 +135,5 @@ class SessionFactory:
 
 
 def _guarded(kind: type[Session]) -> type[Session]:
-    """The user's class with the guard before it; listeners to the class and its sessionmaker hear its sessions."""
+    """The user's class with the guard mixed in; listeners on the class and on its sessionmaker still get its events."""
     return type(f"Guarded{kind.__name__}", (GuardedSession, kind), {})

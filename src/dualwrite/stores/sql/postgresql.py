@@ -1,4 +1,4 @@
-"""PostgreSQL by psycopg 3."""
+"""PostgreSQL, using psycopg 3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _MARKER: Final = "dualwrite.transaction"
 _LOST_CONNECTION: Final = ("08", "57P0")
 _INVALID_AUTHORIZATION: Final = "28"
-# With these the server may have ended the session at any moment of COMMIT, or says itself that it does not know (40003).
+# With these the server may have ended the session at any moment of COMMIT, or reports that the outcome is unknown (40003).
 _UNKNOWN: Final = ("08", "57P0", "40003", "58", "XX")
 _ERROR_CLASSES: Final = {
     "55P03": ErrorClass.LOCKED,  # lock_not_available: lock_timeout
@@ -51,7 +51,7 @@ _REFUSALS: Final = (
     "does not exist",
     "no password supplied",
     "not permitted",
-    "no such user",  # this and the next ones are PgBouncer's
+    "no such user",  # this and the following are PgBouncer's
     "no such database",
     "unsupported startup parameter",
 )
@@ -61,7 +61,7 @@ _PREPARED: Final = "prepare_threshold"
 _LIMIT_PAUSE: Final = "set_config('idle_in_transaction_session_timeout', :idle, true)"
 _WAITING: Final = text(
     "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :statement, true), "
-    # a claimer that is paused between its UPDATE and its COMMIT must not hold up everybody else
+    # a claimer that is paused between its UPDATE and its COMMIT must not block all others
     f"{_LIMIT_PAUSE}, pg_backend_pid()"
 )
 _PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
@@ -70,8 +70,8 @@ _TABLE_LOCKS: Final = text(
     "AND relation = to_regclass(:name) "
     "AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
 )
-# The lock on a row is the lock on the transaction that stands in the row's xmax. pg_blocking_pids would need a second
-# connection while we wait, which a pool of one can't give.
+# The lock on a row is the lock on the transaction in the row's xmax. pg_blocking_pids would need a second connection while we
+# wait, which a pool of one does not have.
 _XMAX: Final[Select[Any]] = select(literal_column("xmax::text")).select_from(t).where(t.c.transactional_id == bindparam("id"))
 _ROW_LOCK: Final = text(
     "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_backend_pid() "
@@ -92,7 +92,7 @@ _DURABILITY: Final = text(
 
 
 class PostgresqlDialect(StoreDialect):
-    """PostgreSQL. The mark of a transaction is a setting that is local to it."""
+    """PostgreSQL. A transaction is marked by a setting that is local to it."""
 
     name: ClassVar[str] = "postgresql"
     driver: ClassVar[str] = "psycopg"
@@ -100,15 +100,15 @@ class PostgresqlDialect(StoreDialect):
     extra: ClassVar[str | None] = "postgres"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
-        """Time limits for what the server can't limit: connecting, and a peer that has gone without a word."""
+        """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
         del lock_timeout
         wanted = {
-            "connect_timeout": max(2, round(connect_timeout)),  # libpq takes less than 2 for 2
+            "connect_timeout": max(2, round(connect_timeout)),  # libpq treats less than 2 as 2
             "fallback_application_name": "dualwrite",
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
-            "tcp_user_timeout": 60_000,  # milliseconds; a COMMIT whose peer is gone becomes unknown then, not never
+            "tcp_user_timeout": 60_000,  # milliseconds; then a COMMIT whose peer is gone is unknown, instead of hanging forever
         }
         return {"connect_args": {name: value for name, value in wanted.items() if name not in url.query}}
 
@@ -128,7 +128,7 @@ class PostgresqlDialect(StoreDialect):
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
         raw = _raw(connection)
-        if raw.autocommit:  # a user's engine; SQLAlchemy puts it back when the connection returns to its pool
+        if raw.autocommit:  # a user's engine; SQLAlchemy restores it when the connection returns to its pool
             connection.execution_options(isolation_level=connection.default_isolation_level or "READ COMMITTED")
         connection.begin()
 
@@ -140,10 +140,10 @@ class PostgresqlDialect(StoreDialect):
         raw = _raw(connection)
         if waiting.pg_backend_pid != raw.info.backend_pid and raw.prepare_threshold is not None:
             log.warning(
-                "%s: a connection pooler stands before the database, and psycopg prepares statements on connections to it: in "
-                "transaction mode one client's may be run for another's. Set prepare_threshold to None (create_engine: "
-                "connect_args={'prepare_threshold': None}), unless the pooler keeps them apart (PgBouncer 1.22 or later with "
-                "max_prepared_statements, and libpq 17).",
+                "%s: the database is behind a connection pooler, and psycopg prepares statements on connections to it: in "
+                "transaction mode one client's statement may run instead of another's. Set prepare_threshold to None "
+                "(create_engine: connect_args={'prepare_threshold': None}), unless the pooler supports prepared statements "
+                "(PgBouncer 1.22 or later with max_prepared_statements, and libpq 17).",
                 address(connection.engine.url),
             )
 
@@ -160,14 +160,14 @@ class PostgresqlDialect(StoreDialect):
         return func.current_setting(_MARKER, True) == bindparam("token")
 
     def still_marked(self, connection: Connection) -> bool:
-        """True: the UPDATE asks. In a pipeline it would be sent without an answer to count its rows by.
+        """True: the UPDATE checks. In a pipeline it would be sent without an answer that has its row count.
 
         Raises:
             StoreError: The block left a pipeline open.
         """
         if _raw(connection).pgconn.pipeline_status != PipelineStatus.OFF:
             raise StoreError(
-                "The block ended inside a pipeline of its psycopg connection, so it can't be told what of it went well.",
+                "The block ended inside a pipeline of its psycopg connection, so it is unknown which statements succeeded.",
                 next_step="leave `with connection.pipeline()` before the block ends",
             )
         return True
@@ -185,7 +185,7 @@ class PostgresqlDialect(StoreDialect):
                 return f"the connection has no transaction any more ({status.name})"
 
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
-        """An ERROR whose session lives on: the server has rolled back and waits for the next command."""
+        """An ERROR that left the session open: the server has rolled back and waits for the next command."""
         error = driver_error(error)
         if not isinstance(error, PsycopgError) or error.sqlstate is None or error.sqlstate.startswith(_UNKNOWN):
             return False
@@ -194,11 +194,11 @@ class PostgresqlDialect(StoreDialect):
         return _raw(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
 
     def whereabouts(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump has not."""
+        """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
         return frozenset({connection.scalar(_WHEREABOUTS)})
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect; `transaction_read_only` is on at a standby."""
+        """See StoreDialect; `transaction_read_only` is on in a standby."""
         return {row.name: row.setting for row in connection.execute(_DURABILITY)}
 
     def classify(self, error: BaseException) -> ErrorClass:
@@ -239,10 +239,10 @@ class PostgresqlDialect(StoreDialect):
 
 
 def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
-    """Whether something like PgBouncer answers for the server: the process id that it gave is not the backend's.
+    """Whether a pooler such as PgBouncer answers for the server: the process id it reported is not the backend's.
 
-    Asked of a connection without a transaction. In transaction mode each transaction may run on another connection to the
-    server, and with it on other prepared statements: those of another client have the same names.
+    The connection must have no open transaction. In transaction mode each transaction may run on another connection to the
+    server, with other prepared statements: those of another client have the same names.
     """
     autocommit = raw.autocommit
     raw.autocommit = True
@@ -256,7 +256,7 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
 
 
 def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> ErrorClass:
-    """What an error means that libpq raised itself, or that it passes on from a failed attempt to connect as text only."""
+    """Classify an error that libpq raised itself, or that it passes on as text only from a failed attempt to connect."""
     if not invalidated and any(refusal in str(error) for refusal in _REFUSALS):
         return ErrorClass.REFUSED
     return ErrorClass.CONNECTION if invalidated or isinstance(error, OperationalError | InterfaceError) else ErrorClass.OTHER

@@ -1,7 +1,7 @@
-"""The store on psycopg connections of the user's: one that is open already, a pool, or a function that makes them.
+"""The store on the user's psycopg connections: an open connection, a pool, or a function that makes connections.
 
-SQLAlchemy runs the recipe on a view of the connection that has plain tuples and default adapters, so that nothing of the user's
-settings can get between. The user writes through a second view, which is their connection but for ending the transaction.
+SQLAlchemy runs the recipe on a view of the connection with plain tuples and default adapters, unaffected by the user's
+settings. The user writes through a second view, which is their connection except that it can't end the transaction.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class PsycopgAccess(Access):
     """Transactions on the connections of a lender.
 
     Args:
-        engine: The store's, for claims and the like.
-        apart: The pool of transactions' connections, where they are not the engine's.
-        lender: Closed with the store, where it has something to close.
+        engine: The store's engine, for claims and the like.
+        apart: The pool for the transactions' connections, if they are not the engine's.
+        lender: Closed with the store, if it has something to close.
     """
 
     def __init__(self, engine: Engine, *, apart: Pool | None = None, lender: MadeOnDemand | None = None) -> None:
@@ -71,10 +71,10 @@ class PsycopgAccess(Access):
         return guarded
 
     def check(self) -> None:
-        """See Access; `SET search_path` or `SET ROLE` on the user's connection is known to that connection alone.
+        """See Access; the store's own connections do not have a `SET search_path` or `SET ROLE` of the user's connection.
 
         Raises:
-            ConfigurationError: The store's own connections find another table.
+            ConfigurationError: The store's own connections see another table.
         """
         if self._apart is None:
             return
@@ -91,9 +91,9 @@ class PsycopgAccess(Access):
         if ours != theirs:
             raise ConfigurationError(
                 f"The psycopg connection and the store's own connections see different tables {TABLE_NAME}.",
-                cause="something was set on the connection after it was made (search_path, role), which can't be read back",
-                next_step="put it into the connection's parameters (options='-c search_path=…'), or hand over a callable "
-                "that makes such connections",
+                cause="a setting of the connection was changed after it was made (search_path, role) and can't be read back",
+                next_step="put it into the connection's parameters (options='-c search_path=…'), or pass a callable that makes "
+                "such connections",
             )
 
     def close(self) -> None:
@@ -103,14 +103,14 @@ class PsycopgAccess(Access):
 
 
 def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engine, Access]:
-    """The engine for a store on connections of the user's, and the access to these.
+    """The engine for a store on the user's connections, and the access to them.
 
     Args:
         source: See `SqlStateStore.from_psycopg`.
-        own_parameters: What connections of the store's own are made with, where the user's says nothing else.
+        own_parameters: Default parameters for the store's own connections; those of the user's connection override them.
 
     Raises:
-        ConfigurationError: It is none of the kinds, or a connection that is closed.
+        ConfigurationError: `source` has another type, or is a closed connection.
     """
     if isinstance(source, psycopg.Connection):
         if source.closed:
@@ -130,8 +130,8 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         return engine, PsycopgAccess(engine)
     if not callable(source):
         raise ConfigurationError(
-            f"A {type(source).__name__} is no psycopg connection.",
-            next_step="a psycopg.Connection, a psycopg_pool.ConnectionPool, or a function that returns a new connection",
+            f"A {type(source).__name__} is not a psycopg connection.",
+            next_step="pass a psycopg.Connection, a psycopg_pool.ConnectionPool, or a function that returns a new connection",
         )
     first = checked_connection(source())
     made = MadeOnDemand(source, first)
@@ -165,7 +165,7 @@ def _engine_like(connection: Psycopg, own_parameters: dict[str, Any]) -> Engine:
 
 
 def _address(connection: Psycopg) -> URL:
-    """For people: no password, and nothing connects by it."""
+    """The address for messages: without password, and never used to connect."""
     info = connection.info
     host = info.host
     on_socket = host.startswith(("/", "@"))
@@ -187,7 +187,7 @@ def _views(lender: Lender) -> Callable[[], Any]:
         original = lender.lend()
         view = view_of(RecipeConnection, original)
         view.original, view.lender, view.adapters_map, view.returned = original, lender, adapters, False
-        if original not in cursors:  # a question to the server; each connection is asked once
+        if original not in cursors:  # it takes a query; once per connection is enough
             try:
                 cursors[original] = UnpreparedCursor if is_behind_pooler(original) else psycopg.Cursor
             except BaseException as error:
@@ -202,7 +202,7 @@ def _views(lender: Lender) -> Callable[[], Any]:
 
 
 def _end_for_good(pool: Pool, lender: Lender) -> None:
-    """An invalidated connection is closed whatever it is in: its transaction might live on."""
+    """Close an invalidated connection, whatever its state: its transaction might still be open."""
 
     def invalidated(raw: Any, _record: Any, error: BaseException | None) -> None:
         raw.pgconn.finish()

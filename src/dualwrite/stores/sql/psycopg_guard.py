@@ -1,4 +1,4 @@
-"""The psycopg connection that users get: their own in everything, but for ending the transaction, which is the writer's."""
+"""The psycopg connection that users get: their own, except that only the writer can end the transaction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dualwrite.stores.sql.psycopg_view import ConnectionView
 class GuardedPsycopgConnection(ConnectionView):
     """The user's psycopg connection inside the writer's transaction.
 
-    Cursors, `execute`, `copy`, `pipeline()` and `transaction()` (a savepoint here) work as ever; a call that would end or
-    replace the transaction raises before anything was sent, so the transaction stays intact and usable.
+    Cursors, `execute`, `copy`, `pipeline()` and `transaction()` (a savepoint here) work as usual; a call that would end or
+    replace the transaction raises before anything is sent, so the transaction stays intact and usable.
     """
 
     __slots__ = ("guard",)
@@ -53,7 +53,7 @@ class GuardedPsycopgConnection(ConnectionView):
 
     @property
     def cursor_factory(self) -> Any:
-        """The user's, with the guard before its statements."""
+        """The user's factory, with the guard checking each statement."""
         return _guarded_cursors(self.__dict__["cursor_factory"])
 
     @cursor_factory.setter
@@ -62,7 +62,7 @@ class GuardedPsycopgConnection(ConnectionView):
 
     @property
     def server_cursor_factory(self) -> Any:
-        """The user's, with the guard before its statements."""
+        """The user's factory, with the guard checking each statement."""
         return _guarded_cursors(self.__dict__["server_cursor_factory"])
 
     @server_cursor_factory.setter
@@ -132,7 +132,7 @@ class GuardedPsycopgConnection(ConnectionView):
 
 
 class _GuardedCursor:
-    """Goes before a cursor class: looks at each statement before it is sent."""
+    """Mixin for a cursor class: checks each statement before it is sent."""
 
     __slots__ = ()
 
@@ -141,7 +141,7 @@ class _GuardedCursor:
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.execute."""
         self._check(query)
-        return super().execute(query, *args, **kwargs)  # type: ignore[misc]  # the class behind us in the order has it
+        return super().execute(query, *args, **kwargs)  # type: ignore[misc]  # the next class in the MRO has it
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.executemany."""
@@ -173,5 +173,5 @@ class _GuardedCursor:
 @functools.cache
 def _guarded_cursors(factory: Any) -> Any:
     if not isinstance(factory, type):
-        return factory  # a function; the marker finds what it lets pass
+        return factory  # a function; the marker detects what gets past
     return type(f"Guarded{factory.__name__}", (_GuardedCursor, factory), {"__slots__": ()})

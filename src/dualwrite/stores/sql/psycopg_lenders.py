@@ -1,4 +1,4 @@
-"""Whose psycopg connections they are: one of the user's, a pool's, or made for the store by a function of the user's."""
+"""Where psycopg connections come from: the user's single connection, a pool, or a function that makes them for the store."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from dualwrite.errors import ConcurrentUseError, ConfigurationError, StoreError,
 Psycopg = psycopg.Connection[Any]
 CONNECT_AGAIN: Final = (
     "connect again and open a writer with the new connection; a callable or a psycopg_pool.ConnectionPool instead of a "
-    "connection brings new ones by itself"
+    "connection makes new ones automatically"
 )
 
 
 class PsycopgPool(Protocol):
-    """What is used of a `psycopg_pool.ConnectionPool`."""
+    """The methods of `psycopg_pool.ConnectionPool` that are used."""
 
     def check(self) -> None:
-        """Look at all idle connections, and replace the broken ones."""
+        """Check all idle connections, and replace the broken ones."""
 
     def getconn(self) -> Psycopg:
-        """A connection that nobody else has meanwhile."""
+        """A connection for exclusive use."""
 
     def putconn(self, conn: Psycopg) -> None:
-        """Take it back."""
+        """Return a connection to the pool."""
 
 
 class Lender(ABC):
-    """Hands out connections that are fit for a transaction."""
+    """Lends connections that are ready for a transaction."""
 
     @abstractmethod
     def lend(self) -> Psycopg:
-        """A connection without a transaction, out of autocommit, and of use to nobody else meanwhile."""
+        """A connection for exclusive use, without a transaction and not in autocommit."""
 
     @abstractmethod
     def take_back(self, connection: Psycopg) -> None:
-        """Receive it after its transaction, open or closed. Raises nothing."""
+        """Receive a connection after its transaction, open or closed. Raises nothing."""
 
-    def broken(self, error: BaseException | None) -> None:  # noqa: B027  (a function's connections are simply made anew)
-        """Learn that the connection that was lent is being closed, because of an error, or since its end is unknown."""
+    def broken(self, error: BaseException | None) -> None:  # noqa: B027  (a function simply makes a new connection)
+        """Note that the lent connection is being closed, because of an error or because its transaction's end is unknown."""
 
 
 class OneConnection(Lender):
-    """A connection that the user has open; it stays theirs, and open.
+    """An open connection that the user owns; the store does not close it.
 
     Args:
-        connection: It.
+        connection: The user's connection.
     """
 
     def __init__(self, connection: Psycopg) -> None:
@@ -73,13 +73,13 @@ class OneConnection(Lender):
         """
         if os.getpid() != self._process:
             raise UsageError(
-                "The psycopg connection was opened in another process, which goes on using it.",
+                "The psycopg connection was opened in another process, which still uses it.",
                 next_step="open a connection, and a writer with it, in the process that uses them",
             )
         if not self._lent.acquire(blocking=False):
             raise ConcurrentUseError(
                 "The psycopg connection is in use by another transaction of this store.",
-                next_step="end that one first; a psycopg_pool.ConnectionPool serves several threads",
+                next_step="end that transaction first; a psycopg_pool.ConnectionPool serves several threads",
             )
         try:
             self._check()
@@ -105,19 +105,19 @@ class OneConnection(Lender):
             case TransactionStatus.ACTIVE:
                 raise ConcurrentUseError(
                     "The psycopg connection is running a statement, or a COPY or stream() that was not read to its end.",
-                    next_step="use it from one thread at a time, and finish what runs before the writer's transaction",
+                    next_step="use it from one thread at a time, and finish what is running before the writer's transaction",
                 )
             case _:
                 raise UsageError(
-                    "The psycopg connection is in a transaction already.",
+                    "The psycopg connection is already in a transaction.",
                     cause="a statement ran on it outside of the writer's transaction: psycopg begins a transaction with the "
-                    "first statement, a SELECT too, unless the connection is in autocommit",
-                    next_step="commit() or rollback() before the writer's transaction begins, or set autocommit=True: the "
-                    "writer begins and ends its own transactions all the same",
+                    "first statement, even a SELECT, unless the connection is in autocommit",
+                    next_step="call commit() or rollback() before the writer's transaction begins, or set autocommit=True: the "
+                    "writer still begins and ends its own transactions",
                 )
 
     def take_back(self, connection: Psycopg) -> None:
-        """See Lender; autocommit is put back."""
+        """See Lender; autocommit is restored."""
         try:
             if self._autocommit and not connection.closed:
                 with suppress(psycopg.Error):
@@ -134,10 +134,10 @@ class OneConnection(Lender):
 
 
 class FromPool(Lender):
-    """A `psycopg_pool.ConnectionPool`; it stays the user's, and open.
+    """A `psycopg_pool.ConnectionPool` that the user owns; the store does not close it.
 
     Args:
-        pool: It.
+        pool: The user's pool.
     """
 
     def __init__(self, pool: PsycopgPool) -> None:
@@ -157,7 +157,7 @@ class FromPool(Lender):
         return connection
 
     def take_back(self, connection: Psycopg) -> None:
-        """See Lender; the pool replaces it where it is closed."""
+        """See Lender; the pool replaces a closed connection."""
         if id(connection) in self._in_autocommit:
             self._in_autocommit.discard(id(connection))
             with suppress(psycopg.Error):
@@ -165,18 +165,18 @@ class FromPool(Lender):
         self._pool.putconn(connection)
 
     def broken(self, error: BaseException | None) -> None:
-        """See Lender; where one broke, a restarted server has ended them all: the next attempt must not meet the next one."""
+        """See Lender; a restarted server has ended all connections: the next attempt must not get another broken one."""
         if isinstance(error, psycopg.Error):
             with suppress(psycopg.Error):
                 self._pool.check()
 
 
 class MadeOnDemand(Lender):
-    """A function that makes connections; they are the store's, which keeps them for the next transactions.
+    """A function that makes connections; the store owns them and keeps them for later transactions.
 
     Args:
-        make: It.
-        first: One that it has made already.
+        make: The function.
+        first: A connection that it has already made.
     """
 
     def __init__(self, make: Callable[[], Psycopg], first: Psycopg) -> None:
@@ -191,29 +191,29 @@ class MadeOnDemand(Lender):
 
     def _fit(self, connection: Psycopg) -> Psycopg:
         if not connection.closed:
-            connection.rollback()  # what the function ran on it; nothing of that is ours to commit
+            connection.rollback()  # what the function ran on it is not ours to commit
             connection.autocommit = False
         return connection
 
     def take_back(self, connection: Psycopg) -> None:
-        """See Lender: the pool of the engine has no use for it any more."""
+        """See Lender: the engine's pool does not need it any more."""
         connection.close()
 
     def close(self) -> None:
-        """Close what was never lent."""
+        """Close connections that were never lent."""
         while self._made:
             self._made.pop().close()
 
 
 def checked_connection(made: object) -> Psycopg:
-    """What a function or a pool of the user's gave, if it is a connection.
+    """What the user's function or pool returned, if it is a connection.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a connection.
     """
     if not isinstance(made, psycopg.Connection):
         raise ConfigurationError(
-            f"The function or pool gave a {type(made).__name__}, not a psycopg.Connection.",
-            next_step="for example: lambda: psycopg.connect('host=… dbname=…'); the asynchronous ones are no use here",
+            f"The function or pool returned a {type(made).__name__}, not a psycopg.Connection.",
+            next_step="for example: lambda: psycopg.connect('host=… dbname=…'); asynchronous connections are not supported",
         )
     return made

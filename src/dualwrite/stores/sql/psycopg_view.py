@@ -1,7 +1,7 @@
-"""Other faces of a psycopg connection: the one on which SQLAlchemy runs the recipe, and the ground of the user's.
+"""Views of a psycopg connection: the one on which SQLAlchemy runs the recipe, and the base class of the user's view.
 
-A view is an object of another class that shares the state (`__dict__`) of a connection, so that transaction, prepared
-statements, pipelines and the lock between threads are the same, whichever of them is used.
+A view is an object of another class that shares the state (`__dict__`) of a connection, so transaction, prepared
+statements, pipelines and the lock between threads are the same in all of them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ V = TypeVar("V", bound="ConnectionView")
 
 
 class ConnectionView(psycopg.Connection[Any]):
-    """Another face of a psycopg connection: the same state, other methods. Made by `view_of`."""
+    """A view of a psycopg connection: the same state, other methods. Made by `view_of`."""
 
     __slots__ = ()
 
     def __del__(self, *_warn: Any) -> None:
-        """Nothing: psycopg's warns of a connection that was left open, which the connection itself does where it is true."""
+        """Does nothing: psycopg's warns that a connection was left open, which the original connection does itself."""
 
 
 def view_of(kind: type[V], connection: psycopg.Connection[Any]) -> V:
-    """A view of `connection`, which keeps the methods that the user's own subclass of `psycopg.Connection` brings."""
+    """A view of `connection`; it keeps the methods of the user's own subclass of `psycopg.Connection`."""
     classes: Any = (kind, type(connection))
     view: V = object.__new__(_view_class(*classes))
     view.__dict__ = connection.__dict__
@@ -42,7 +42,7 @@ def _view_class(kind: Any, of: Any) -> Any:
 
 
 class UnpreparedCursor(psycopg.Cursor[Any]):
-    """Prepares no statement, whatever the connection is set to."""
+    """Prepares no statements, whatever the connection's settings are."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class UnpreparedCursor(psycopg.Cursor[Any]):
 
 
 class RecipeConnection(ConnectionView):
-    """A view that gives SQLAlchemy what it expects: tuples, plain cursors, adapters of its own."""
+    """A view that gives SQLAlchemy what it expects: tuples, plain cursors, psycopg's own adapters."""
 
     __slots__ = ("adapters_map", "lender", "original", "plain_cursor", "returned")
 
@@ -64,7 +64,7 @@ class RecipeConnection(ConnectionView):
 
     @property
     def adapters(self) -> AdaptersMap:
-        """Those of psycopg itself, whatever the user has registered on the connection."""
+        """The default adapters of psycopg, whatever the user has registered on the connection."""
         return self.adapters_map
 
     @property
@@ -79,14 +79,14 @@ class RecipeConnection(ConnectionView):
 
     @property
     def server_cursor_factory(self) -> Any:  # type: ignore[override]  # set by nobody: a view is not initialised
-        """The plain one."""
+        """The plain server-side cursor."""
         return psycopg.ServerCursor
 
     def add_notice_handler(self, callback: Any) -> None:
-        """Nothing: SQLAlchemy's would stay on the user's connection, one more with every transaction."""
+        """Does nothing: SQLAlchemy's handlers would stay on the user's connection, one more with every transaction."""
 
     def close(self) -> None:
-        """Give it back; closed for good where its transaction is still open."""
+        """Return the connection to its lender; if its transaction is still open, it is closed first."""
         if self.returned:
             return
         self.returned = True
@@ -95,6 +95,6 @@ class RecipeConnection(ConnectionView):
         self.lender.take_back(self.original)
 
     def __del__(self, *_warn: Any) -> None:
-        """Give it back, where an interrupt kept SQLAlchemy from it."""
+        """Return the connection if an interrupt kept SQLAlchemy from doing so."""
         if not getattr(self, "returned", True):
             self.close()

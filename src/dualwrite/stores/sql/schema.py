@@ -1,8 +1,8 @@
-"""Our tables in a schema of the user's choice: the one place where statements, names and migrations learn of it.
+"""Our tables in a schema of the user's choice: the one place that puts it into statements, names and migrations.
 
-Statements are written for tables without a schema, which the database looks for where it looks for the user's. A store in a
-schema has an engine of its own over the user's pool, which moves the tables of our MetaData in each statement of ours into it.
-The user's statements are left as they are.
+Statements are written for tables without a schema, which the database resolves like the user's own. A store in a schema has
+its own engine over the user's pool, which puts the tables of our MetaData into that schema in each of our statements. The
+user's statements are not changed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def refuse_without_schemas(name: str, schema: str | None) -> None:
     """Refuse a schema for SQLite.
 
     Raises:
-        ConfigurationError: A schema is given, and the database has none.
+        ConfigurationError: A schema is given, and the database has no schemas.
     """
     if schema is not None and name == "sqlite":
         raise ConfigurationError(
             f"schema is {schema!r}, but SQLite has no schemas.",
-            cause="an attached database does not do: with WAL a transaction over two files commits in each of them by itself",
-            next_step="leave schema out; the tables stand in the database's own file",
+            cause="an attached database can't be used: with WAL a transaction over two files commits in each file separately",
+            next_step="leave schema out; the tables are in the database's own file",
         )
 
 
 def engine_in_schema(engine: Engine, schema: str | None) -> Engine:
-    """An engine over the same pool for which our tables stand in the schema; the engine itself for None.
+    """An engine over the same pool for which our tables are in the schema; the engine itself for None.
 
     Raises:
         ConfigurationError: The database has no schemas.
@@ -66,19 +66,19 @@ def engine_in_schema(engine: Engine, schema: str | None) -> Engine:
 
 
 def schema_of(engine: Engine) -> str | None:
-    """The schema of our tables, or None where the database looks for them itself."""
+    """The schema of our tables, or None if the database resolves their names itself."""
     schema: str | None = engine.get_execution_options().get(_OPTION)
     return schema
 
 
 def full_name(engine: Engine, table: str) -> str:
-    """The name of a table of ours in SQL text."""
+    """The name of one of our tables in SQL text."""
     schema = schema_of(engine)
     return table if schema is None else f"{quoted(engine, schema)}.{table}"
 
 
 def quoted(engine: Engine, name: str) -> str:
-    """A name as the database's SQL has it."""
+    """A name quoted as an identifier of the database."""
     return engine.dialect.identifier_preparer.quote_identifier(name)
 
 
@@ -110,16 +110,16 @@ def _in_schema(table: Table, schema: str) -> Table:
 
 
 def schema_script(dialect_name: str, quoted_schema: str) -> str:
-    """The statement after which a script's tables are made in the schema."""
+    """The statement after which a script creates its tables in the schema."""
     return f"USE {quoted_schema};" if dialect_name in SCHEMAS_ARE_DATABASES else f"SET search_path TO {quoted_schema};"
 
 
 @contextmanager
 def made_in_schema(connection: Connection, schema: str | None) -> Iterator[None]:
-    """Have what the block makes by names without a schema made in this one (PostgreSQL), in the current transaction.
+    """Create unqualified names of the block in this schema (PostgreSQL), in the current transaction.
 
     Raises:
-        ConfigurationError: There is no such schema, or the database does it in another way.
+        ConfigurationError: There is no such schema, or the database does not support this.
     """
     if schema is None:
         yield
@@ -128,7 +128,7 @@ def made_in_schema(connection: Connection, schema: str | None) -> Iterator[None]
     _refuse_another_database(connection.dialect.name, schema)
     if connection.scalar(text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema}) is None:
         raise ConfigurationError(
-            f"There is no schema {schema!r} in the database, or it is hidden from us.", next_step=f"CREATE SCHEMA {schema}"
+            f"There is no schema {schema!r} in the database, or we may not see it.", next_step=f"CREATE SCHEMA {schema}"
         )
     before = connection.scalar(text("SELECT current_setting('search_path')"))
     setting = text("SELECT set_config('search_path', :path, true)")
@@ -139,7 +139,7 @@ def made_in_schema(connection: Connection, schema: str | None) -> Iterator[None]
 
 @contextmanager
 def script_in_schema(dialect: Dialect, schema: str | None, write: Callable[[str], None]) -> Iterator[None]:
-    """The same for a part of a script; what follows it is again made where the database makes it by itself.
+    """The same for a part of a script; what follows it is created in the default schema again.
 
     Raises: as `made_in_schema`.
     """
@@ -156,6 +156,6 @@ def script_in_schema(dialect: Dialect, schema: str | None, write: Callable[[str]
 def _refuse_another_database(dialect_name: str, schema: str) -> None:
     if dialect_name in SCHEMAS_ARE_DATABASES:
         raise ConfigurationError(
-            "On MariaDB and MySQL our tables can't be made in another database than the connection's.",
-            next_step=f"run `dualwrite db upgrade --schema {schema}`, or hand over the URL of that database",
+            "On MariaDB and MySQL our tables can't be created in another database than the connection's.",
+            next_step=f"run `dualwrite db upgrade --schema {schema}`, or pass the URL of that database",
         )

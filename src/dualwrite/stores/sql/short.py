@@ -1,4 +1,4 @@
-"""Transactions of our own beside the user's: claim, settle and the like, each bounded in what it waits for."""
+"""Our own transactions besides the user's: claim, settle and the like, each with limited waits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _WAIT: Final = wait_exponential(multiplier=0.02, max=0.5) + wait_random(0, 0.02)
 
 @dataclass(frozen=True)
 class ShortTransactions:
-    """Opens them, and runs them again where that is harmless.
+    """Runs short transactions, and repeats them where that is harmless.
 
     Args:
         engine: Where connections come from.
-        dialect: The database's ways.
+        dialect: The database's dialect.
         errors: Translates its errors.
-        lock_timeout: Seconds to wait for a lock, where the caller gives no time.
+        lock_timeout: Seconds to wait for a lock if the caller gives no limit.
         driver_errors: What the driver and SQLAlchemy raise.
-        work_time: Seconds that a statement may take beside waiting, where the server can see to it.
+        work_time: Seconds that a statement may take besides waiting, if the server can enforce it.
     """
 
     engine: Engine
@@ -65,14 +65,14 @@ class ShortTransactions:
             except Exception:
                 self._roll_back(connection)
                 raise
-            except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
+            except BaseException:  # KeyboardInterrupt, at any point in the driver
                 connection.invalidate()
                 raise
         finally:
             connection.close()
 
     def _roll_back(self, connection: Connection) -> None:
-        """Roll back, if the connection is not what is broken."""
+        """Roll back, unless the connection is broken."""
         try:
             if not connection.invalidated:
                 connection.rollback()
@@ -100,15 +100,15 @@ class ShortTransactions:
     def run(
         self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None, *, patience: float | None = None
     ) -> T:
-        """Run `work` in a transaction, up to three times where the connection breaks or the database asks to try again.
+        """Run `work` in a transaction, up to three times if the connection breaks or there is a conflict.
 
-        `work` must give the same when it runs after its own commit: the answer to COMMIT may be what was lost.
+        `work` must return the same when it runs again after its own commit: the answer to COMMIT may have been lost.
 
         Args:
             work: What to do.
-            doing: What that is, fit for "… failed while <doing>".
+            doing: What that is, to complete "… failed while <doing>".
             transactional_id: The id that it is done for.
-            patience: Seconds to go on trying for, instead of three times.
+            patience: Seconds to keep trying, instead of three times.
 
         Raises:
             ClaimTimeoutError: The row stayed locked.
@@ -135,12 +135,12 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
-        """Whether this is what an error means that `run` or `query` raised, or the driver's error behind it."""
+        """Whether an error of `run` or `query`, or the driver's error that caused it, is of this class."""
         behind = error.__cause__ or error
         return isinstance(behind, self.driver_errors) and self.errors.classify(behind) is error_class
 
     def query(self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None) -> T:
-        """Run reading `work`, once more where the pool's connection turns out dead.
+        """Run read-only `work`, and repeat it once if the pool's connection turns out to be dead.
 
         Raises:
             StoreError: The database's own errors, translated.

@@ -1,4 +1,4 @@
-"""SQLite by Python's sqlite3: one writer at a time, from BEGIN IMMEDIATE on."""
+"""SQLite, using Python's sqlite3: one writer at a time, from BEGIN IMMEDIATE on."""
 
 from __future__ import annotations
 
@@ -35,54 +35,54 @@ _SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 class SqliteDialect(StoreDialect):
     """SQLite.
 
-    The mark of a transaction is a savepoint opened right after BEGIN: COMMIT and ROLLBACK destroy it, so releasing it
-    fails in any other transaction.
+    A transaction is marked by a savepoint opened right after BEGIN: COMMIT and ROLLBACK destroy it, so releasing it fails in
+    any other transaction.
     """
 
     name: ClassVar[str] = "sqlite"
     driver: ClassVar[str] = "pysqlite"
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
-    wait_slice: ClassVar[float | None] = 0.2  # SQLite's busy handler sleeps inside C, where Ctrl-C is not seen
+    wait_slice: ClassVar[float | None] = 0.2  # SQLite's busy handler sleeps in C, where Ctrl-C is not handled
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""
         del connect_timeout
         if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
             raise ConfigurationError(
-                "An in-memory SQLite database can't keep the state: it is gone with the process, and each thread has its own.",
+                "An in-memory SQLite database can't keep the state: it ends with the process, and each thread has its own.",
                 next_step="sqlite:////absolute/path/to/file.db",
             )
         return {"connect_args": {"timeout": lock_timeout}}
 
     def prepare_engine(self, engine: Engine) -> None:
-        """WAL, so that readers don't hold up a commit, and synchronous=FULL: in WAL, NORMAL may lose the last commits."""
+        """WAL, so that readers don't block a commit, and synchronous=FULL: in WAL, NORMAL may lose the last commits."""
         event.listen(engine, "connect", _make_durable)
 
     def watch_engine(self, engine: Engine) -> None:
-        """A connection that is given up ends its statements and rolls back first: closing it keeps its locks while one lives.
+        """Before a connection is closed or returned to the pool, end its transaction.
 
-        After Ctrl-C the traceback holds the cursor, and with it SQLite's connection, transaction and locks. And a connection
-        goes back to the pool without a transaction: after a commit that Ctrl-C cut short, SQLAlchemy takes its transaction for
-        ended and skips the rollback.
+        An invalidated connection closes its cursors and rolls back first, since closing it keeps its locks while a cursor
+        exists: after Ctrl-C the traceback references the cursor, and with it SQLite's connection, transaction and locks. And
+        after a commit that Ctrl-C interrupted, SQLAlchemy considers the transaction ended and skips the rollback.
         """
         if not event.contains(engine, "invalidate", _roll_back_first):
             event.listen(engine, "invalidate", _roll_back_first)
             event.listen(engine, "checkin", _roll_back_left_over)
 
     def begin(self, connection: Connection) -> None:
-        """BEGIN IMMEDIATE takes the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY."""
+        """BEGIN IMMEDIATE acquires the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY."""
         connection.begin()
         raw = _raw(connection)
         if raw.in_transaction:
-            raw.rollback()  # a BEGIN of the user's own `begin` listener, or of sqlite3's autocommit=False: nothing is in it
+            raw.rollback()  # begun by the user's `begin` listener, or by sqlite3's autocommit=False: it is empty
         if raw.in_transaction:
-            raw.execute("COMMIT")  # autocommit=False begins the next one at once; this leaves it without
+            raw.execute("COMMIT")  # autocommit=False begins the next one at once; this leaves no transaction
         raw.execute("BEGIN IMMEDIATE")
         raw.execute(f"SAVEPOINT {_MARKER}")
 
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
-        """See StoreDialect. The user's busy timeout is put back, since the connection goes back to the user's pool."""
+        """See StoreDialect. The user's busy timeout is restored, since the connection goes back to the user's pool."""
         del work_time
         raw = _raw(connection)
         (before,) = raw.execute("PRAGMA busy_timeout").fetchone()
@@ -94,7 +94,7 @@ class SqliteDialect(StoreDialect):
                 raw.execute(f"PRAGMA busy_timeout = {before}")
 
     def marks(self) -> ColumnElement[Any] | None:
-        """None: `begin` has opened the savepoint."""
+        """None: `begin` opens the savepoint."""
         return None
 
     def is_marked(self) -> ColumnElement[bool] | None:
@@ -123,12 +123,12 @@ class SqliteDialect(StoreDialect):
             raw.execute(command)
 
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
-        """A COMMIT that met a lock or a deferred constraint leaves its transaction open; whatever else happened is unknown."""
+        """A COMMIT that met a lock or a deferred constraint leaves its transaction open; every other outcome is unknown."""
         code = _code(driver_error(error))
         return code in _SURELY_FAILED and not connection.invalidated and _raw(connection).in_transaction
 
     def whereabouts(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; path and number of the file, which has none where it is in memory."""
+        """See StoreDialect; path and inode of the file; empty for a database in memory."""
         path = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
         return file_marks(path) if path else frozenset()
 
@@ -151,11 +151,11 @@ class SqliteDialect(StoreDialect):
         return _ERROR_CLASSES.get(code, ErrorClass.OTHER)
 
     def known_blocker(self, engine: Engine) -> Blocker | None:
-        """SQLite does not tell who it is."""
+        """SQLite does not show who holds the lock."""
         return Blocker(
-            f"another connection, in the middle of its transaction and perhaps paused (SQLite has one write lock for the "
-            f"whole file {engine.url.database})",
-            "let the other writer finish or end its process (`fuser` or `lsof` on the file lists who has it open); "
+            f"another connection that is in a transaction and perhaps paused (SQLite has one write lock for the whole file "
+            f"{engine.url.database})",
+            "let the other writer finish, or end its process (`fuser` or `lsof` lists the processes that have the file open); "
             "then try again",
         )
 
@@ -170,8 +170,8 @@ def _code(error: BaseException) -> int:
 
 
 def _roll_back_first(raw: sqlite3.Connection, _record: object, _error: BaseException | None) -> None:
-    with contextlib.suppress(sqlite3.Error):  # it is being closed, whatever it says
-        for cursor in gc.get_referrers(raw):  # sqlite3 has no list of them; this is the way of errors, not of every transaction
+    with contextlib.suppress(sqlite3.Error):  # it is being closed anyway
+        for cursor in gc.get_referrers(raw):  # sqlite3 has no list of cursors; this runs after errors only
             if isinstance(cursor, sqlite3.Cursor):
                 cursor.close()
         if raw.in_transaction:
@@ -189,7 +189,7 @@ def _make_durable(raw: sqlite3.Connection, _record: object) -> None:
     if mode == "wal":
         return
     for _ in range(50):
-        # the change needs the file for itself, and SQLite answers SQLITE_BUSY at once, without its busy timeout
+        # the change needs exclusive access to the file, and SQLite returns SQLITE_BUSY at once, without the busy timeout
         try:
             raw.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:

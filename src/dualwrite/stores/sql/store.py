@@ -1,4 +1,4 @@
-"""SqlStateStore: the rows in a SQL database, by SQLAlchemy Core 2."""
+"""SqlStateStore: the rows in a SQL database, using SQLAlchemy Core 2."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DEFAULT_LOCK_TIMEOUT: Final = 30.0
 
 _READ: Final = select(t).where(t.c.transactional_id == bindparam("id"))
 _READ_LOCKED: Final = _READ.with_for_update()
-# substr instead of LIKE: nothing to escape, and SQLite's LIKE does not tell a from A
+# substr instead of LIKE: nothing to escape, and SQLite's LIKE is case-insensitive
 _LIST: Final = select(t.c.transactional_id).where(
     func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.forgotten.is_(False)
 )
@@ -58,22 +58,22 @@ _IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 class SqlStateStore(TxnStateStore):
     """Keeps the rows in the table `kafka_transaction_state` of a PostgreSQL, MariaDB, MySQL or SQLite database.
 
-    `SqlStateStore.from_url` makes an engine that suits; an engine of yours keeps its settings and its listeners.
+    `SqlStateStore.from_url` creates a suitable engine; your own engine keeps its settings and its listeners.
 
     Args:
         engine: Where connections come from.
         owns_engine: Whether `close` disposes of the engine.
-        lock_timeout: Seconds that settling and the like wait for a locked row; `claim` has its own.
-        session: What `tx.session` is made by: a sessionmaker, a scoped_session or a Session class of yours. Its options (but
-            for its bind), methods and events hold: `before_commit` comes at the end of the block, while messages can be sent,
-            `after_commit` once the database has committed, `after_rollback` once it has rolled back; none of the two where the
-            outcome is not known. By default it is SQLAlchemy's Session, with `expire_on_commit=False`.
-        schema: The schema in which our tables stand (MariaDB, MySQL: the database), instead of where the database looks for
-            tables by itself. `dualwrite db upgrade --schema` makes them there.
+        lock_timeout: Seconds that `settle` and the like wait for a locked row; `claim` has its own timeout.
+        session: What `tx.session` is created from: your sessionmaker, scoped_session or Session class. Its options (except the
+            bind), methods and events are kept: `before_commit` comes at the end of the block, while messages can still be
+            sent, `after_commit` once the database has committed, `after_rollback` once it has rolled back; neither if the
+            outcome is unknown. By default it is SQLAlchemy's Session, with `expire_on_commit=False`.
+        schema: The schema of our tables (MariaDB, MySQL: the database), instead of the default one.
+            `dualwrite db upgrade --schema` creates them there.
 
     Raises:
-        ConfigurationError: The database or the driver is none that this store knows, or the engine's pool gives the same
-            connection to everybody (in-memory SQLite), so that no claim can stand beside a transaction.
+        ConfigurationError: The database or the driver is not supported, or the engine's pool has a single connection for all
+            (in-memory SQLite), so that a claim can't run beside a transaction.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SqlStateStore(TxnStateStore):
     ) -> None:
         if isinstance(engine.pool, SingletonThreadPool | StaticPool):
             raise ConfigurationError(
-                f"The engine's {type(engine.pool).__name__} gives one connection to everybody; claims need one of their own.",
+                f"The engine's {type(engine.pool).__name__} shares a single connection; claims need their own.",
                 next_step="use a file: sqlite:////absolute/path/to/file.db",
             )
         users = engine
@@ -98,7 +98,7 @@ class SqlStateStore(TxnStateStore):
         errors = ErrorMap(engine, self._dialect)
         self._room = TransactionRoom(engine, self._dialect, errors, Access(engine), session)
         if session is not None:
-            _ = self._room.sessions  # what can't be used is refused now
+            _ = self._room.sessions  # refuse an unusable one now
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)
 
     @classmethod
@@ -112,19 +112,19 @@ class SqlStateStore(TxnStateStore):
         schema: str | None = None,
         **engine_options: Any,
     ) -> Self:
-        """A store with an engine of its own, made for the purpose; nothing connects yet.
+        """A store with its own engine, with suitable settings; nothing connects yet.
 
         Args:
             url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…`,
                 `mariadb+pymysql://…` or `sqlite:////path/to/file.db`.
             connect_timeout: Seconds for one attempt to connect (PostgreSQL).
-            lock_timeout: Seconds that settling and the like wait for a locked row; for SQLite also the busy timeout.
+            lock_timeout: Seconds that `settle` and the like wait for a locked row; for SQLite also the busy timeout.
             session: As for the class.
             schema: As for the class.
-            engine_options: More arguments for SQLAlchemy's `create_engine`; they win over ours.
+            engine_options: More arguments for SQLAlchemy's `create_engine`; they override ours.
 
         Raises:
-            ConfigurationError: The URL can't be read, or names a database that this store does not know.
+            ConfigurationError: The URL can't be parsed, or the database is not supported.
             MissingDependencyError: The driver is not installed.
         """
         parsed, dialect = parse_url(url)
@@ -145,7 +145,7 @@ class SqlStateStore(TxnStateStore):
         session: SessionSource | None = None,
         schema: str | None = None,
     ) -> Self:
-        """A store on psycopg connections of yours. Transactions run on them, and `tx.db` is your connection, guarded.
+        """A store on your own psycopg connections. Transactions run on them, and `tx.db` is your connection, guarded.
 
         Row factories, adapters, prepared statements, isolation level and subclasses are kept. Cursors, `execute`, `copy`,
         `pipeline()` and `transaction()` (a savepoint) work in the block; `commit`, `rollback`, `close`, `autocommit` and
@@ -154,24 +154,24 @@ class SqlStateStore(TxnStateStore):
         Args:
             source: One of
 
-                - a `psycopg.Connection`: it stays yours and open. Between the writer's transactions you may use it, and must
-                  end what you begin; autocommit is put off for the time of a transaction. Claims and the like run on
-                  connections of the store's own with the same parameters, password included; what was set on it later (`SET
-                  search_path`, `SET ROLE`) they can't know, which `check` tells. After a COMMIT whose answer never came it
-                  is closed, since its transaction might live on; so it is when it breaks. A writer on it is of no use
-                  then: connect again, and open another.
-                - a `psycopg_pool.ConnectionPool`: it stays yours and open; each transaction and each claim borrows from it.
-                - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps what it has
-                  made for the next transactions and claims, makes new ones as needed, and closes them all.
-            connect_timeout: Seconds for one attempt to connect, for connections of the store's own.
-            lock_timeout: Seconds that settling and the like wait for a locked row.
+                - a `psycopg.Connection`: you own it, and the store does not close it. Between the writer's transactions you may
+                  use it, but must end each transaction that you begin; autocommit is switched off during the writer's
+                  transactions. Claims and the like run on the store's own connections with the same parameters, including the
+                  password; they do not have settings made later (`SET search_path`, `SET ROLE`), which `check` detects. After
+                  a COMMIT whose answer never came the connection is closed, since its transaction might still be open; also
+                  when it breaks. A writer on it can't be used any more then: connect again, and open another writer.
+                - a `psycopg_pool.ConnectionPool`: you own it; each transaction and each claim uses a connection of it.
+                - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps the
+                  connections for later transactions and claims, makes new ones as needed, and closes them all.
+            connect_timeout: Seconds for one attempt to connect, for the store's own connections.
+            lock_timeout: Seconds that `settle` and the like wait for a locked row.
             session: As for the class.
             schema: As for the class.
 
         Raises:
-            ConfigurationError: It is none of these, or a connection that is closed.
+            ConfigurationError: `source` has another type, or is a closed connection.
             MissingDependencyError: psycopg is not installed.
-            psycopg.Error: The function or the pool could not give a connection; one is asked for to learn the address.
+            psycopg.Error: The function or the pool could not provide a connection; one is needed here to get the address.
         """
         _, dialect = parse_url("postgresql+psycopg://")
         from dualwrite.stores.sql.psycopg_connection import psycopg_access  # noqa: PLC0415  (extra `postgres`)
@@ -190,7 +190,7 @@ class SqlStateStore(TxnStateStore):
 
     @property
     def short_transactions(self) -> ShortTransactions:
-        """Transactions of our own, for what keeps tables beside the store's (jobs)."""
+        """Our own transactions, for jobs and others that keep tables next to the store's."""
         return self._short
 
     @property
@@ -206,13 +206,13 @@ class SqlStateStore(TxnStateStore):
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore."""
-        return self._short.query(self._dialect.durability, "reading the settings of durability")
+        return self._short.query(self._dialect.durability, "reading the durability settings")
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 
     @property
     def tells_copies(self) -> bool:  # type: ignore[override]
-        """See TxnStateStore; MariaDB and MySQL: a replica that takes over has another identifier."""
+        """See TxnStateStore; False for MariaDB and MySQL: a promoted replica has another identifier."""
         return self._dialect.tells_copies
 
     def identity(self) -> StoreIdentity | None:
@@ -231,18 +231,18 @@ class SqlStateStore(TxnStateStore):
             return connection.execute(kept.values(identity=str(identity))).rowcount == 1
 
         try:
-            return self._short.run(work, "keeping the database's id")
+            return self._short.run(work, "storing the database's id")
         except StoreError as error:
             if self._short.is_caused_by(error, ErrorClass.DUPLICATE):
                 return False
             raise
 
     def marks(self) -> frozenset[str]:
-        """See TxnStateStore; empty as well where the database does not show us its identifier."""
+        """See TxnStateStore; also empty if the database does not show us its identifier."""
         try:
             return self._short.query(self._dialect.whereabouts, "reading the database's identifier")
         except StoreError as error:
-            log.debug("%s: which database it is can't be read: %s", self.description, error)
+            log.debug("%s: the database's identifier can't be read: %s", self.description, error)
             return frozenset()
 
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
@@ -250,12 +250,12 @@ class SqlStateStore(TxnStateStore):
         return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
 
     def claim_if(self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float) -> Claim:
-        """Claim only if a condition holds in the very transaction of the claim: it raises where it does not.
+        """Claim only if a condition holds in the transaction of the claim; if it does not hold, it raises.
 
         Args:
             transactional_id: The logical id.
             owner: Who claims, for people.
-            condition: Runs first in the transaction, and may write in it. Called again when the transaction is.
+            condition: Runs first in the transaction, and may write in it. Called again if the transaction is repeated.
             timeout: Seconds to wait at most.
 
         Raises: as `claim`, and what the condition raises.
@@ -292,7 +292,7 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
         parameters = {"prefix": prefix, "length": len(prefix)}
         found = self._short.query(lambda connection: connection.scalars(_LIST, parameters).all(), "listing the ids")
-        return sorted(found)  # here, since each database has a collation of its own
+        return sorted(found)  # sorted here, since collations differ between databases
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class SqlStateStore(TxnStateStore):
             row = held(_locked(connection, claim.transactional_id), claim)
             _write(connection, settled(row, settlement))
 
-        self._short.run(work, "settling a transaction", claim.transactional_id)
+        self._short.run(work, "resolving a transaction", claim.transactional_id)
 
     def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
@@ -311,7 +311,7 @@ class SqlStateStore(TxnStateStore):
 
         def work(connection: Connection) -> int:
             row = held(_locked(connection, claim.transactional_id), claim)
-            store_id = _identity_in(connection, first).store_id  # read here, since it may have been replaced
+            store_id = _identity_in(connection, first).store_id  # read in this transaction: it may have been replaced
             row = with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
             _write(connection, row)
             return row.generation
@@ -319,7 +319,7 @@ class SqlStateStore(TxnStateStore):
         try:
             return self._short.run(work, "taking a generation", claim.transactional_id)
         except StoreError as error:
-            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just made the identity
+            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just created the identity
                 raise
             return self._short.run(work, "taking a generation", claim.transactional_id)
 
@@ -355,7 +355,7 @@ class SqlStateStore(TxnStateStore):
 
 
 def _identity_in(connection: Connection, first: StoreIdentity | None) -> StoreIdentity:
-    """The database's identity, made in this transaction if there is none yet."""
+    """The database's identity, created in this transaction if there is none yet."""
     found = connection.scalar(_IDENTITY)
     if found is not None:
         return StoreIdentity.parse(found)
@@ -378,14 +378,14 @@ def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
     """A database URL with the driver that the store needs, and the dialect for it.
 
     Raises:
-        ConfigurationError: It can't be read, or names a database that the SQL store does not know.
+        ConfigurationError: The URL can't be parsed, or the database is not supported by the SQL store.
         MissingDependencyError: The driver is not installed.
     """
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+    except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
         raise ConfigurationError(
-            "The database URL can't be read.",  # not quoted: it may hold a password
+            "The database URL can't be parsed.",  # not quoted: it may contain a password
             next_step=SQL_URL_EXAMPLES,
         ) from error
     try:

@@ -1,6 +1,6 @@
 """The tables `kafka_transaction_state` and `kafka_transaction_store`, and the translation of rows.
 
-It hangs on a MetaData of its own, so that the autogenerate of a user's alembic does not take it for the user's table.
+They belong to a separate MetaData, so that autogenerate of the user's alembic does not treat them as the user's tables.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """MySQL's DATETIME has whole seconds unless told otherwise; its TIMESTAMP would follow the session's time zone."""
+        """MySQL's DATETIME has whole seconds by default; its TIMESTAMP would depend on the session's time zone."""
         return dialect.type_descriptor(mysql.DATETIME(fsp=6) if dialect.name in _MYSQL else DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To what the driver takes: where the stored value has no offset, it must be UTC already."""
+        """To what the driver accepts: if the stored value has no offset, it must be in UTC."""
         if value is None:
             return None
         value = value.astimezone(UTC)
@@ -88,7 +88,7 @@ def state_row(columns: RowMapping) -> StateRow:
     """A stored row as the contract's value.
 
     Raises:
-        StoredStateError: The prepared state, the kind of producer or the list of lost transactions does not parse.
+        StoredStateError: The prepared state, the kind of producer or the list of lost transactions can't be parsed.
     """
     transactional_id = columns["transactional_id"]
     return StateRow(
@@ -113,7 +113,7 @@ def state_row(columns: RowMapping) -> StateRow:
 
 
 def columns_of(row: StateRow) -> dict[str, Any]:
-    """The row's columns, all but the key; `state_row` reads them."""
+    """The row's columns except the key; `state_row` reads them."""
     return {
         "fence": row.fence,
         "generation": row.generation,
@@ -139,10 +139,10 @@ def _generation_kind(transactional_id: str, text: str) -> ProducerKind:
         return ProducerKind(text)
     except ValueError as error:
         raise StoredStateError(
-            f"The stored generation_kind {text!r} is none of {', '.join(kind.value for kind in ProducerKind)}.",
+            f"The stored generation_kind {text!r} is not one of {', '.join(kind.value for kind in ProducerKind)}.",
             transactional_id=transactional_id,
-            cause="the row was changed by hand or by a newer release",
-            next_step="put the value back, or upgrade; nothing was changed",
+            cause="the row was changed manually or by a newer release",
+            next_step="nothing was changed; restore the value, or upgrade",
             text=text,
         ) from error
 

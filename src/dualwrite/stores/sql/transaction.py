@@ -1,4 +1,4 @@
-"""One business transaction on a SQL database: begin, record, commit, with as few round trips as it takes.
+"""One business transaction on a SQL database: begin, record, commit, with as few round trips as possible.
 
 PostgreSQL: BEGIN, the fence's SELECT, record's UPDATE, COMMIT.
 """
@@ -47,14 +47,14 @@ _tokens: Final = itertools.count(1)
 
 @dataclass(frozen=True)
 class TransactionRoom:
-    """What all transactions of one store share; the statements are built once, so that SQLAlchemy finds them compiled.
+    """What all transactions of one store share; the statements are built once, so that SQLAlchemy can cache their SQL.
 
     Args:
         engine: Where connections come from.
-        dialect: The database's ways.
+        dialect: The database's dialect.
         errors: Translates its errors.
         access: Gives transactions their connections.
-        session: What the user makes ORM sessions by, or None.
+        session: What the user creates ORM sessions from, or None.
     """
 
     engine: Engine
@@ -88,8 +88,8 @@ class TransactionRoom:
 
     @functools.cached_property
     def sessions(self) -> SessionFactory:
-        """Makes the ORM sessions; the ORM is loaded where it is used."""
-        from dualwrite.stores.sql.orm import SessionFactory  # noqa: PLC0415  (as it says)
+        """Creates the ORM sessions; the ORM is loaded only when it is used."""
+        from dualwrite.stores.sql.orm import SessionFactory  # noqa: PLC0415  (only when it is used)
 
         return SessionFactory(self.session)
 
@@ -98,7 +98,7 @@ class SqlStoreTransaction(StoreTransaction):
     """See StoreTransaction; `begin` opens one.
 
     Args:
-        room: What it shares with the others of its store.
+        room: What it shares with the store's other transactions.
         claim: The claim that it runs under.
     """
 
@@ -114,9 +114,9 @@ class SqlStoreTransaction(StoreTransaction):
         self._outcome_is_known = True
 
     def begin(self) -> None:
-        """Begin and check the fence, with one more attempt where the pool's connection turns out dead: nothing is in it yet.
+        """Begin and check the fence; repeated once if the pool's connection is dead, since nothing was written yet.
 
-        That attempt stands for a pre-ping, without its round trip.
+        This replaces a pre-ping, without its round trip.
         """
         try:
             self._begin_once()
@@ -138,7 +138,7 @@ class SqlStoreTransaction(StoreTransaction):
         except Exception:
             self._release(discard=False)
             raise
-        except BaseException:  # KeyboardInterrupt, in the middle of whatever the driver was doing
+        except BaseException:  # KeyboardInterrupt, at any point in the driver
             self._release(discard=True)
             raise
         connection.hand_over()
@@ -156,7 +156,7 @@ class SqlStoreTransaction(StoreTransaction):
 
     @property
     def handle(self) -> Any:
-        """A SQLAlchemy Connection, or a psycopg one where the store was made of such, that can't end the transaction."""
+        """A SQLAlchemy Connection, or a psycopg one if the store was created from psycopg; it can't end the transaction."""
         connection = self._open_connection()
         if self._handle is None:
             self._handle = self._room.access.handle(connection)
@@ -180,7 +180,7 @@ class SqlStoreTransaction(StoreTransaction):
     def before_commit(self) -> None:
         """See StoreTransaction."""
         if self._session is not None and self._session.is_active:
-            self._session.tell_before_commit()
+            self._session.dispatch_before_commit()
         self._flush()
 
     def record(
@@ -197,7 +197,7 @@ class SqlStoreTransaction(StoreTransaction):
         connection.take_back()
         try:
             if not self._room.dialect.still_marked(connection):
-                raise self._ended_behind_our_back()
+                raise self._ended_by_block()
             changed = connection.execute(
                 self._room.record,
                 {
@@ -223,11 +223,11 @@ class SqlStoreTransaction(StoreTransaction):
         if session is None:
             return
         if session.is_active:
-            session.flush()  # a second time where a listener to the first has changed something
             session.flush()
+            session.flush()  # again, for changes that a listener made during the first
         else:
             raise StoreError(
-                "The database's transaction can't be committed: a flush of the ORM session failed, and the block went on.",
+                "The database's transaction can't be committed: a flush of the ORM session failed, and the block continued.",
                 transactional_id=self._claim.transactional_id,
                 next_step="let the error of the flush leave the block, or flush under a savepoint (session.begin_nested())",
             )
@@ -238,11 +238,11 @@ class SqlStoreTransaction(StoreTransaction):
         query = query.with_for_update(read=True)  # the newest row: MariaDB's snapshot would still show our own claim
         current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
         if current is not None and marked is not None and not current.marked:
-            return self._ended_behind_our_back()
+            return self._ended_by_block()
         return self._fenced(current)
 
     def _record_failed(self, error: BaseException) -> DualWriteError:
-        """Under REPEATABLE READ a newer claim shows as a serialization failure: only a new transaction can tell them apart."""
+        """Under REPEATABLE READ a newer claim causes a serialization failure: only a new transaction shows which it was."""
         failure = self._translated(error, "recording the prepared state")
         if self._room.errors.classify(error) is ErrorClass.CONFLICT:
             self.rollback()
@@ -252,15 +252,15 @@ class SqlStoreTransaction(StoreTransaction):
                     return self._fenced(current)
         return failure
 
-    def _ended_behind_our_back(self) -> TransactionControlError:
+    def _ended_by_block(self) -> TransactionControlError:
         return TransactionControlError(
-            "The block ended the database's transaction behind the writer's back: what it wrote before that may have been "
-            "committed WITHOUT its messages, which are aborted now.",
+            "The block ended the database's transaction itself: what it wrote before that may have been committed WITHOUT its "
+            "messages, which are aborted now.",
             transactional_id=self._claim.transactional_id,
             cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that ends the "
-            "transaction by itself (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like past tx.db, or a "
-            "deadlock whose error the block swallowed)",
-            next_step="check what the block wrote; take the commit or rollback out of it (savepoints are allowed)",
+            "transaction implicitly (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like bypassing tx.db, "
+            "or a deadlock whose error the block ignored)",
+            next_step="check what the block wrote; remove the commit or rollback from it (savepoints are allowed)",
         )
 
     def commit(self) -> None:
@@ -272,7 +272,7 @@ class SqlStoreTransaction(StoreTransaction):
         except StoreCommitFailedError:
             self._release(discard=False)
             raise
-        except BaseException:  # unknown: the connection must not live on, since its transaction might
+        except BaseException:  # unknown: close the connection, since its transaction might still be open
             self._outcome_is_known = False
             self._release(discard=True)
             raise
@@ -295,7 +295,7 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _commit_failed(self, cause: str) -> StoreCommitFailedError:
         return StoreCommitFailedError(
-            f"The database {address(self._room.engine.url)} did not commit; nothing of the transaction is left in it.",
+            f"The database {address(self._room.engine.url)} did not commit; nothing of the transaction was written.",
             transactional_id=self._claim.transactional_id,
             cause=cause,
             next_step="if the cause is a conflict with another transaction, run the whole transaction again",
@@ -303,10 +303,10 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _commit_unknown(self, error: BaseException) -> StoreCommitUnknownError:
         return StoreCommitUnknownError(
-            f"The answer to COMMIT never came from {address(self._room.engine.url)}: it may have committed or not.",
+            f"{address(self._room.engine.url)} did not answer the COMMIT: it may or may not have committed.",
             transactional_id=self._claim.transactional_id,
             cause=str(driver_error(error)).strip(),
-            next_step="claim the id again under the same fence and read the row",
+            next_step="claim the id again with the same expected fence and read the row",
         )
 
     def rollback(self) -> None:
@@ -316,7 +316,7 @@ class SqlStoreTransaction(StoreTransaction):
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     def _release(self, *, discard: bool) -> None:
-        """Close session and connection; a connection that can't roll back, or with `discard`, is not used again."""
+        """Close session and connection; with `discard`, or if it can't roll back, the connection is not used again."""
         connection, session = self._connection, self._session
         self._connection = self._session = self._handle = None
         if connection is None:
@@ -338,13 +338,13 @@ class SqlStoreTransaction(StoreTransaction):
             guard.lifted = False
 
     def _end_session(self, session: GuardedSession) -> None:
-        """Tell its listeners how the transaction ended, as far as that is known, and close it."""
+        """Notify the session's listeners how the transaction ended, if that is known, and close it."""
         self._guard.ended = True
         try:
             if self._is_committed:
-                session.tell_after_commit()
+                session.dispatch_after_commit()
             elif self._outcome_is_known:
-                _quietly(session.tell_after_rollback)
+                _quietly(session.dispatch_after_rollback)
         finally:
             _quietly(session.close)
 
@@ -359,7 +359,7 @@ class SqlStoreTransaction(StoreTransaction):
 
 
 def _quietly(action: Any) -> bool:
-    """Run a step of the clean-up; whether it went well. What failed has nothing left to tell: the connection is closed."""
+    """Run a step of the cleanup, and return whether it succeeded. Its errors don't matter: the connection is closed."""
     try:
         action()
     except Exception:  # noqa: BLE001  (rollback's contract: it raises no Exception)
