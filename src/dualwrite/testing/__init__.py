@@ -1,1 +1,1 @@
-"""What dualwrite ships for tests: its own, and those of its users."""
+"""What dualwrite ships for tests: its own and those of its users."""

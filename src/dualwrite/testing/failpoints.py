@@ -1,30 +1,30 @@
-"""Arm the named points of writer and recoverer: to raise, to stop, or to end the process.
+"""Arm named points in the writer and the recoverer: to raise, to stop, or to end the process.
 
 In this process::
 
     with failpoints.armed("after_db_commit", failpoints.raises(RuntimeError("crash"))):
         ...
 
-In a process that a test starts: put `DUALWRITE_TESTING=1` and `DUALWRITE_FAILPOINTS` into its environment, the latter a list of
-`name=action` with `;` between them, where the action is one of
+In a process that a test starts: set `DUALWRITE_TESTING=1` and `DUALWRITE_FAILPOINTS` in its environment. The latter is a list
+of `name=action`, separated by `;`, where the action is one of
 
 | action | what happens at the point |
 | --- | --- |
-| `exit` or `exit:CODE` | `os._exit(CODE)`, 70 without a code: no clean-up runs |
+| `exit` or `exit:CODE` | `os._exit(CODE)`, 70 without a code: no cleanup runs |
 | `kill` | SIGKILL to itself |
-| `stop` | SIGSTOP to itself: paused until somebody sends SIGCONT |
+| `stop` | SIGSTOP to itself: paused until it gets SIGCONT |
 | `raise` | `FailpointError` is raised |
 | `interrupt` | KeyboardInterrupt is raised |
 | `sleep:SECONDS` | it sleeps |
-| `touch:PATH` | the file is made: lets a test wait for the point |
+| `touch:PATH` | the file is created: lets a test wait for the point |
 
-`name#N=action` acts only at the N-th time that the point is passed (from 1). Without `#N` it acts every time.
+`name#N=action` acts only the N-th time that the point is passed (from 1). Without `#N` it acts every time.
 The variables are read when `dualwrite` is imported. Without the first one the second does nothing (a writer that opens logs a
-warning), so that a variable that strayed into production kills nobody; `arm_from_environment` arms without the first one.
+warning), so that a variable left in a production environment does no harm; `arm_from_environment` does not need the first one.
 
-`DUALWRITE_FAILPOINTS=@PATH` is for processes that are not the test's own children, and live longer than one test (the Python
-workers of Spark): one entry, `name=action`, is looked for in that file each time that a point is passed. It acts once, in the
-first process that comes to the point, and the file is gone then.
+`DUALWRITE_FAILPOINTS=@PATH` is for processes that are not the test's own children and live longer than one test (Spark's Python
+workers): each time a point is passed, the file is read, which contains one entry, `name=action`. It acts once, in the first
+process that reaches the point, which deletes the file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Action = Callable[[], None]
 
 
 class FailpointError(RuntimeError):
-    """What an armed `raise` raises. Not a DualWriteError: to the code it stands for a defect or a dying process."""
+    """Raised by an armed `raise`. Not a DualWriteError: it simulates a defect or a dying process."""
 
 
 def raises(error: BaseException) -> Action:
@@ -65,7 +65,7 @@ def raises(error: BaseException) -> Action:
 
 
 def exits(code: int = EXIT_CODE) -> Action:
-    """An action that ends the process at once, without any clean-up."""
+    """An action that ends the process at once, without any cleanup."""
 
     def action() -> None:
         os._exit(code)
@@ -83,7 +83,7 @@ def sends_itself(signal_number: int) -> Action:
 
 
 def only_at(count: int, action: Action) -> Action:
-    """`action` at the `count`-th passage (from 1), nothing at the others."""
+    """An action that runs `action` at the `count`-th passage only (from 1)."""
     passed = 0
 
     def counted() -> None:
@@ -102,7 +102,7 @@ def arm(name: str, action: Action) -> None:
         ConfigurationError: There is no point of that name.
     """
     if name not in NAMES:
-        raise ConfigurationError(f"There is no failpoint {name!r}.", next_step=f"one of: {', '.join(NAMES)}")
+        raise ConfigurationError(f"There is no failpoint {name!r}.", next_step=f"use one of: {', '.join(NAMES)}")
     earlier = _points.armed.get(name)
 
     def both() -> None:
@@ -123,7 +123,7 @@ def disarm(name: str | None = None) -> None:
 
 @contextmanager
 def armed(name: str, action: Action) -> Iterator[None]:
-    """Arm a point for the length of a `with` block; what was armed there before is armed again after it."""
+    """Arm a point during a `with` block; what was armed there before is restored afterwards."""
     earlier = _points.armed.get(name)
     arm(name, action)
     try:
@@ -135,7 +135,7 @@ def armed(name: str, action: Action) -> Iterator[None]:
 
 
 def arm_from_file(path: Path) -> None:
-    """Look for an entry in a file at every point, from now on; see the module."""
+    """From now on, read an entry from a file at every point; see the module's docstring."""
 
     def look(name: str) -> None:
         try:
@@ -156,10 +156,10 @@ def arm_from_file(path: Path) -> None:
 
 
 def arm_from_text(text: str) -> None:
-    """Arm what the text of `DUALWRITE_FAILPOINTS` says; see the module.
+    """Arm the points in a value of `DUALWRITE_FAILPOINTS`; see the module's docstring.
 
     Raises:
-        ConfigurationError: An entry is of no known form.
+        ConfigurationError: An entry can't be parsed.
     """
     if text.startswith("@"):
         arm_from_file(Path(text[1:]))
@@ -170,19 +170,19 @@ def arm_from_text(text: str) -> None:
         action = _action(what, entry)
         if counted:
             if not count.isdecimal() or int(count) < 1:
-                raise ConfigurationError(f"The failpoint {entry!r} has no count from 1 behind its '#'.")
+                raise ConfigurationError(f"The failpoint {entry!r} needs a count of at least 1 after '#'.")
             action = only_at(int(count), action)
         arm(name, action)
 
 
 def arm_from_environment() -> None:
-    """Arm what `DUALWRITE_FAILPOINTS` asks for, whatever the switch says; nothing where it is not set."""
+    """Arm the points in `DUALWRITE_FAILPOINTS`, regardless of the switch; does nothing if it is not set."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text:
         arm_from_text(text)
 
 
-def _action(what: str, entry: str) -> Action:  # noqa: PLR0911  (one return an action)
+def _action(what: str, entry: str) -> Action:  # noqa: PLR0911  (one return per action)
     kind, _, argument = what.partition(":")
     match kind:
         case "exit" if not argument or argument.isdecimal():
@@ -203,6 +203,6 @@ def _action(what: str, entry: str) -> Action:  # noqa: PLR0911  (one return an a
             return path.touch
         case _:
             raise ConfigurationError(
-                f"The failpoint {entry!r} has no known action.",
-                next_step="exit[:CODE], kill, stop, raise, interrupt, sleep:SECONDS or touch:PATH",
+                f"The failpoint {entry!r} has an unknown action.",
+                next_step="use exit[:CODE], kill, stop, raise, interrupt, sleep:SECONDS or touch:PATH",
             )

@@ -1,6 +1,6 @@
-"""A MariaDB server of its own for tests: started, killed, paused and restarted at will; gone with its parent process.
+"""A private MariaDB server for tests, which can be started, killed, paused and restarted; it ends with its parent process.
 
-Programs: those of an installed server, else those of an artifact on Maven Central (extra `dev`; no Java is needed).
+Programs: those of an installed server, or else those of an artifact on Maven Central (extra `dev`; no Java is needed).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS: Final = {
     "aria-pagecache-buffer-size": "1M",
     "performance-schema": "OFF",
     "loose-innodb-undo-tablespaces": "0",
-    # PyMySQL takes TLS where it is offered, and a proxy could not read what passes
+    # PyMySQL uses TLS if it is offered, and a proxy could not read the traffic
     "ssl": "OFF",
 }
 
@@ -44,14 +44,14 @@ class MariaDBStartError(DualWriteError):
 
 
 class MariaDBServer(ServerProcess):
-    """One server on a free port of the loopback, with an empty database; see ServerProcess for its life.
+    """One server on a free port of the loopback interface, with an empty database; see ServerProcess for its lifecycle.
 
     Args:
         programs: Where the server is; found by `find_programs` if not given.
         settings: More settings, by the names of the server's options.
 
     Raises:
-        MissingDependencyError: There is no MariaDB server to be had, or the extra `dev` is not installed.
+        MissingDependencyError: No MariaDB server is available, or the extra `dev` is not installed.
     """
 
     def __init__(self, *, programs: MariaDBPrograms | None = None, settings: dict[str, str] | None = None) -> None:
@@ -67,18 +67,18 @@ class MariaDBServer(ServerProcess):
     def url_at(self, port: int, database: str = _DATABASE, *, user: str = _USER) -> str:
         """The URL through another port (a proxy's), of another database, or for another user.
 
-        The server has no TLS, and PyMySQL is told so: else it makes a TLS context for every connection, which takes longer
-        than to connect.
+        The server has no TLS, and PyMySQL has to know: else it creates a TLS context for every connection, which takes longer
+        than connecting.
         """
         return f"mariadb+pymysql://{user}@127.0.0.1:{port}/{database}?ssl_disabled=true"
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Make the data folder at the first start, run the server, and wait until it has answered a query.
+        """Create the data folder at the first start, run the server, and wait until it has answered a query.
 
         Raises:
-            MariaDBStartError: It did not.
+            MariaDBStartError: The server did not start.
         """
         if self._folder is None:
             self._folder = self._make_folder()
@@ -88,7 +88,7 @@ class MariaDBServer(ServerProcess):
         return self
 
     def create_database(self, name: str) -> str:
-        """Make an empty database; its URL."""
+        """Create an empty database and return its URL."""
         import pymysql  # noqa: PLC0415  (extra `mysql`)
 
         with (
@@ -110,7 +110,7 @@ class MariaDBServer(ServerProcess):
         return folder
 
     def _fill(self, folder: Path) -> None:
-        """Make the data folder with the system tables, our user and our database."""
+        """Create the data folder with the system tables, our user and our database."""
         (folder / "data").mkdir(mode=0o700)
         try:
             made = subprocess.run(  # noqa: S603  (our own arguments)
@@ -123,13 +123,13 @@ class MariaDBServer(ServerProcess):
             )
         except OSError as error:
             raise MariaDBStartError(f"{self._programs.server} can't be run.", cause=str(error)) from error
-        if made.returncode != 0:  # the message tells of a shared library that is missing, too
+        if made.returncode != 0:  # the message also names a missing shared library
             raise MariaDBStartError(
-                f"{self._programs.server} could not make its system tables.", cause=made.stderr.strip()[-4000:]
+                f"{self._programs.server} could not create its system tables.", cause=made.stderr.strip()[-4000:]
             )
 
     def _bootstrap_sql(self) -> Iterator[str]:
-        """What `mariadb-install-db` does, one statement a line; our user is written as a row, since GRANT is off here."""
+        """What `mariadb-install-db` does, one statement per line; our user is inserted as a row, since GRANT is disabled."""
         yield "CREATE DATABASE mysql;\nUSE mysql;\n"
         for path in self._programs.system_tables:
             yield path.read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ class MariaDBServer(ServerProcess):
             **self._settings,
         }
         if os.geteuid() == 0:
-            settings["user"] = "root"  # MariaDB refuses root unless it is named
+            settings["user"] = "root"  # MariaDB refuses to run as root without this option
         return [str(self._programs.server), "--no-defaults", *(f"--{name}={value}" for name, value in settings.items())]
 
     def _wait_until_ready(self) -> None:
@@ -171,7 +171,7 @@ def _found_programs() -> MariaDBPrograms:
         from dualwrite.devcluster.mariadb_programs import find_programs  # noqa: PLC0415  (extra `dev`)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"The Python package {error.name!r}, which finds or downloads a MariaDB server, is not installed.",
+            f"The Python package {error.name!r} is not installed; it is needed to find or download a MariaDB server.",
             next_step='pip install "dualwrite[dev,mysql]"',
         ) from error
     return find_programs()

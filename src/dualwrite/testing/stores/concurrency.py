@@ -1,4 +1,4 @@
-"""Conformance of a store in several threads and processes at once: every change counts, once."""
+"""Conformance of a store used by several threads and processes at once: every change takes effect exactly once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ThreadConformance:
     """TxnStateStore is safe to use from several threads, each with its own claims and transactions."""
 
     def test_claimants_at_once_get_a_fence_each(self, scene: StoreScene) -> None:
-        """`claim` raises the fence by one, also where several make the row at once."""
+        """`claim` raises the fence by one, even if several claims create the row at once."""
         store, name = scene.new_store(), scene.new_id()
         claims = _at_once(lambda number: [scene.claim(store, name, f"thread {number}") for _ in range(_TIMES)])
         fences = sorted(claim.fence for made in claims for claim in made)
@@ -43,7 +43,7 @@ class ThreadConformance:
             assert sorted(made, key=str) == [fence + 1, *[None] * (_THREADS - 1)], f"claims that expect the fence {fence}"
 
     def test_generations_taken_at_once_are_different(self, scene: StoreScene) -> None:
-        """No generation is given twice."""
+        """No generation is returned twice."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         made = _at_once(lambda _: [store.take_generation(claim, ProducerKind.LIBRDKAFKA) for _ in range(_TIMES)])
@@ -52,7 +52,7 @@ class ThreadConformance:
         demand_row(store, name, "after it", generation=taken[-1])
 
     def test_no_settlement_is_lost(self, scene: StoreScene) -> None:
-        """Each of several at once adds its entry; each entry is acknowledged by somebody, and gone then."""
+        """Each of several concurrent settlements adds its entry; each entry is acknowledged once, and then removed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         entries = [
@@ -69,10 +69,10 @@ class ThreadConformance:
         left = store.read_claimed(claim).lost
         found = {*acknowledged, *left}
         missing = [entry.state for entry in entries if entry not in found]
-        assert not missing, f"the entries {missing} were settled, and are neither in the row nor were they acknowledged"
+        assert not missing, f"the entries {missing} were added, but are neither in the row nor acknowledged"
 
     def test_writers_of_different_ids_write_at_once(self, scene: StoreScene) -> None:
-        """Every transaction is there, and each row says its own last one."""
+        """Every transaction is committed, and each row has its own last one."""
         store = scene.new_store()
         claims = [scene.claim(store, scene.new_id()) for _ in range(_THREADS)]
 
@@ -91,7 +91,7 @@ class ThreadConformance:
             )
 
     def test_writers_that_take_an_id_from_each_other_lose_nothing(self, scene: StoreScene) -> None:
-        """What a commit has said to be there is there, and nothing else, whoever had the id when."""
+        """What `commit` has confirmed is in the database, and nothing else, whichever writer had the id when."""
         stores, name = [scene.new_store() for _ in range(3)], scene.new_id()
 
         def fight(thread: int) -> list[int]:
@@ -108,16 +108,16 @@ class ThreadConformance:
 
         said = sorted(number for some in _at_once(fight) for number in some)
         found = scene.committed()
-        assert set(said) <= set(found), f"committed, and not there: {set(said) - set(found)}"
-        assert set(found) - set(said) == set(), f"there, and not committed: {set(found) - set(said)}"
+        assert set(said) <= set(found), f"confirmed, but not in the database: {set(said) - set(found)}"
+        assert set(found) - set(said) == set(), f"in the database, but not confirmed: {set(found) - set(said)}"
         demand_row(stores[0], name, "after it", fence=_THREADS * _TIMES)
 
 
 class ProcessConformance:
-    """The same for several processes, where the database lets more than one in."""
+    """The same for several processes, if the database supports more than one."""
 
     def test_processes_that_claim_at_once_get_a_fence_each(self, scene: StoreScene) -> None:
-        """`claim` raises the fence by one, also where several processes make the row at once."""
+        """`claim` raises the fence by one, even if several processes create the row at once."""
         opener, name = scene.opener(), scene.new_id()
         context = multiprocessing.get_context("spawn")
         results: multiprocessing.Queue[int | str] = context.Queue()
@@ -156,7 +156,7 @@ def _expecting(stores: list[TxnStateStore], claim: Claim, number: int) -> int | 
 
 
 def _until_committed(scene: StoreScene, store: TxnStateStore, claim: Claim, number: int) -> int:
-    """A transaction, again where the database gave it up for another's sake."""
+    """A transaction, repeated if the database aborted it because of a conflict."""
     while True:
         transaction = None
         try:
@@ -178,6 +178,6 @@ def _claim_in_a_process(opener: Callable[[], TxnStateStore], name: str, results:
         with opener() as store:
             for _ in range(_TIMES):
                 results.put(store.claim(name, "process", timeout=TIMEOUT).fence)
-    except Exception as error:  # noqa: BLE001  (told by the test)
+    except Exception as error:  # noqa: BLE001  (reported by the test)
         for _ in range(_TIMES):
             results.put(f"{type(error).__name__}: {error}")

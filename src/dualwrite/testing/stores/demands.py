@@ -1,4 +1,4 @@
-"""How the suite asks: a failure says what the contract demands, and what the store did instead."""
+"""The suite's assertions: a failure says what the contract demands, and what the store did instead."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def demanded(kind: type[E] | tuple[type[E], ...], what: str) -> Iterator[Caught[
     except kind as error:
         caught.value = error
         return
-    except Exception as error:  # noqa: BLE001  (told as what it is: another error than the contract's)
-        pytest.fail(f"{what}: the contract demands {wanted}; the store raised {_told(error)}")
+    except Exception as error:  # noqa: BLE001  (reported as an error that the contract does not allow)
+        pytest.fail(f"{what}: the contract demands {wanted}; the store raised {_shortened(error)}")
     pytest.fail(f"{what}: the contract demands {wanted}; the store raised nothing")
 
 
 def demand_fenced(
     call: Callable[[Claim], Any], claim: Claim, what: str, *, by: Claim | None = None, missing: bool = False
 ) -> None:
-    """`call` must raise FencedError under a claim that was replaced, and the error must know its facts.
+    """`call` must raise FencedError under a claim that was replaced, and the error must have the right attributes.
 
     Args:
         call: What is tried.
@@ -66,19 +66,19 @@ def demand_fenced(
 
 
 def demand_row(store: TxnStateStore, name: str, why: str, /, **wanted: Any) -> None:
-    """The row must be there and have these fields; the others are not looked at."""
+    """The row must exist and have these fields; the others are not checked."""
     __tracebackhide__ = True
     row = store.read(name)
     if row is None:
-        pytest.fail(f"{why}: read() gave None, there is no row")
+        pytest.fail(f"{why}: read() returned None, there is no row")
     wrong = {name: getattr(row, name) for name, value in wanted.items() if getattr(row, name) != value}
-    told = "; ".join(f"{name} is {value!r}, the contract demands {wanted[name]!r}" for name, value in wrong.items())
-    assert not wrong, f"{why}: {told}"
+    text = "; ".join(f"{name} is {value!r}, the contract demands {wanted[name]!r}" for name, value in wrong.items())
+    assert not wrong, f"{why}: {text}"
 
 
 @contextmanager
 def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run `call` in a thread; the block begins when it has ended or has had time enough to begin waiting."""
+    """Run `call` in a thread; the block begins when the call has ended or had enough time to begin waiting."""
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(call)
         wait([future], timeout=BRIEFLY)
@@ -86,13 +86,13 @@ def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
 
 
 def outcome_of(call: Callable[[], T]) -> T | DualWriteError:
-    """What a call gives, or the error of ours that it raises."""
+    """What a call returns, or the DualWriteError that it raises."""
     try:
         return call()
     except DualWriteError as error:
         return error
 
 
-def _told(error: BaseException) -> str:
+def _shortened(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]}…"

@@ -1,4 +1,4 @@
-"""Conformance of the fence: a writer that was replaced, at whatever moment, can do no harm and learns that it was."""
+"""Conformance of fencing: a writer that was replaced, at whatever moment, can do no harm and gets FencedError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _THEIRS: Final = PreparedTxnState(4712, 0)
 
 
 class FencingConformance:
-    """Claims at every step of somebody else's transaction."""
+    """Claims at every step of another writer's transaction."""
 
     def test_a_transaction_does_not_begin_under_a_lost_fence(self, scene: StoreScene) -> None:
         """`begin` checks the fence before anything else happens (F2); nothing is open afterwards."""
@@ -38,9 +38,9 @@ class FencingConformance:
     @pytest.mark.parametrize("expected", [False, True], ids=["claim", "expected claim"])
     @pytest.mark.parametrize("moment", _MOMENTS)
     def test_a_claim_in_the_middle_of_a_transaction(self, scene: StoreScene, moment: str, expected: bool) -> None:
-        """A claim waits for the transaction, or goes ahead and makes it fail: what is read under it afterwards is decided.
+        """A claim waits for the transaction, or replaces it and makes it fail: what is read under it afterwards is decided.
 
-        `record`: from there on a claim waits, where the database locks rows; elsewhere the condition holds at `commit`.
+        `record`: from there on a claim waits if the database locks rows; otherwise the condition is checked at `commit`.
         """
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
@@ -50,7 +50,7 @@ class FencingConformance:
             if _waits(scene, moment):
                 with demanded(ClaimTimeoutError, f"claim() while a transaction is {moment} and holds its lock"):
                     rival.claim(name, "theirs", timeout=BRIEFLY, expected_fence=expected_fence)
-                demand_row(rival, name, "after a claim that gave up", fence=ours.fence, owner="ours")
+                demand_row(rival, name, "after a claim that timed out", fence=ours.fence, owner="ours")
                 _finish(scene, transaction, number, moment)
                 assert scene.committed() == [number], "the transaction that a claim waited for"
                 theirs = rival.claim(name, "theirs", timeout=TIMEOUT, expected_fence=expected_fence)
@@ -92,7 +92,7 @@ class FencingConformance:
         assert scene.committed() == ([number] if committed else [])
 
     def test_a_zombie_can_not_harm_its_successor(self, scene: StoreScene) -> None:
-        """A process that was paused and replaced: whatever it had open or tries now, its successor's row and data stay."""
+        """A process that was paused and replaced: whatever it had open or tries now, its successor's row and data are kept."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = None, 0
@@ -116,7 +116,7 @@ class FencingConformance:
         assert scene.committed() == [kept], "a zombie has changed its successor's data"
 
     def test_an_old_claim_does_not_become_valid_again(self, scene: StoreScene) -> None:
-        """The fence only grows: an id that goes back and forth gives each holder a number of its own."""
+        """The fence only grows: an id that changes hands back and forth gives each owner a different number."""
         stores, name = [scene.new_store(), scene.new_store()], scene.new_id()
         claims: list[Claim] = []
         for turn in range(10):
@@ -126,7 +126,7 @@ class FencingConformance:
         assert [claim.fence for claim in claims] == list(range(1, 11))
 
     def test_nothing_of_an_old_claim_is_committed_after_a_new_one(self, scene: StoreScene) -> None:
-        """Once claim() has returned, what is there is all that the old claim will ever commit; tried at many moments."""
+        """Once claim() has returned, the old claim can commit nothing more; tested at many moments."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):
             ours, under_way = scene.claim(store, name), threading.Event()
@@ -138,13 +138,13 @@ class FencingConformance:
                 then, state = scene.committed(), rival.read_claimed(theirs).prepared_state
                 said = writing.result(TIMEOUT)
             assert scene.committed() == then, "a transaction of an old claim was committed after the new claim"
-            assert set(said) <= set(then), "a commit that returned is not there"
+            assert set(said) <= set(then), "commit() returned, but the user's data is not in the database"
             assert rival.read_claimed(theirs).prepared_state == state, "an old claim's transaction has changed the row"
             assert state == PreparedTxnState(4711, len(said)), f"the row says {state}, {len(said)} transactions were committed"
 
 
 def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event) -> list[int]:
-    """Transactions one after another; the numbers whose commit returned."""
+    """Run transactions one after another; return the numbers whose commit returned."""
     said: list[int] = []
     while True:
         transaction = None
@@ -155,7 +155,7 @@ def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, u
             transaction.commit()
             said.append(number)
             under_way.set()
-            time.sleep(0.001)  # a database with one write lock may hand it to its last holder for ever
+            time.sleep(0.001)  # a database with one write lock may give it to the same holder forever
         except FencedError:
             return said
         except StoreCommitFailedError:
@@ -166,7 +166,7 @@ def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, u
 
 
 def _at(scene: StoreScene, store: TxnStateStore, claim: Claim, moment: str) -> tuple[StoreTransaction, int]:
-    """A transaction that has got as far as `moment`."""
+    """A transaction that has reached `moment`."""
     if moment == "recorded":
         return scene.recorded(store, claim)
     transaction, number = store.begin(claim), scene.new_number()
@@ -176,7 +176,7 @@ def _at(scene: StoreScene, store: TxnStateStore, claim: Claim, moment: str) -> t
 
 
 def _finish(scene: StoreScene, transaction: StoreTransaction, number: int, moment: str) -> None:
-    """The rest of it."""
+    """The rest of the transaction."""
     if moment == "begun":
         scene.put(transaction.handle, number)
     if moment != "recorded":
@@ -185,7 +185,7 @@ def _finish(scene: StoreScene, transaction: StoreTransaction, number: int, momen
 
 
 def _waits(scene: StoreScene, moment: str) -> bool:
-    """Whether a claim waits for a transaction that has got as far as `moment`."""
+    """Whether a claim waits for a transaction that has reached `moment`."""
     match scene.capabilities.claims_wait:
         case ClaimsWait.FROM_BEGIN:
             return True

@@ -1,4 +1,4 @@
-"""Conformance of ids as a whole: listing and forgetting them, whatever they are called."""
+"""Conformance of ids: listing and forgetting them, and unusual ids."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ ODD_ENDINGS: Final = (
     *("😀", "😀a", "名前", "\ufffd"),
     *("a~1", "a~2", "a~10", "%2F", "%61", "0", "00", "1e0", "NULL", "None", "true"),
 )
-"""What ids may end in: each one a row of its own, and each a prefix."""
+"""What ids may end in: each has its own row, and each is a prefix."""
 
 WHOLE: Final = (".", "..", "/", "//", "\\", " ", "%", "_", "'", "0", "~1")
 
 
 class ListingConformance:
-    """`list`, and ids that a database could take for something else."""
+    """`list`, and ids that a database could misinterpret."""
 
     def test_every_id_has_a_row_of_its_own(self, scene: StoreScene) -> None:
-        """An id is any text of 1 to 255 characters that can be printed: compared as it is, case, spaces and forms included."""
+        """An id is any printable text of 1 to 255 characters, compared exactly: case, spaces and Unicode forms matter."""
         store, start = scene.new_store(), scene.new_id("odd")
         ids = [start + ending for ending in ODD_ENDINGS]
         for name in ids:
             claim = scene.claim(store, name, owner=name)
-            assert claim.fence == 1, f"{name!r} was taken for another id: its first claim has the fence {claim.fence}"
+            assert claim.fence == 1, f"{name!r} was mistaken for another id: its first claim has the fence {claim.fence}"
         for name in ids:
             demand_row(store, name, f"the row of {name!r}", transactional_id=name, fence=1, owner=name)
 
@@ -51,11 +51,11 @@ class ListingConformance:
             assert store.list(prefix) == wanted, f"list({prefix!r})"
         everything = store.list()
         assert everything == sorted(everything), "list() is not sorted"
-        assert set(ids) <= set(everything), "list() leaves ids out"
-        assert len(everything) == len(set(everything)), "list() gives an id twice"
+        assert set(ids) <= set(everything), "list() omits ids"
+        assert len(everything) == len(set(everything)), "list() returns an id twice"
 
     def test_an_id_may_be_anything_as_a_whole(self, scene: StoreScene) -> None:
-        """Names that mean something to a file system or a path are ids like others."""
+        """Names with a meaning in a file system or a path are ids like any other."""
         store = scene.new_store()
         claims = [scene.claim(store, name) for name in WHOLE]
         for claim in claims:
@@ -65,19 +65,19 @@ class ListingConformance:
             assert number in scene.committed(), f"a transaction of {claim.transactional_id!r}"
 
     def test_an_id_may_be_255_characters_long(self, scene: StoreScene) -> None:
-        """Characters, not bytes; two that differ in the last one only are two."""
+        """Characters, not bytes; two ids that differ in the last character only are different."""
         store, start = scene.new_store(), scene.new_id()
         for character in ("x", "/", "ä", "😀"):
             long = start + character * (MAX_TRANSACTIONAL_ID_LENGTH - 1 - len(start))
             for last in ("1", "2"):
                 claim = scene.claim(store, long + last)
-                assert claim.fence == 1, f"the last of 255 characters like {character!r} was cut off"
+                assert claim.fence == 1, f"the last of 255 characters like {character!r} was truncated"
                 scene.transact(store, claim)
                 demand_row(store, long + last, "the row of a long id", transactional_id=long + last, prepared_state=STATE)
             assert store.list(long) == [long + "1", long + "2"]
 
     def test_an_odd_id_goes_through_everything(self, scene: StoreScene) -> None:
-        """Every method takes every id."""
+        """Every method accepts every id."""
         store, start = scene.new_store(), scene.new_id("odd")
         for ending in ("/a.b %_'\"\\~1", "😀é ", "%2F.."):
             claim = scene.claim(store, start + ending)
@@ -92,23 +92,23 @@ class ListingConformance:
 
 
 def _settled(scene: StoreScene, store: TxnStateStore, name: str) -> Claim:
-    """A claim under which all is settled."""
+    """A claim of an id on which nothing is open."""
     claim = scene.claim(store, name)
     store.settle(claim, Settlement(settled_generation=store.take_generation(claim, ProducerKind.LIBRDKAFKA)))
     return claim
 
 
 class ForgettingConformance:
-    """`forget`: the row is dropped, its fence is not."""
+    """`forget`: the row is dropped, but its fence is kept."""
 
     def test_a_forgotten_id_is_a_tombstone_with_a_raised_fence(self, scene: StoreScene) -> None:
-        """Its fence is raised and stays, so that no zombie can come back; it is not listed; once more changes nothing."""
+        """Its fence is raised and kept, so that no zombie can come back; it is not listed; forgetting again changes nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = _settled(scene, store, name)
         for _ in range(2):
             store.forget(name)
             demand_row(store, name, "after forget()", forgotten=True, fence=claim.fence + 1)
-        assert store.list(name) == [], "list() gives a tombstone"
+        assert store.list(name) == [], "list() returns a tombstone"
         for what, call in {
             "begin()": store.begin,
             "read_claimed()": store.read_claimed,
@@ -120,7 +120,7 @@ class ForgettingConformance:
         demand_row(store, name, "after a zombie's attempts", forgotten=True, fence=claim.fence + 1)
 
     def test_a_claim_brings_a_forgotten_id_back(self, scene: StoreScene) -> None:
-        """`claim` makes the row if it is forgotten: above the tombstone's fence, and its generations go on."""
+        """`claim` revives a forgotten row: with a fence above the tombstone's, and continuing its generations."""
         store, name = scene.new_store(), scene.new_id()
         old = _settled(scene, store, name)
         generation = store.read_claimed(old).generation
@@ -136,10 +136,10 @@ class ForgettingConformance:
         """There is nothing to drop."""
         store, name = scene.new_store(), scene.new_id()
         store.forget(name)
-        assert store.read(name) is None, "forget() has made a row"
+        assert store.read(name) is None, "forget() has created a row"
 
     def test_what_is_open_is_not_forgotten(self, scene: StoreScene) -> None:
-        """NotSettledError: something of it is still to be recovered or acknowledged; nothing was changed."""
+        """NotSettledError: the id still has something to recover or acknowledge; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         taken = store.take_generation(claim, ProducerKind.NATIVE)
@@ -154,7 +154,7 @@ class ForgettingConformance:
             with demanded(NotSettledError, f"forget() {why}") as caught:
                 store.forget(name)
             assert caught.value.transactional_id == name
-            assert store.read_claimed(claim) == before, f"forget() {why} was refused and has changed the row"
+            assert store.read_claimed(claim) == before, f"forget() {why} was refused, but has changed the row"
             if settlement is not None:
                 store.settle(claim, settlement)
         store.acknowledge(name)
@@ -162,7 +162,7 @@ class ForgettingConformance:
         demand_row(store, name, "after forget()", forgotten=True)
 
     def test_an_id_is_not_forgotten_under_a_transaction(self, scene: StoreScene) -> None:
-        """Whichever comes first: forget() finds the transaction's state, or the transaction finds the raised fence."""
+        """Whichever comes first: forget() sees the transaction's state, or the transaction sees the raised fence."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         transaction, number = scene.recorded(store, _settled(scene, store, name))
         with meanwhile(lambda: outcome_of(lambda: other.forget(name))) as forgetting:
@@ -170,10 +170,10 @@ class ForgettingConformance:
             forgot = forgetting.result(TIMEOUT)
         transaction.rollback()
         if committing is None:
-            assert isinstance(forgot, NotSettledError), f"the transaction committed, and forget() gave {forgot!r}"
+            assert isinstance(forgot, NotSettledError), f"the transaction committed, but forget() returned {forgot!r}"
             assert scene.committed() == [number]
             demand_row(store, name, "after the transaction", prepared_state=STATE, forgotten=False)
         else:
-            assert isinstance(committing, FencedError), f"the id was forgotten, and commit() gave {committing!r}"
+            assert isinstance(committing, FencedError), f"the id was forgotten, but commit() raised {committing!r}"
             assert scene.committed() == [], "a transaction of a forgotten id was committed"
             demand_row(store, name, "after forget()", prepared_state=None, forgotten=True)

@@ -1,4 +1,4 @@
-"""Conformance of changes to the row while a transaction is under way: neither may undo the other."""
+"""Conformance of changes to the row during a transaction: neither may undo the other."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _CHANGES: Final[dict[str, _Change]] = {
         lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
     ),
 }
-"""What is called while a transaction is under way, and how the row shows it."""
+"""What is called during a transaction, and how the row shows it."""
 
 
 class InFlightConformance:
-    """Beside an open transaction."""
+    """Calls during an open transaction."""
 
     @pytest.mark.parametrize("change", _CHANGES)
     @pytest.mark.parametrize("moment", ["begun", "recorded"])
     def test_a_change_beside_a_transaction_is_kept_and_so_is_the_transaction(
         self, scene: StoreScene, moment: str, change: str
     ) -> None:
-        """`acknowledge` needs no claim and may come at any time. It may wait; the transaction may fail as a conflict.
+        """`acknowledge` needs no claim and may be called at any time. It may wait; the transaction may fail as a conflict.
 
-        But its writer is not fenced by it, since nobody has claimed the id; and what the call has changed is not put back
-        by a transaction that read the row before.
+        But the writer is not fenced by it, since there is no newer claim; and a transaction that read the row before does not
+        revert what the call has changed.
         """
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -67,29 +67,29 @@ class InFlightConformance:
             transaction.rollback()
             changing.result(TIMEOUT)
         row = store.read_claimed(claim)
-        assert is_kept(row), f"{change}: it returned, and the row does not show it: {row}"
+        assert is_kept(row), f"{change}: the call returned, but the row does not show the change: {row}"
         if failed is None:
-            assert scene.committed() == [number], f"{change}: commit() returned, and the user's data is not there"
+            assert scene.committed() == [number], f"{change}: commit() returned, but the user's data is not in the database"
             demand_row(store, name, f"{change}: commit() returned", prepared_state=STATE, transaction_number=1)
         else:
             assert not isinstance(failed, FencedError), (
-                f"{change}: nobody has claimed the id, and the writer was fenced: {failed}"
+                f"{change}: there is no newer claim, but the writer was fenced: {failed}"
             )
             assert isinstance(failed, StoreCommitFailedError), (
                 f"{change}: the contract demands StoreCommitFailedError, not {failed!r}"
             )
-            assert scene.committed() == [], f"{change}: the transaction failed and has left the user's data"
+            assert scene.committed() == [], f"{change}: the transaction failed, but has written the user's data"
             demand_row(store, name, f"{change}: the transaction failed", prepared_state=None, transaction_number=0)
 
     @pytest.mark.parametrize("moment", ["begun", "recorded"])
     def test_reading_sees_what_is_committed_and_waits_for_nobody(self, scene: StoreScene, moment: str) -> None:
-        """`read`, `read_claimed`, `list` and `check` beside a transaction: `dualwrite status` must work then, too."""
+        """`read`, `read_claimed`, `list` and `check` during a transaction: `dualwrite status` must work then, too."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction = scene.recorded(store, claim)[0] if moment == "recorded" else store.begin(claim)
         try:
             other.check()
-            demand_row(other, name, "beside a transaction", prepared_state=None, fence=claim.fence)
+            demand_row(other, name, "during a transaction", prepared_state=None, fence=claim.fence)
             assert other.read_claimed(claim).transaction_number == 0
             assert other.list(name) == [name]
         finally:
@@ -97,10 +97,10 @@ class InFlightConformance:
 
 
 class TimeLimitConformance:
-    """No method waits for a lock without end."""
+    """No method waits for a lock indefinitely."""
 
     def test_a_claim_gives_up_when_its_time_is_over(self, scene: StoreScene) -> None:
-        """ClaimTimeoutError: the row stayed locked. Nothing was changed, and the same claim works once the lock is gone."""
+        """ClaimTimeoutError: the row stayed locked. Nothing was changed, and the same claim works once the lock is released."""
         if scene.capabilities.claims_wait is ClaimsWait.NEVER:
             pytest.skip("a claim waits for no transaction")
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
@@ -112,16 +112,16 @@ class TimeLimitConformance:
                     rival.claim(name, "theirs", timeout=timeout)
                 found = (caught.value.transactional_id, caught.value.facts.get("timeout"), caught.value.retriable)
                 assert found == (name, timeout, True), "ClaimTimeoutError's transactional_id, timeout and retriable"
-            demand_row(rival, name, "after claims that gave up", fence=ours.fence, owner="ours")
+            demand_row(rival, name, "after claims that timed out", fence=ours.fence, owner="ours")
             transaction.commit()
         finally:
             transaction.rollback()
-        assert scene.committed() == [number], "a claim that gave up has harmed the transaction that it waited for"
+        assert scene.committed() == [number], "a claim that timed out has harmed the transaction that it waited for"
         assert scene.claim(rival, name, "theirs").fence == ours.fence + 1
 
     @pytest.mark.parametrize("change", _CHANGES)
     def test_other_calls_give_up_after_the_stores_own_limit(self, scene: StoreScene, change: str) -> None:
-        """The others wait for a limit of the store, and raise ClaimTimeoutError then; nothing was changed."""
+        """The others wait up to a limit of the store, and then raise ClaimTimeoutError; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         impatient = scene.adopt(scene.open_impatient())
         claim = scene.claim(store, name)
@@ -133,4 +133,4 @@ class TimeLimitConformance:
             assert caught.value.transactional_id == name
         finally:
             transaction.rollback()
-        assert store.read_claimed(claim) == before, f"{change} gave up and has changed the row"
+        assert store.read_claimed(claim) == before, f"{change} timed out, but has changed the row"

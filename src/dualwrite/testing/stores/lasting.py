@@ -1,4 +1,4 @@
-"""Conformance of what lasts: what was committed, and what errors say after a journey to another process."""
+"""Conformance of durability: of committed data, and of errors that are sent to another process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dualwrite.testing.stores.settling import LOST
 
 
 class DurabilityConformance:
-    """Stores that are closed and opened."""
+    """Stores that are closed and opened again."""
 
     def test_a_new_store_sees_everything(self, scene: StoreScene) -> None:
         """The row is in the database, not in the store."""
@@ -65,18 +65,18 @@ class DurabilityConformance:
         store.close()
 
     def test_a_store_tells_where_it_is_and_how_safe_that_is(self, scene: StoreScene) -> None:
-        """`description`: the address for people. `durability`: settings by their names, texts for texts."""
+        """`description`: the address for people. `durability`: settings by their names, both as strings."""
         store = scene.new_store()
         assert store.description, "description is empty"
         found = store.durability()
-        assert all(isinstance(text, str) for pair in found.items() for text in pair), f"durability() gave {found!r}"
+        assert all(isinstance(text, str) for pair in found.items() for text in pair), f"durability() returned {found!r}"
 
 
 class StoredErrorConformance:
-    """Errors."""
+    """Unreadable rows, and errors that are sent to another process."""
 
     def test_a_row_that_can_not_be_read_is_said_to_be_so(self, scene: StoreScene) -> None:
-        """StoredStateError when a row can't be read: nothing is guessed, and nothing is written over it."""
+        """StoredStateError if a row can't be read: nothing is guessed, and the row is not overwritten."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         store.settle(claim, Settlement(settled_generation=0))
@@ -96,7 +96,7 @@ class StoredErrorConformance:
             assert caught.value.transactional_id == name, f"StoredStateError's transactional_id, from {what}"
 
     def test_errors_survive_pickling(self, scene: StoreScene) -> None:
-        """Errors cross process borders (Spark, multiprocessing): their text, their id and their facts with them."""
+        """Errors are sent between processes (Spark, multiprocessing), with their text, id and facts."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         theirs = scene.claim(rival, name, "theirs")
@@ -123,11 +123,11 @@ class StoredErrorConformance:
 
 
 class UnansweredConformance:
-    """Connections that break in a commit: it is not known whether it worked, and the next claim tells."""
+    """Connections that break during a commit: the outcome is unknown, and the next claim shows it."""
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_a_commit_without_an_answer_is_unknown_and_the_row_tells(self, scene: StoreScene, arrives: bool) -> None:
-        """StoreCommitUnknownError; then the writer claims the id under its own fence and reads its number there (F8)."""
+        """StoreCommitUnknownError; then the writer claims the id with its own fence expected, and reads its number (F8)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction, number = scene.recorded(store, claim, transaction_number=5)
@@ -137,7 +137,7 @@ class UnansweredConformance:
                 transaction.commit()
         finally:
             transaction.rollback()
-        assert not caught.value.retriable, "an unknown outcome must not be tried again blindly"
+        assert not caught.value.retriable, "an unknown outcome must not be retried blindly"
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
         row = store.read_claimed(again)
         assert (row.transaction_number, row.prepared_state) == ((5, STATE) if arrives else (0, None)), "the row after it"
@@ -145,7 +145,7 @@ class UnansweredConformance:
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_a_claim_without_an_answer_is_made_again(self, scene: StoreScene, arrives: bool) -> None:
-        """Connections that break meanwhile are made anew; a claim of this very call does not count as somebody else's."""
+        """Broken connections are replaced; a claim made by the same call does not count as another's."""
         store, name = scene.new_store(), scene.new_id()
         first = scene.claim(store, name)
         scene.cut_next_commit(arrives=arrives)
@@ -154,13 +154,13 @@ class UnansweredConformance:
         demand_row(store, name, "the row after it", fence=second.fence)
         scene.cut_next_commit(arrives=arrives)
         third = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=second.fence)
-        assert third.fence == second.fence + 1, "an expected claim is made once, and known again"
+        assert third.fence == second.fence + 1, "an expected claim is made once, and recognized"
         demand_row(store, name, "the row after it", fence=third.fence)
         store.begin(third).rollback()
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_changes_without_an_answer_are_sent_again(self, scene: StoreScene, arrives: bool) -> None:
-        """`settle` twice is `settle` once; a generation may be skipped; an acknowledgement still returns what it removed."""
+        """`settle` twice is the same as once; a generation may be skipped; `acknowledge` still returns what it removed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.cut_next_commit(arrives=arrives)

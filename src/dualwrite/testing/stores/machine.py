@@ -6,12 +6,12 @@
         with MyScene() as scene:
             run_random_steps(scene)
 
-Any writer may do anything between the steps of another, and may be left alone for long and go on as a zombie. Kafka is
-simulated in the model: this shows what the database owes to the promise. Kafka's own half is shown by the suite of producers,
-and both together by whole writers on a real broker. The steps are in `simulation`, the model is in `model`.
+Any writer may do anything between the steps of another, and may be paused for long and continue as a zombie. Kafka is
+simulated in the model: this tests the database's part of the promise. Kafka's part is tested by the suite of producers, and
+both together by whole writers on a real broker. The steps are in `simulation`, the model is in `model`.
 
 After every step the row and the user's data are what the model says; what Kafka has committed is in the database, and what it
-has aborted is not. At the end of each run all writers stop where they are, one recovers, and database and topic are equal.
+has aborted is not. At the end of each run all writers stop where they are, one recovers, and database and topic agree.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _INTERFERENCES: Final[dict[str, Able]] = {
     "forgets": lambda s, _: s.is_free and s.row.fence > 0,
     "crashes": lambda s, writer: s.scene.capabilities.crashes and writer.claim is not None,
 }
-"""What a writer, or somebody else by its store, may do besides the recipe."""
+"""What a writer, or another user of its store, may do besides the recipe."""
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """See the module.
+    """See the module's docstring.
 
     Args:
-        scene: Where it takes place; every run has an id of its own in it.
+        scene: The scene to run on; every run has its own id there.
     """
 
     def __init__(self, scene: StoreScene) -> None:
@@ -73,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
         closes=st.booleans(),
     )
     def goes_on(self, who: int, steps: int, sends: bool, kind: ProducerKind, reuse: bool, closes: bool) -> None:
-        """A writer goes on with the recipe, by some steps; it closes where it would begin, if `closes` is set."""
+        """A writer continues the recipe by some steps; with `closes` it closes instead of beginning a transaction."""
         for _ in range(steps):
             writer = self.simulation.writers[who]
             match self._next(writer):
@@ -91,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(who=_WHO, what=st.sampled_from(sorted(_INTERFERENCES)), number=st.integers(0, 3), arrives=st.booleans())
     def interferes(self, who: int, what: str, number: int, arrives: bool) -> None:
-        """Something happens besides the recipe, if it can: else the next thing that can."""
+        """Something happens besides the recipe: `what` if possible, else the next possible thing."""
         writer = self.simulation.writers[who]
         names = sorted(_INTERFERENCES)
         later = names[names.index(what) :] + names[: names.index(what)]
@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
                 return
 
     def _next(self, writer: Writer) -> str | None:
-        """The recipe's next step, or None where it would have to wait for another's transaction."""
+        """The recipe's next step, or None if it would have to wait for another's transaction."""
         simulation = self.simulation
         alone = simulation.holder() in (None, writer)
         steps: list[tuple[bool, str, bool]] = [
@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.simulation.check()
 
     def teardown(self) -> None:
-        """The end of a run."""
+        """End a run."""
         self.simulation.end()
 
 
@@ -135,9 +135,9 @@ def run_random_steps(scene: StoreScene, *, examples: int | None = None, steps: i
     """Run the machine on a scene.
 
     Args:
-        scene: Where it takes place.
-        examples: How many runs; None: as the environment variable EXAMPLES_VARIABLE says, or 25.
-        steps: How often, in each, a writer goes on or something happens.
+        scene: The scene to run on.
+        examples: How many runs; None: the value of the environment variable EXAMPLES_VARIABLE, or 25.
+        steps: How many times, in each run, a writer continues or something else happens.
     """
     chosen = settings(
         max_examples=examples or int(os.environ.get(EXAMPLES_VARIABLE, _EXAMPLES)),

@@ -1,6 +1,6 @@
-"""The promise as a model: what a row and a database must hold after each step, and a Kafka that is only simulated. No I/O.
+"""The promise as a model: what a row and a database must contain after each step, and a simulated Kafka. No I/O.
 
-Written without `dualwrite.stores.rows`, which stores are built of: a mistake there must not hide itself.
+Written without `dualwrite.stores.rows`, which the stores use, so that a mistake there is found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 
 @dataclass(frozen=True)
 class RowModel:
-    """What the row of the id must say; a fence of 0 means that there is no row."""
+    """What the row of the id must contain; a fence of 0 means that there is no row."""
 
     fence: int = 0
     generation: int = 0
@@ -33,14 +33,14 @@ class RowModel:
         return self.state is not None or self.settled < self.generation or bool(self.lost)
 
     def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
-        """After taking a generation."""
+        """The row after taking a generation."""
         unverified = {entry.generation for entry in self.lost if entry.kind is LostKind.UNVERIFIED}
         if self.generation not in unverified and reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
             return replace(self, settled=self.generation - 1 if self.settled >= self.generation else self.settled)
         return replace(self, generation=self.generation + 1, kind=kind)
 
-    def told(self) -> dict[str, Any]:
-        """By the names of StateRow."""
+    def fields(self) -> dict[str, Any]:
+        """The values by their names in StateRow."""
         return {
             "fence": self.fence,
             "generation": self.generation,
@@ -54,9 +54,9 @@ class RowModel:
         }
 
 
-def told(row: StateRow) -> dict[str, Any]:
-    """A row as `RowModel.told` gives one."""
-    found = {name: getattr(row, name) for name in RowModel().told()}
+def fields_of(row: StateRow) -> dict[str, Any]:
+    """The same fields of a stored row."""
+    found = {name: getattr(row, name) for name in RowModel().fields()}
     return {**found, "prepared_generation": None if row.prepared_state is None else row.prepared_generation}
 
 
@@ -75,7 +75,7 @@ class SimulatedTransaction:
     committed: bool | None = None
 
     def end(self, *, commit: bool) -> bool:
-        """End it, if it is open; whether it has ended in this way (EndTxn v5 answers so)."""
+        """End it if it is open; return whether it has ended in this way (as EndTxn v5 answers)."""
         if self.committed is None:
             self.committed = commit
         return self.committed is commit
@@ -83,16 +83,16 @@ class SimulatedTransaction:
 
 @dataclass
 class SimulatedKafka:
-    """Every Kafka transaction of one id, each with a name of its own, as EndTxn v5 gives them (KIP-890)."""
+    """Every Kafka transaction of one id, each with its own state, as with EndTxn v5 (KIP-890)."""
 
     transactions: list[SimulatedTransaction] = field(default_factory=list)
 
     def begin(self) -> SimulatedTransaction:
-        """A new one."""
+        """Begin a transaction."""
         begun = SimulatedTransaction(PreparedTxnState(len(self.transactions), 0))
         self.transactions.append(begun)
         return begun
 
     def ongoing(self) -> list[SimulatedTransaction]:
-        """Those that are open: what DescribeTransactions tells."""
+        """The open transactions, as DescribeTransactions reports them."""
         return [transaction for transaction in self.transactions if transaction.committed is None]

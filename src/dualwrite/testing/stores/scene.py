@@ -1,4 +1,4 @@
-"""Where the conformance suite of stores takes place: what it needs of a database, and of the store under test."""
+"""The scene of the conformance suite of stores: what it needs from a database and from the store under test."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
 
 TIMEOUT: Final = 30.0
-"""Seconds for whatever must happen: far more than it takes."""
+"""Seconds to wait for what must happen: far more than it takes."""
 
 BRIEFLY: Final = 0.3
-"""Seconds after which a claim that has to wait may give up."""
+"""Seconds after which a claim that has to wait may time out."""
 
 STATE: Final = PreparedTxnState(4711, 3)
 
@@ -30,24 +30,24 @@ class ClaimsWait(Enum):
     """From when on a transaction keeps a claim of its id waiting, until it ends."""
 
     FROM_BEGIN = "from begin"
-    """It holds a lock from its beginning, as in SQLite."""
+    """It holds a lock from the beginning, as in SQLite."""
 
     FROM_RECORD = "from record"
     """`record` locks the row, as in PostgreSQL."""
 
     NEVER = "never"
-    """A claim goes ahead, and makes the transaction's `record` or `commit` fail with FencedError (a version is compared)."""
+    """A claim does not wait, and makes the transaction's `record` or `commit` fail with FencedError (a version is compared)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCapabilities:
-    """How a store keeps the contract, where the contract leaves it the choice.
+    """How a store keeps the contract where the contract leaves a choice.
 
     Args:
         claims_wait: From when on a claim waits for a transaction.
-        transactions_at_once: Transactions of different ids may be under way at the same time.
-        crashes: `StoreScene.crash` is there, for the state machine.
-        cuts_commits: `StoreScene.cut_next_commit` is there, for the state machine.
+        transactions_at_once: Transactions of different ids can be open at the same time.
+        crashes: The scene has `crash`, for the state machine.
+        cuts_commits: The scene has `cut_next_commit`, for the state machine.
     """
 
     claims_wait: ClaimsWait = ClaimsWait.FROM_RECORD
@@ -59,9 +59,9 @@ class StoreCapabilities:
 class StoreScene(ABC):
     """A database and stores on it; as a context manager it closes them.
 
-    `open`, `put` and `numbers` are to be given. The rest is for tests that are skipped without it.
+    `open`, `put` and `numbers` are required. The other methods are for tests that are skipped without them.
 
-    Every test may get the same database: the suite takes ids and numbers that nothing else has.
+    All tests may use the same database: the suite uses unique ids and numbers.
     """
 
     capabilities: ClassVar[StoreCapabilities] = StoreCapabilities()
@@ -71,69 +71,69 @@ class StoreScene(ABC):
         self._numbers = count(uuid4().int % 2**30)
         self._given: set[int] = set()
 
-    # --- to be given ------------------------------------------------------------------------------------------------------
+    # --- required ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def open(self) -> TxnStateStore:
-        """A store with connections of its own, on the same database each time; one of which a process has one may be shared."""
+        """A store with its own connections, on the same database each time; they may be shared if only one can exist."""
 
     @abstractmethod
     def put(self, handle: Any, number: int) -> None:
-        """Write a number (0 to 2^31 - 1) by the handle of a transaction, as a user would."""
+        """Write a number (0 to 2^31 - 1) through the handle of a transaction, as a user would."""
 
     @abstractmethod
     def numbers(self) -> list[int]:
-        """The numbers that are committed, in any order, each as often as it is there; waits for no open transaction."""
+        """The committed numbers, in any order, including duplicates; does not wait for open transactions."""
 
-    # --- may be given -----------------------------------------------------------------------------------------------------
+    # --- optional ---------------------------------------------------------------------------------------------------------
 
     def corrupt(self, transactional_id: str) -> None:
-        """Make the stored row unreadable, by other means than the store's."""
+        """Make the stored row unreadable, without using the store."""
         del transactional_id
         pytest.skip("this scene has no `corrupt`")
 
     def ways_to_end(self, handle: Any) -> Mapping[str, Callable[[], Any]]:
-        """Every way in which a user could try to end the transaction by its handle, by the name of the call."""
+        """Every way in which a user could try to end the transaction through its handle, by the name of the call."""
         del handle
         pytest.skip("this scene has no `ways_to_end`: the handle can't end its transaction")
 
     def opener(self) -> Callable[[], TxnStateStore]:
-        """What opens a store on this database in another process: a function that can be pickled."""
+        """A function that opens a store on this database in another process; it must be picklable."""
         pytest.skip("this scene has no `opener`: another process can't open the database at the same time")
 
     def open_impatient(self) -> TxnStateStore:
         """As `open`, with the store's own limit for waiting set to about BRIEFLY."""
-        pytest.skip("this scene has no `open_impatient`: the store has no time limit of its own")
+        pytest.skip("this scene has no `open_impatient`: the store has no time limit for waiting")
 
     def cut_next_commit(self, *, arrives: bool) -> None:
-        """Cut the connection when a store sends its next commit: before it reaches the database, or before its answer is back.
+        """Cut the connection when a store sends its next commit, before it reaches the database or before its answer is back.
 
-        A claim, a settlement and the like count as well. `dualwrite.testing.proxy` has what it takes.
+        Commits of a claim, a settlement and the like count as well. `dualwrite.testing.proxy` can do this.
         """
         del arrives
         pytest.skip("this scene has no `cut_next_commit`: there is no connection that could break")
 
     def crash(self, store: TxnStateStore) -> None:
-        """End what a store has under way as if its process were killed, and release its locks; for the state machine."""
+        """End a store's open transactions as if its process were killed, and release its locks; for the state machine."""
         raise NotImplementedError(f"{type(self).__name__} has the capability `crashes` without `crash` ({store.description})")
 
     def close(self) -> None:  # noqa: B027  (most scenes have nothing to close)
         """Release what the scene itself has opened; its stores are closed by then."""
 
-    # --- what tests use ---------------------------------------------------------------------------------------------------
+    # --- used by the tests ------------------------------------------------------------------------------------------------
 
     def new_id(self, kind: str = "id") -> str:
-        """An id that nothing else has."""
+        """A unique id."""
         return f"{kind}-{uuid4().hex[:12]}"
 
     def new_number(self) -> int:
-        """A number that nothing else has."""
+        """A unique number."""
         number = next(self._numbers)
         self._given.add(number)
         return number
 
     def new_store(self) -> TxnStateStore:
-        """One more store, closed with the scene."""
+        """Another store, closed with the scene."""
         return self.adopt(self.open())
 
     def adopt(self, store: TxnStateStore) -> TxnStateStore:
@@ -143,16 +143,16 @@ class StoreScene(ABC):
         return store
 
     def close_stores(self) -> None:
-        """Close every store; the next `open` begins anew."""
+        """Close every store."""
         while self._stores:
             self._stores.pop().close()
 
     def committed(self) -> list[int]:
-        """Those of this scene's numbers that are committed, sorted."""
+        """This scene's committed numbers, sorted."""
         return sorted(number for number in self.numbers() if number in self._given)
 
     def claim(self, store: TxnStateStore, transactional_id: str, owner: str = "ours") -> Claim:
-        """A claim with plenty of time."""
+        """A claim with a long timeout."""
         return store.claim(transactional_id, owner, timeout=TIMEOUT)
 
     def recorded(
@@ -165,7 +165,7 @@ class StoreScene(ABC):
         transaction_number: int = 1,
         delivery: Delivery | None = None,
     ) -> tuple[StoreTransaction, int]:
-        """A transaction that is ready to commit, and the number that is put in it; where that fails it is rolled back."""
+        """A transaction that is ready to commit, and the number it has written; rolled back if that fails."""
         transaction, number = store.begin(claim), self.new_number()
         try:
             self.put(transaction.handle, number)
@@ -176,7 +176,7 @@ class StoreScene(ABC):
         return transaction, number
 
     def transact(self, store: TxnStateStore, claim: Claim, **what: Any) -> int:
-        """A whole transaction, as `recorded`; its number."""
+        """Run a whole transaction, as `recorded` and then committed; return its number."""
         transaction, number = self.recorded(store, claim, **what)
         transaction.commit()
         return number

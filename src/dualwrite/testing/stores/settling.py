@@ -31,7 +31,7 @@ class SettlingConformance:
     """`settle` and `acknowledge`."""
 
     def test_a_settlement_changes_only_what_it_names(self, scene: StoreScene) -> None:
-        """Settlement: what is left at its default stays as it is."""
+        """Settlement: fields left at their defaults change nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim, generation=2, transaction_number=5)
@@ -62,7 +62,7 @@ class SettlingConformance:
         demand_row(store, name, "after the settlement", prepared_state=None, lost=(LOST,), settled_generation=0)
 
     def test_settling_twice_is_settling_once(self, scene: StoreScene) -> None:
-        """`settle` twice is `settle` once, also its entry for `lost`, even where it was found at another time."""
+        """`settle` twice is the same as once, also for the entry in `lost`, even if it was found at another time."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -72,7 +72,7 @@ class SettlingConformance:
         demand_row(store, name, "after settling again", prepared_state=None, lost=(LOST, UNVERIFIED))
 
     def test_what_is_resolved_is_taken_off_the_list(self, scene: StoreScene) -> None:
-        """Settlement `resolved` (UC): the entry of that kind, state and generation goes; what is not there is passed over."""
+        """Settlement `resolved` (UC): removes the entry of that kind, state and generation; a missing one is ignored."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -88,7 +88,7 @@ class SettlingConformance:
         demand_row(store, name, "after it was found lost", lost=(LOST, proven))
 
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
-        """A row keeps what is lost until somebody acknowledges it, however much that is."""
+        """A row keeps what is lost until it is acknowledged, however much that is."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         entries = tuple(LostTransaction(LostKind.LOST, PreparedTxnState(MAX_PRODUCER_ID, n), n, _AT) for n in range(60))
@@ -98,7 +98,7 @@ class SettlingConformance:
         assert store.acknowledge(name) == entries
 
     def test_times_are_kept_in_utc(self, scene: StoreScene) -> None:
-        """`recorded_at`: UTC, aware; to the microsecond, whatever the zone that it was given in."""
+        """`recorded_at`: UTC, aware, to the microsecond, in whatever time zone it was given."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         east = LostTransaction(LostKind.LOST, STATE, 0, _AT.astimezone(timezone(timedelta(hours=9))))
@@ -107,7 +107,7 @@ class SettlingConformance:
         assert (entry.recorded_at, entry.recorded_at.utcoffset()) == (_AT, timedelta(0))
 
     def test_acknowledging_removes_and_returns_what_was_lost(self, scene: StoreScene) -> None:
-        """`acknowledge`: remove the entries of `lost` and return them. It needs no claim and touches nothing else."""
+        """`acknowledge`: remove the entries of `lost` and return them. It needs no claim and changes nothing else."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -115,14 +115,14 @@ class SettlingConformance:
             store.settle(claim, Settlement(lost=entry))
         assert scene.new_store().acknowledge(name) == (LOST, UNVERIFIED)
         demand_row(store, name, "after acknowledge()", lost=(), prepared_state=STATE, fence=claim.fence)
-        assert store.acknowledge(name) == (), "a second acknowledge() has something to give"
+        assert store.acknowledge(name) == (), "a second acknowledge() has returned something"
         store.read_claimed(claim)
 
     def test_acknowledging_an_unknown_id_does_nothing(self, scene: StoreScene) -> None:
-        """It gives nothing, and makes no row."""
+        """It returns nothing, and creates no row."""
         store, name = scene.new_store(), scene.new_id()
         assert store.acknowledge(name) == ()
-        assert store.read(name) is None, "acknowledge() has made a row"
+        assert store.read(name) is None, "acknowledge() has created a row"
 
 
 class GenerationConformance:
@@ -137,13 +137,13 @@ class GenerationConformance:
         assert list(store.read_claimed(claim).unsettled_generations) == [1, 2, 3]
 
     def test_librdkafka_never_goes_on_with_a_generation(self, scene: StoreScene) -> None:
-        """Rule O2: `reuse` is for a kind that takes over; librdkafka's is raised each time."""
+        """Rule O2: `reuse` is for a kind that can take over an id; librdkafka gets a new generation each time."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         assert [store.take_generation(claim, _LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
 
     def test_a_generation_is_used_again_by_its_kind_only(self, scene: StoreScene) -> None:
-        """`reuse`: go on with the newest generation if `generation_kind` is `kind` (F5); plain and two-phase are two kinds."""
+        """`reuse`: continue with the newest generation if its kind is `kind` (F5); plain and two-phase are two kinds."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         kinds = (_NATIVE, _NATIVE, _TWO_PHASE, _TWO_PHASE, _NATIVE, _LIBRDKAFKA, _NATIVE)
@@ -154,7 +154,7 @@ class GenerationConformance:
         demand_row(store, name, "after it", generation=taken[-1], generation_kind=_NATIVE)
 
     def test_a_generation_that_is_used_again_is_unsettled_again(self, scene: StoreScene) -> None:
-        """`reuse`: `settled_generation` is lowered below it, since something may be open on it; an open one stays as it is."""
+        """`reuse`: `settled_generation` is lowered below it, since something may be open on it, unless it is already lower."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         for _ in range(3):
@@ -168,20 +168,20 @@ class GenerationConformance:
         demand_row(store, name, "after using it again", generation=newest, settled_generation=1)
 
     def test_a_generation_with_something_unverified_is_not_used_again(self, scene: StoreScene) -> None:
-        """Rule UG: what is written on it could be taken for the unverified transaction."""
+        """Rule UG: a new transaction on it could be mistaken for the unverified one."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         taken = store.take_generation(claim, _NATIVE)
         lost = LostTransaction(LostKind.LOST, STATE, taken, _AT)
         store.settle(claim, Settlement(lost=lost))
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken, "what is known to be lost bars nothing"
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken, "a LOST entry must not prevent the reuse"
         unverified = LostTransaction(LostKind.UNVERIFIED, STATE, taken, _AT)
         store.settle(claim, Settlement(lost=unverified))
         assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
         assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
 
     def test_a_generation_is_of_one_cluster(self, scene: StoreScene) -> None:
-        """`cluster_id` (CL): the row keeps it; without one it stays; another is refused, and changes nothing."""
+        """`cluster_id` (CL): the row keeps it; without one it is unchanged; another one is refused, and changes nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         demand_row(store, name, "the row of a first claim", cluster_id="")
@@ -198,7 +198,7 @@ class GenerationConformance:
         demand_row(store, name, "after a transaction and a claim", cluster_id="cluster-A")
 
     def test_a_generation_is_named_by_the_store(self, scene: StoreScene) -> None:
-        """Rule ST: `identity`, made at the latest when a generation is taken, is the same for every store on the database."""
+        """Rule ST: `identity`, created by the first `take_generation` at the latest, is the same for every store."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         demand_row(store, name, "the row of a first claim", store_id="", named_from=None)
@@ -211,11 +211,11 @@ class GenerationConformance:
         store.take_generation(claim, _LIBRDKAFKA)
         demand_row(store, name, "after another", store_id=identity.store_id, named_from=1, generation=2)
         assert name in store.list()
-        assert store.list("#") == [], "what is kept of the database is listed as an id"
+        assert store.list("#") == [], "the database's identity is listed as an id"
         scene.new_store().check_original()
 
     def test_a_store_with_a_new_id_takes_new_generations(self, scene: StoreScene) -> None:
-        """`set_identity`: on the condition of the one that was read. A generation that another id names is not used again."""
+        """`set_identity` is conditional on the identity that was read. A generation named by another id is not used again."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         taken = store.take_generation(claim, _NATIVE)
@@ -226,7 +226,7 @@ class GenerationConformance:
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=before), "the expected identity is ignored"
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=None), "there is one already"
         assert scene.new_store().identity() == after
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1, "an id of another name was used again"
+        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1, "a generation named by another id was used again"
         assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
         demand_row(store, name, "after it", store_id=after.store_id, named_from=taken + 1)
 
@@ -253,7 +253,7 @@ class GenerationConformance:
         assert store.take_generation(claim, _NATIVE, reuse=True, cluster_id="cluster-B") == 1
 
     def test_generations_go_on_over_claims(self, scene: StoreScene) -> None:
-        """A successor finds the newest generation, and its kind, and never takes a number twice."""
+        """A successor sees the newest generation and its kind, and never takes a number twice."""
         name, taken = scene.new_id(), []
         for _ in range(3):
             store = scene.new_store()

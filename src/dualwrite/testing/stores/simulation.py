@@ -1,7 +1,7 @@
-"""Several writers on one id, step by step, on a real database, each step held against the model. No Hypothesis here.
+"""Several writers on one id, step by step, on a real database, each step compared with the model. No Hypothesis here.
 
 A writer follows the recipe: claim, describe, read again, act and settle, take a generation, begin, write, record, commit,
-commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store, with the contract's error.
+commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store with the contract's error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.testing.stores.demands import demanded
-from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, told
+from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, fields_of
 from dualwrite.testing.stores.scene import TIMEOUT, ClaimsWait, StoreScene
 
 WRITERS: Final = 3
@@ -25,20 +25,20 @@ _A_MOMENT: Final = 0.03
 
 @dataclass(eq=False)
 class Writer:
-    """One of the writers: what a process would hold.
+    """One of the writers: the state of a process.
 
     Attributes:
         claim: Its claim, current or not.
         generation: Its generation.
         transactions: How many it has begun under the claim.
-        ready: It has settled the id under its claim, and may begin a transaction.
+        ready: It has resolved the id's open transactions under its claim, and may begin a transaction.
         open: Its database transaction.
-        numbers: What that has written.
+        numbers: What that transaction has written.
         recorded: What it has recorded, and how many changes the row had seen then.
-        kafka: Its Kafka transaction, where it sends messages.
-        committed: The database has committed, and Kafka is still to follow.
-        described: What it saw open at Kafka when it began to recover.
-        row: The row as it read it afterwards.
+        kafka: Its Kafka transaction, if it sends messages.
+        committed: The database has committed, and Kafka has not yet.
+        described: What was open at Kafka when it began to recover.
+        row: The row as it was read after that.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Writer:
 
     @property
     def is_idle(self) -> bool:
-        """It has a claim, and no transaction on either side."""
+        """Whether it has a claim, and no transaction on either side."""
         return self.claim is not None and self.open is None and not self.committed
 
     def end_transaction(self) -> None:
-        """Its transaction has ended, on both sides."""
+        """Note that its transaction has ended on both sides."""
         self.open = self.recorded = self.kafka = None
         self.committed = False
         self.numbers = []
@@ -71,7 +71,7 @@ class Simulation:
     """Writers, the model, and the steps.
 
     Args:
-        scene: Where it takes place; the id is one of its own.
+        scene: The scene to run on; the simulation uses its own id there.
     """
 
     def __init__(self, scene: StoreScene) -> None:
@@ -89,7 +89,7 @@ class Simulation:
     # --- who can do what --------------------------------------------------------------------------------------------------
 
     def holder(self) -> Writer | None:
-        """Whose transaction keeps others from changing the row."""
+        """The writer whose transaction keeps others from changing the row."""
         match self.scene.capabilities.claims_wait:
             case ClaimsWait.FROM_BEGIN:
                 return next((writer for writer in self.writers if writer.open is not None), None)
@@ -100,12 +100,12 @@ class Simulation:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody's transaction has to be waited for."""
+        """Whether there is no transaction to wait for."""
         return self.holder() is None
 
     @property
     def may_begin(self) -> bool:
-        """Whether a transaction may begin beside those that are open."""
+        """Whether a transaction may begin in addition to those that are open."""
         return self.is_free or self.scene.capabilities.claims_wait is ClaimsWait.FROM_RECORD
 
     def _has_fence(self, writer: Writer) -> bool:
@@ -116,7 +116,7 @@ class Simulation:
         self.changes += 1
 
     def _under_claim(self, writer: Writer, what: str, call: Callable[[Claim], Any]) -> tuple[bool, Any]:
-        """Make a call that is conditional on the fence; whether it was made, and what it gave."""
+        """Make a call that is conditional on the fence; return whether it succeeded, and its result."""
         assert writer.claim is not None
         if self._has_fence(writer):
             return True, call(writer.claim)
@@ -126,18 +126,18 @@ class Simulation:
         return False, None
 
     def _lose_claim(self, writer: Writer) -> None:
-        """The writer knows that it was fenced, and lets go of everything; what is open at Kafka, whoever has the id ends."""
+        """The writer was fenced and drops everything; the id's new owner ends what is open at Kafka."""
         if writer.open is not None:
             writer.open.rollback()
-        self._begin_anew(writer, None)
+        self._restart(writer, None)
 
-    def _begin_anew(self, writer: Writer, claim: Claim | None, store: TxnStateStore | None = None) -> None:
+    def _restart(self, writer: Writer, claim: Claim | None, store: TxnStateStore | None = None) -> None:
         self.writers[self.writers.index(writer)] = Writer(writer.name, store or writer.store, claim)
 
     # --- claims -----------------------------------------------------------------------------------------------------------
 
     def claims(self, writer: Writer) -> None:
-        """Take the id, whoever has it; where a transaction holds its lock, give up (once in a run: some databases take 1 s)."""
+        """Claim the id, whoever owns it; time out if a transaction holds its lock (once per run: some databases need 1 s)."""
         if not self.is_free:
             if self._has_given_up:
                 return
@@ -146,12 +146,12 @@ class Simulation:
                 writer.store.claim(self.id, writer.name, timeout=_A_MOMENT)
             return
         claim = writer.store.claim(self.id, writer.name, timeout=TIMEOUT)
-        assert claim.fence == self.row.fence + 1, f"claim() gave the fence {claim.fence} after {self.row.fence}"
+        assert claim.fence == self.row.fence + 1, f"claim() returned the fence {claim.fence} after {self.row.fence}"
         self._change(fence=claim.fence, number=0, forgotten=False)
-        self._begin_anew(writer, claim)
+        self._restart(writer, claim)
 
     def claims_again(self, writer: Writer) -> None:
-        """Take the id under its own fence, as after an unknown COMMIT (F8)."""
+        """Claim the id with its own fence expected, as after an unknown COMMIT (F8)."""
         held = writer.claim
         assert held is not None
         done, claim = self._under_claim(
@@ -160,24 +160,24 @@ class Simulation:
             lambda _: writer.store.claim(self.id, writer.name, timeout=TIMEOUT, expected_fence=held.fence),
         )
         if done:
-            assert claim.fence == held.fence + 1, f"claim(expected_fence={held.fence}) gave the fence {claim.fence}"
+            assert claim.fence == held.fence + 1, f"claim(expected_fence={held.fence}) returned the fence {claim.fence}"
             self._change(fence=claim.fence)
-            self._begin_anew(writer, claim)
+            self._restart(writer, claim)
 
     # --- recovery ---------------------------------------------------------------------------------------------------------
 
     def describes(self, writer: Writer) -> None:
-        """First what is open at Kafka (F1)."""
+        """First describe what is open at Kafka (F1)."""
         writer.described, writer.row = self.kafka.ongoing(), None
 
     def reads(self, writer: Writer) -> None:
-        """Then the row again, on the condition of the fence (F1)."""
+        """Then read the row again, on the condition of the fence (F1)."""
         done, row = self._under_claim(writer, "read_claimed()", writer.store.read_claimed)
         if done:
             writer.row = row
 
     def settles(self, writer: Writer, kind: ProducerKind, *, reuse: bool) -> None:
-        """End at Kafka what was described, by what the row said; settle, and take a generation."""
+        """End at Kafka what was described, according to the row; settle, and take a generation."""
         row, described = writer.row, writer.described
         assert row is not None
         assert described is not None
@@ -194,12 +194,14 @@ class Simulation:
         writer.generation = writer.store.take_generation(claim, kind, reuse=reuse)
         self.row = self.row.with_generation(kind, reuse=reuse)
         self.changes += 1
-        told_of = f"take_generation({kind}, reuse={reuse}) gave {writer.generation}"
-        assert writer.generation == self.row.generation, f"{told_of}, the contract demands {self.row.generation}"
+        call = f"take_generation({kind}, reuse={reuse})"
+        assert writer.generation == self.row.generation, (
+            f"{call} returned {writer.generation}, the contract demands {self.row.generation}"
+        )
         writer.ready = True
 
     def closes(self, writer: Writer) -> None:
-        """After a clean end: nothing is prepared, nothing is open."""
+        """Settle at a clean end: nothing is prepared, nothing is open."""
         settlement = Settlement(clear_state=True, settled_generation=writer.generation)
         done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, settlement))
         if done:
@@ -207,20 +209,20 @@ class Simulation:
             writer.ready = False
 
     def finds_lost(self, writer: Writer, number: int) -> None:
-        """Add an entry to the lost ones; the same one only once."""
+        """Add an entry to `lost`; the same one only once."""
         entry = LostTransaction(LostKind.LOST, PreparedTxnState(number, 0), 0, datetime(2026, 11, 21, tzinfo=UTC))
         done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, Settlement(lost=entry)))
         if done:
             self._change(lost=self.row.lost if entry in self.row.lost else (*self.row.lost, entry))
 
     def acknowledges(self, writer: Writer) -> None:
-        """Take what is lost off the row: anybody may, without a claim."""
+        """Remove what is lost from the row; this needs no claim."""
         found = writer.store.acknowledge(self.id)
-        assert found == self.row.lost, f"acknowledge() gave {found}, the contract demands {self.row.lost}"
+        assert found == self.row.lost, f"acknowledge() returned {found}, the contract demands {self.row.lost}"
         self._change(lost=())
 
     def forgets(self, writer: Writer) -> None:
-        """Drop the id, if nothing of it is open."""
+        """Drop the id if nothing is open on it."""
         if self.row.is_open and not self.row.forgotten:
             with demanded(NotSettledError, "forget() of an id on which something is open"):
                 writer.store.forget(self.id)
@@ -232,7 +234,7 @@ class Simulation:
     # --- transactions -----------------------------------------------------------------------------------------------------
 
     def begins(self, writer: Writer, *, sends: bool) -> None:
-        """Begin on both sides; the database's checks the fence before Kafka's has a message (F2)."""
+        """Begin on both sides; the database's side checks the fence before Kafka's has a message (F2)."""
         done, transaction = self._under_claim(writer, "begin()", writer.store.begin)
         if done:
             writer.open, writer.kafka = transaction, self.kafka.begin() if sends else None
@@ -240,7 +242,7 @@ class Simulation:
             self.writes(writer)
 
     def writes(self, writer: Writer) -> None:
-        """One number to each side."""
+        """Write the same number to both sides."""
         assert writer.open is not None
         number = self.scene.new_number()
         self.scene.put(writer.open.handle, number)
@@ -249,14 +251,14 @@ class Simulation:
             writer.kafka.messages.append(number)
 
     def records(self, writer: Writer) -> None:
-        """The prepared state, on the condition of the fence; a store that compares versions may leave that to the commit."""
+        """Record the prepared state if the fence is current; a store that compares versions may check that at the commit."""
         assert writer.open is not None
         state = None if writer.kafka is None else writer.kafka.state
         has_fence = self._has_fence(writer)
         try:
             writer.open.record(state, generation=writer.generation, transaction_number=writer.transactions)
         except FencedError:
-            assert not has_fence, f"record() raised FencedError, and {writer.claim} is the newest"
+            assert not has_fence, f"record() raised FencedError, but {writer.claim} is the newest"
             self._lose_claim(writer)
             return
         late = self.scene.capabilities.claims_wait is ClaimsWait.NEVER
@@ -265,24 +267,24 @@ class Simulation:
         writer.recorded = (said, self.changes)
 
     def commits(self, writer: Writer) -> None:
-        """The commit point, on the condition of the fence."""
+        """Commit (the commit point) if the fence is current."""
         assert writer.open is not None
         assert writer.recorded is not None
         has_fence, changed = self._has_fence(writer), writer.recorded[1] != self.changes
         try:
             writer.open.commit()
         except FencedError:
-            assert not has_fence, f"commit() raised FencedError, and {writer.claim} is the newest"
+            assert not has_fence, f"commit() raised FencedError, but {writer.claim} is the newest"
             self._lose_claim(writer)
         except StoreCommitFailedError:
-            assert changed, "commit() raised StoreCommitFailedError, and nobody has changed the row since record()"
+            assert changed, "commit() raised StoreCommitFailedError, but the row was not changed since record()"
             self.rolls_back(writer)
         else:
-            assert has_fence, f"commit() returned under {writer.claim}; the newest fence is {self.row.fence}"
+            assert has_fence, f"commit() returned under {writer.claim}, but the newest fence is {self.row.fence}"
             self._is_committed(writer)
 
     def commits_without_an_answer(self, writer: Writer, *, arrives: bool) -> None:
-        """The connection breaks in COMMIT: the writer does not know, and has to look (F8)."""
+        """The connection breaks in COMMIT: the writer does not know the outcome, and has to read it (F8)."""
         assert writer.open is not None
         assert writer.recorded is not None
         self.scene.cut_next_commit(arrives=arrives)
@@ -298,7 +300,7 @@ class Simulation:
         if happened:
             self._is_committed(writer)
         claim = writer.claim
-        self._begin_anew(writer, claim)  # what is open at Kafka, its recovery ends
+        self._restart(writer, claim)  # its recovery ends what is open at Kafka
 
     def _is_committed(self, writer: Writer) -> None:
         assert writer.recorded is not None
@@ -310,13 +312,13 @@ class Simulation:
         writer.kafka, writer.committed = kafka, kafka is not None
 
     def commits_at_kafka(self, writer: Writer) -> None:
-        """The second half; whoever took the id meanwhile may have done it already, and must not have aborted it."""
+        """Commit at Kafka; a successor may have done it already, but must not have aborted it."""
         assert writer.kafka is not None
-        assert writer.kafka.end(commit=True), f"{writer.kafka} was aborted at Kafka, and the database has committed it"
+        assert writer.kafka.end(commit=True), f"{writer.kafka} was aborted at Kafka, but the database has committed it"
         writer.end_transaction()
 
     def rolls_back(self, writer: Writer) -> None:
-        """Both sides."""
+        """Roll back both sides."""
         assert writer.open is not None
         for _ in range(2):
             writer.open.rollback()
@@ -325,14 +327,14 @@ class Simulation:
         writer.end_transaction()
 
     def crashes(self, writer: Writer) -> None:
-        """The process is gone: its connections break, its Kafka transaction stays open, a new process has a new store."""
+        """The process dies: its connections break, its Kafka transaction stays open, and a new process has a new store."""
         self.scene.crash(writer.store)
-        self._begin_anew(writer, None, self.scene.new_store())
+        self._restart(writer, None, self.scene.new_store())
 
     # --- what must hold ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The row and the data are the model's, and agree with Kafka."""
+        """Check that row and data match the model, and agree with Kafka."""
         self._check_row()
         data = set(self.scene.numbers()) - self._before
         assert data == set(self.data), f"the database has {sorted(data)}, committed was {sorted(self.data)}"
@@ -347,16 +349,16 @@ class Simulation:
     def _check_row(self) -> None:
         row = self.observer.read(self.id)
         if self.row.fence == 0:
-            assert row is None, f"nobody has claimed the id, and there is {row}"
+            assert row is None, f"the id was never claimed, but there is {row}"
             return
         assert row is not None, "the row is gone"
-        found, wanted = told(row), self.row.told()
+        found, wanted = fields_of(row), self.row.fields()
         wrong = [name for name in wanted if found[name] != wanted[name]]
         said = "; ".join(f"{name} is {found[name]!r}, the model says {wanted[name]!r}" for name in wrong)
         assert not wrong, f"the row: {said}"
 
     def end(self) -> None:
-        """All writers end where they are; one more recovers, and both sides are equal."""
+        """All writers stop where they are, another one recovers, and both sides must agree."""
         for writer in self.writers:
             if writer.open is not None:
                 writer.open.rollback()

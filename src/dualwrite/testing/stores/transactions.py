@@ -33,10 +33,10 @@ _MANY: Final = 200
 
 
 class TransactionConformance:
-    """What a transaction writes, and what it leaves alone."""
+    """What a transaction writes, and what it does not change."""
 
     def test_state_and_data_become_visible_together_at_the_commit(self, scene: StoreScene) -> None:
-        """`commit`: the commit point of the whole recipe. Before it neither is seen, after it both are, by everybody."""
+        """`commit`: the commit point of the whole recipe. Before it nobody sees either, after it everybody sees both."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction, number = store.begin(claim), scene.new_number()
@@ -46,13 +46,13 @@ class TransactionConformance:
         assert scene.committed() == [], "the user's data is seen before the commit"
         demand_row(other, name, "before the commit", prepared_state=None, transaction_number=0)
         transaction.commit()
-        assert scene.committed() == [number], "commit() returned, and the user's data is not there"
+        assert scene.committed() == [number], "commit() returned, but the user's data is not in the database"
         demand_row(other, name, "after the commit", prepared_state=STATE, prepared_generation=3, transaction_number=9)
         assert store.read_claimed(claim) == other.read(name), "two stores see different rows after the commit"
 
     @pytest.mark.parametrize("state", _STATES, ids=str)
     def test_a_state_is_stored_as_it_was_given(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
-        """`record` writes S, its generation and the transaction's number; None is stored over an earlier state."""
+        """`record` writes S, its generation and the transaction's number; None overwrites an earlier state."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -60,7 +60,7 @@ class TransactionConformance:
         demand_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
 
     def test_a_delivery_is_stored_with_its_state_and_goes_with_it(self, scene: StoreScene) -> None:
-        """`record` writes where S's messages lie, which replaces what an earlier state had; clearing S clears it."""
+        """`record` writes where S's messages are, replacing an earlier state's delivery; clearing S clears it."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         for delivery in (*_DELIVERIES, None, _DELIVERIES[0]):
@@ -72,7 +72,7 @@ class TransactionConformance:
         demand_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
 
     def test_recording_leaves_the_rest_of_the_row_alone(self, scene: StoreScene) -> None:
-        """`record`: S, its generation and the number; nothing else is this transaction's."""
+        """`record` writes S, its generation, delivery and number, and nothing else."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         generation = store.take_generation(claim, ProducerKind.NATIVE)
@@ -88,7 +88,7 @@ class TransactionConformance:
         )
 
     def test_many_writes_are_one(self, scene: StoreScene) -> None:
-        """Atomicity does not end with the first write."""
+        """Many writes in one transaction are as atomic as one."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         numbers = [scene.new_number() for _ in range(_MANY)]
@@ -103,7 +103,7 @@ class TransactionConformance:
             assert found == (numbers if end == "commit" else []), f"after {end}() {len(found)} of {_MANY} writes are there"
 
     def test_transactions_follow_each_other_under_one_claim(self, scene: StoreScene) -> None:
-        """A claim serves as many transactions as its holder likes."""
+        """A claim can be used for any number of transactions."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         numbers = [
@@ -114,7 +114,7 @@ class TransactionConformance:
         demand_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
 
     def test_transactions_of_different_ids_do_not_disturb_each_other(self, scene: StoreScene) -> None:
-        """The fence is an id's own: one commits and one rolls back, begun and ended in any order."""
+        """Each id has its own fence: transactions begin, commit and roll back in any order."""
         if not scene.capabilities.transactions_at_once:
             pytest.skip("this database runs one transaction at a time")
         store = scene.new_store()
@@ -129,12 +129,12 @@ class TransactionConformance:
             demand_row(store, name, "after transactions of three ids", prepared_state=state)
 
     def test_the_session_is_there_or_told_to_be_missing(self, scene: StoreScene) -> None:
-        """`session`: a SQLAlchemy ORM Session, or UsageError where this store has none."""
+        """`session`: a SQLAlchemy ORM Session, or UsageError if the store does not support it."""
         store = scene.new_store()
         transaction = store.begin(scene.claim(store, scene.new_id()))
         try:
             with suppress(UsageError):
-                assert transaction.session is transaction.session, "each use gives another session"
+                assert transaction.session is transaction.session, "each use returns another session"
         finally:
             transaction.rollback()
 
@@ -144,7 +144,7 @@ class OutcomeConformance:
 
     @pytest.mark.parametrize("moment", ["begun", "written", "recorded"])
     def test_rollback_takes_back_everything_at_any_time(self, scene: StoreScene, moment: str) -> None:
-        """`rollback` may be called at any time and more than once, and leaves nothing behind, no lock either."""
+        """`rollback` may be called at any time and more than once, and leaves nothing behind, not even a lock."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction = store.begin(claim)
@@ -166,19 +166,19 @@ class OutcomeConformance:
         transaction.commit()
         for _ in range(2):
             transaction.rollback()
-        assert scene.committed() == [number], "rollback() after commit() has taken the user's data back"
+        assert scene.committed() == [number], "rollback() after commit() has removed the user's data"
         demand_row(store, name, "after rollback() after commit()", prepared_state=STATE, transaction_number=1)
 
     @pytest.mark.parametrize("end", ["commit", "rollback"])
     def test_a_transaction_that_has_ended_is_of_no_use(self, scene: StoreScene, end: str) -> None:
-        """What is written by it afterwards would be lost, or committed by somebody else: it is a WriterClosedError."""
+        """A later write through it would be lost, or committed by another transaction: it raises WriterClosedError."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         transaction, number = scene.recorded(store, claim)
         handle, late = transaction.handle, scene.new_number()
         getattr(transaction, end)()
         uses: dict[str, Callable[[], Any]] = {
-            "a write by its handle": lambda: scene.put(handle, late),
+            "a write through its handle": lambda: scene.put(handle, late),
             "handle": lambda: transaction.handle,
             "record()": lambda: transaction.record(STATE, generation=0, transaction_number=2),
             "commit()": transaction.commit,
@@ -190,16 +190,16 @@ class OutcomeConformance:
         assert scene.committed() == ([number, following] if end == "commit" else [following])
 
     def test_the_users_block_can_not_end_the_transaction(self, scene: StoreScene) -> None:
-        """While the block runs, `handle` refuses to end the transaction (TransactionControlError), which stays as it was."""
+        """While the block runs, `handle` refuses to end the transaction (TransactionControlError), which is unchanged."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         transaction, number = store.begin(claim), scene.new_number()
         try:
             scene.put(transaction.handle, number)
             for name, end in scene.ways_to_end(transaction.handle).items():
-                with demanded(TransactionControlError, f"{name} by the user's handle"):
+                with demanded(TransactionControlError, f"{name} through the user's handle"):
                     end()
-                assert scene.committed() == [], f"{name} by the user's handle has committed"
+                assert scene.committed() == [], f"{name} through the user's handle has committed"
             transaction.record(STATE, generation=0, transaction_number=1)
             transaction.commit()
         finally:
@@ -207,7 +207,7 @@ class OutcomeConformance:
         assert scene.committed() == [number], "a refused call has harmed the transaction"
 
     def test_a_transaction_belongs_to_the_claim_that_it_began_under(self, scene: StoreScene) -> None:
-        """The next transaction of the same store is another one: what is left of the first is not in it."""
+        """The store's next transaction is separate: it contains nothing of the one before."""
         store = scene.new_store()
         first, second = (scene.claim(store, scene.new_id()) for _ in range(2))
         _written_and_given_up(scene, store.begin(first))
@@ -216,7 +216,7 @@ class OutcomeConformance:
         demand_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
 
     def test_only_conflicts_are_conflicts(self, scene: StoreScene) -> None:
-        """`is_conflict`: a serialization failure or a deadlock of the database's, and no error of anybody else's."""
+        """`is_conflict`: True for a serialization failure or a deadlock in the database, False for all other errors."""
         store: TxnStateStore = scene.new_store()
         for error in (ValueError("no"), KeyError("no"), KeyboardInterrupt(), UsageError("no")):
             assert store.is_conflict(error) is False, f"is_conflict({error!r})"
