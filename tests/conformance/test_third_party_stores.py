@@ -98,7 +98,7 @@ def test_a_failure_tells_what_the_contract_demands_and_what_the_store_did(tmp_pa
     )
     assert done.returncode == 1
     assert "the contract demands FencedError; the store raised nothing" in done.stdout
-    assert "A claim waits for the transaction, or goes ahead and makes it fail" in done.stdout
+    assert "A claim waits for the transaction, or replaces it and makes it fail" in done.stdout
     done = suite(
         tmp_path,
         broken("an expected claim resets transaction_number"),
@@ -207,7 +207,7 @@ def test_our_own_schemes_can_not_be_taken(packages: Path) -> None:
 
 def test_what_is_no_store_is_refused(packages: Path) -> None:
     distribution(packages, "nostore", {"dict": "nostore:make"}, {"nostore": "def make(url):\n    return {}\n"})
-    with pytest.raises(ConfigurationError, match="gave a dict for dict://, not a TxnStateStore") as caught:
+    with pytest.raises(ConfigurationError, match="returned a dict for dict://, not a TxnStateStore") as caught:
         store_from_url("dict://me:s3cret@x")
     assert "nostore:make of the package nostore" in str(caught.value)
     assert "s3cret" not in str(caught.value)

@@ -107,7 +107,7 @@ def test_the_column_family_of_the_state_is_refused(store: RocksDBStore, claim: C
         lambda: batch.items(STATE_FAMILY),
         lambda: batch.column_family(STATE_FAMILY),
     ):
-        with pytest.raises(UsageError, match="dualwrite's own"):
+        with pytest.raises(UsageError, match="belongs to dualwrite"):
             use()
 
 

@@ -365,7 +365,7 @@ def test_an_end_behind_our_back_is_found_by_record(mine: SqlStateStore, connecti
     else:
         transaction.handle.pgconn.exec_(b"ROLLBACK")
         transaction.handle.pgconn.exec_(b"BEGIN")
-    with pytest.raises(TransactionControlError, match="behind"):
+    with pytest.raises(TransactionControlError, match="ended the database's transaction itself"):
         transaction.record(STATE, generation=0, transaction_number=1)
     transaction.rollback()
     recorded(mine, claim, 2).commit()

@@ -46,7 +46,7 @@ def test_a_settlement_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         with store.engine.connect() as connection:
             connection.execute(sa.select(state_table).with_for_update())
-            with pytest.raises(ClaimTimeoutError, match="settling"):
+            with pytest.raises(ClaimTimeoutError, match="resolving"):
                 store.settle(claim, Settlement(clear_state=True))
 
 

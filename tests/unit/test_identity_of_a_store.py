@@ -26,7 +26,7 @@ def test_each_has_a_random_id_of_its_own() -> None:
 
 def test_what_is_of_no_known_form_is_an_error() -> None:
     for text in ("", "{}", "[]", '{"store_id": "", "marks": []}', '{"store_id": "a"}', '{"store_id": "a", "marks": 1}'):
-        with pytest.raises(StoredStateError, match="put it back"):
+        with pytest.raises(StoredStateError, match="restore it"):
             StoreIdentity.parse(text)
 
 

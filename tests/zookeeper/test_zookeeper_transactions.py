@@ -313,7 +313,7 @@ def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
         at = store.read_claimed(claim).updated_at
         for generation in range(5):
             store.settle(claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, generation, at)))
-        with pytest.raises(StoreError, match="10,000 is the limit"):
+        with pytest.raises(StoreError, match="the limit is 10,000"):
             transaction.record(STATE, generation=0, transaction_number=1, delivery=LONGEST_DELIVERY)
         transaction.rollback()
         assert store.client.exists(ORDER) is None
