@@ -212,7 +212,7 @@ class StoreTransaction(ABC):
 
         Raises:
             FencedError: There is a newer claim of the id. The transaction must be rolled back.
-            TransactionControlError: The user's block ended the transaction by itself; what it wrote before that may be
+            TransactionControlError: The user's block has already ended the transaction; what it wrote before that may be
                 committed, without its messages.
             StoreError: Any other failure of the store; the transaction must be rolled back, nothing was committed. It is
                 retriable (StoreCommitFailedError) if the database aborted the transaction because of a conflict with another.

@@ -51,7 +51,7 @@ def demand_fenced(
         claim: The claim that was replaced.
         what: Names the call and the moment.
         by: The claim that replaced it, which the error must name.
-        missing: There is no row.
+        missing: Whether there is no row at all.
     """
     __tracebackhide__ = True
     with demanded(FencedError, what) as caught:
