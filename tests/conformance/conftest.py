@@ -1,4 +1,4 @@
-"""The scenes on which the stores show that they keep the contract: a fixture for each database."""
+"""The scenes for the conformance suite of stores: a fixture for each database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the example's test file on broken variants of its store, each by pytest in this process; prints what came of each.
+"""Runs the example's test file on broken variants of its store, each by pytest in this process; prints the results.
 
 A script: `python mutant_runner.py folder`, with the file mutants.json in the folder (name -> text of in_memory.py).
 """
@@ -16,7 +16,7 @@ import pytest
 
 
 class Failures:
-    """A plugin that keeps which test failed, and by what."""
+    """A plugin that records which test failed, and with which errors."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []

@@ -1,6 +1,6 @@
-"""Ways to break the in-memory store of examples/own_store, each a change of its text: the suite must find every one.
+"""Ways to break the in-memory store of examples/own_store, each a change of its source: the suite must detect every one.
 
-Each is what an author of a store could get wrong, and what the model of the promise shows to lose or double something.
+Each is a mistake that an author of a store could make, and that loses or duplicates something in the model of the promise.
 """
 
 from __future__ import annotations

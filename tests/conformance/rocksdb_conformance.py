@@ -16,14 +16,14 @@ _LENGTH = 8
 
 
 class WatchedStore(RocksDBStore):
-    """A store whose transactions can be ended by somebody else."""
+    """A store whose transactions can be ended from outside."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.begun: list[StoreTransaction] = []
 
     def begin(self, claim: Claim) -> StoreTransaction:
-        """As the store's own, and noted."""
+        """As the base class, and records the transaction."""
         self.begun.append(super().begin(claim))
         return self.begun[-1]
 
@@ -32,7 +32,7 @@ class RocksDBScene(StoreScene):
     """A scene in a folder.
 
     Args:
-        path: Where the database is, or is to be made.
+        path: Where the database is, or will be created.
     """
 
     capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.FROM_RECORD, crashes=True)
@@ -68,9 +68,9 @@ class RocksDBScene(StoreScene):
         return {"commit()": handle.commit, "rollback()": handle.rollback, "write()": handle.write, "close()": handle.close}
 
     def crash(self, store: TxnStateStore) -> None:
-        """Roll back what it has begun, which writes nothing and takes no part of a batch back: what a kill leaves, too.
+        """Roll back what the store has begun, which writes nothing: the same result as a kill.
 
-        The database itself can't crash here, since it lives in this process; the crash tests kill processes.
+        The database itself can't crash here, since it runs in this process; the crash tests kill processes.
         """
         assert isinstance(store, WatchedStore)
         for transaction in store.begun:

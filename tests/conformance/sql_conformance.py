@@ -24,10 +24,10 @@ class SqlScene(StoreScene):
     """A scene on a SQL database.
 
     Args:
-        url: The database's address, for looking at it.
-        proxied_url: Its address through `proxy`, for the stores; the same where there is no connection that could break.
+        url: The database's address, for reading from it directly.
+        proxied_url: Its address through `proxy`, for the stores; the same if there is no connection that could break.
         proxy: Breaks connections.
-        commit: What passes through the proxy when a transaction commits.
+        commit: The bytes that pass through the proxy when a transaction commits.
     """
 
     def __init__(self, url: str, proxied_url: str | None = None, proxy: TcpProxy | None = None, commit: bytes = b"") -> None:
@@ -84,7 +84,7 @@ class SqlScene(StoreScene):
             self._proxy.on_client_bytes(self._commit, Link.cut, when="answered" if arrives else "before")
 
     def crash(self, store: TxnStateStore) -> None:
-        """Close the driver's connections under everybody: the database rolls back what was open on them."""
+        """Close the store's driver connections: the database rolls back what was open on them."""
         assert isinstance(store, SqlStateStore)
         for raw in self._connections.pop(id(store)):
             with suppress(Exception):  # PyMySQL's, where it is closed already
@@ -92,7 +92,7 @@ class SqlScene(StoreScene):
         store.engine.dispose(close=False)
 
     def close_stores(self) -> None:
-        """Whatever a test did with a store, its pool has all connections back."""
+        """Check that each store's pool has all its connections back after the test."""
         held = [store.engine.pool.checkedout() for store in self._stores if isinstance(store, SqlStateStore)]
         super().close_stores()
         assert not any(held), f"connections that were not given back: {held}"
@@ -108,7 +108,7 @@ class SqliteScene(SqlScene):
 
 
 class ServerScene(SqlScene):
-    """PostgreSQL, and servers like it."""
+    """PostgreSQL, and similar servers."""
 
     capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(
         claims_wait=ClaimsWait.FROM_RECORD, crashes=True, cuts_commits=True

@@ -1,4 +1,4 @@
-"""Every store of dualwrite's passes the conformance suite, on a real database; in the quick tier, a store of each kind."""
+"""Every store of dualwrite passes the conformance suite, on a real database; in the quick tier, a store of each kind."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SCENES = ("sqlite_scene", "postgresql_scene", "mariadb_scene", "rocksdb_scene", 
 @pytest.mark.timeout(900)  # a failure is made smaller before it is shown
 @pytest.mark.parametrize("scene", thinned(SCENES, quick=["rocksdb_scene"]))
 def test_random_steps_keep_the_promise(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, scene: str) -> None:
-    caplog.set_level(logging.CRITICAL, "sqlalchemy.pool")  # it tells of each connection that a crash has closed under it
+    caplog.set_level(logging.CRITICAL, "sqlalchemy.pool")  # SQLAlchemy reports each connection that a crash has closed
     found: StoreScene = request.getfixturevalue(scene)
     run_random_steps(found)
     gc.collect()

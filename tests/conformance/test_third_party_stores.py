@@ -1,6 +1,6 @@
-"""A store of somebody else's: it passes the suite in ten lines, is found by its entry point, and is refused clearly.
+"""A third-party store: it uses the suite in ten lines, is found by its entry point, and is refused with a clear error.
 
-And the suite bites: no broken variant of that store passes it.
+And no broken variant of that store passes the suite.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
 
 
 def suite(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """The example's own test file on a store of this text, in a folder of its own."""
+    """Run the example's test file, in a separate folder, on a store with this source."""
     (folder / "in_memory.py").write_text(source, encoding="utf-8")
     for name in ("test_own_store.py", "pyproject.toml"):
         (folder / name).write_bytes((EXAMPLE / name).read_bytes())
@@ -54,7 +54,7 @@ def test_the_example_passes_the_suite(tmp_path: Path) -> None:
 
 
 def broken(mutant: str) -> str:
-    """The text of a broken variant."""
+    """The source of a broken variant."""
     source = SOURCE
     for before, after in MUTANTS[mutant]:
         assert before in source, f"the example has changed: {before!r} is not in it"
@@ -65,7 +65,7 @@ def broken(mutant: str) -> str:
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[tuple[str, str]]]]:
-    """What the suite says of each: pytest's exit code, and the failures with their errors' types."""
+    """The suite's result for each mutant: pytest's exit code, and the failures with the types of their errors."""
     folder = tmp_path_factory.mktemp("mutants")
     (folder / "mutants.json").write_text(json.dumps({mutant: broken(mutant) for mutant in MUTANTS}), encoding="utf-8")
     for name in ("test_own_store.py", "pyproject.toml"):
@@ -79,7 +79,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tuple[str, str]]]], mutant: str) -> None:
-    """By a test that says so, and not because the variant is no Python."""
+    """It fails in a test, and not because the variant is not valid Python."""
     code, failures = verdicts[mutant]
     assert code == pytest.ExitCode.TESTS_FAILED
     ((test, kinds),) = failures
@@ -122,7 +122,7 @@ def test_what_the_readme_shows_is_what_runs() -> None:
 
 
 def distribution(folder: Path, name: str, entries: dict[str, str], modules: dict[str, str]) -> None:
-    """An installed package, as pip leaves it."""
+    """An installed package, as pip would create it."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -27,7 +27,7 @@ class ZooKeeperScene(StoreScene):
     Args:
         server: The server.
         chroot: The part of its tree.
-        proxy: What the stores' connections go through.
+        proxy: The proxy for the stores' connections.
     """
 
     capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.NEVER, crashes=True, cuts_commits=True)
@@ -38,7 +38,7 @@ class ZooKeeperScene(StoreScene):
         self._proxied_url = server.url_at(proxy.port, chroot)
         self._proxy = proxy
         with ZooKeeperStore.from_url(self._url) as store:
-            store.check()  # makes the chroot
+            store.check()  # creates the chroot
         self._client = KazooClient(f"{server.hosts}{chroot}")
         self._client.start()
         self._client.ensure_path("/numbers")
@@ -66,7 +66,7 @@ class ZooKeeperScene(StoreScene):
         self._proxy.on_client_bytes(_A_ROW_IS_WRITTEN, Link.cut, when="answered" if arrives else "before")
 
     def crash(self, store: TxnStateStore) -> None:
-        """Break its connection: nothing of a transaction is on the server before its multi."""
+        """Break the store's connection: a transaction has nothing on the server before its multi."""
         self._proxy.cut()
         store.close()
 

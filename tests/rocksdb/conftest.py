@@ -1,4 +1,4 @@
-"""Stores on a user's database: by path and by an open Rdict, in raw mode and not."""
+"""Stores on a user's database: from a path and from an open Rdict, in raw mode and not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["path", "path raw", "rdict", "rdict raw"])
 def source(request: pytest.FixtureRequest, path: Path) -> Iterator[Path | Rdict]:
-    """What a RocksDBStore is made of; there is a user's data in it."""
+    """What a RocksDBStore is created from; the database contains user data."""
     raw = "raw" in request.param
     rdict = make_database(path, raw=raw)
     if "rdict" in request.param:
@@ -41,7 +41,7 @@ def store(source: Path | Rdict) -> Iterator[RocksDBStore]:
 
 @pytest.fixture
 def rival(source: Path | Rdict) -> Iterator[RocksDBStore]:
-    """Another store of the same process."""
+    """Another store in the same process."""
     with RocksDBStore(source, lock_timeout=0.3) as store:
         yield store
 
@@ -53,7 +53,7 @@ def claim(store: RocksDBStore) -> Claim:
 
 @pytest.fixture
 def fresh(path: Path) -> Iterator[RocksDBStore]:
-    """A database that the store makes, with the user's column families."""
+    """A database that the store creates, with the user's column families."""
     with RocksDBStore(path, column_families=dict.fromkeys(FAMILIES)) as store:
         yield store
 

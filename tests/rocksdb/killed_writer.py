@@ -1,4 +1,4 @@
-"""A writer to be killed: each transaction counts in a column family of the user's, and in the row.
+"""A writer to be killed: each transaction increments a number in a user's column family, and in the row.
 
 Tests fork it (`fixtures.fork_server`) with the database as its argument. It prints the number of each transaction whose commit
 has returned.

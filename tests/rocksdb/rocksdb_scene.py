@@ -1,4 +1,4 @@
-"""What the RocksDB tests share: an id, states, and a user's databases."""
+"""What the RocksDB tests share: an id, states, and user databases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE_FAMILY = "kafka_transaction_state"
 
 
 def make_database(path: Path, *, raw: bool) -> Rdict:
-    """A user's own, with column families and data from before."""
+    """A user's database, with existing column families and data."""
     rdict = Rdict(str(path), Options(raw_mode=raw))
     for name in FAMILIES:
         rdict.create_column_family(name, Options(raw_mode=raw))[b"before"] = b"1"
@@ -35,12 +35,12 @@ def recorded(store: RocksDBStore, claim: Claim, number: int = 1) -> StoreTransac
 
 
 def stored(store: RocksDBStore, key: Any = b"chair", family: str = "orders") -> Any:
-    """What is committed, read beside the store."""
+    """What is committed, read without the store."""
     return store.rdict.get_column_family(family).get(key)
 
 
 def run_python(code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """In a process of its own."""
+    """Run in a separate process."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -47,7 +47,7 @@ def steps(keys: Any, values: Any) -> Any:
 
 
 class Model:
-    """What each family holds, by type and value of the key: to a dict 1, 1.0 and True are one key."""
+    """The content of each family, by type and value of the key: in a dict 1, 1.0 and True are the same key."""
 
     def __init__(self) -> None:
         self.families: dict[str, dict[Any, tuple[Any, Any]]] = {name: {} for name in FAMILIES}
@@ -84,7 +84,7 @@ def check(batch: TransactionBatch, model: Model, rdict: Rdict) -> None:
 
 
 class Scene:
-    """One database for many examples: emptied between them."""
+    """One database for many examples, emptied between them."""
 
     def __init__(self, path: Path, *, raw: bool) -> None:
         self.rdict = make_database(path, raw=raw)
@@ -113,7 +113,7 @@ class Scene:
                     batch.column_family(family).delete(key)
                     model.families[family].pop(Model.name(key), None)
                     assert key not in batch.column_family(family)
-                case "direct":  # by somebody else, or by the user beside the transaction
+                case "direct":  # by another writer, or by the user outside of the transaction
                     self.families[family][key] = value
                     committed.families[family][Model.name(key)] = (key, value)
                     changed = {place for place, _ in batch.column_family(family)._entries.items()}

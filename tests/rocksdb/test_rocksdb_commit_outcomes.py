@@ -1,4 +1,4 @@
-"""Does a failed commit surely leave nothing behind, or is its outcome unknown?
+"""Does a failed commit certainly leave nothing behind, or is its outcome unknown?
 
 I/O errors are real: RLIMIT_FSIZE makes the kernel refuse to let the write-ahead log grow.
 """
@@ -36,7 +36,7 @@ LARGE = b"x" * 300_000
 
 @contextmanager
 def full_disk(room: int = 20_000) -> Iterator[None]:
-    """No file can grow beyond `room` bytes."""
+    """Limit the size of files to `room` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
@@ -47,7 +47,7 @@ def full_disk(room: int = 20_000) -> Iterator[None]:
 
 @contextmanager
 def interrupt_after(seconds: float) -> Iterator[None]:
-    """Ctrl-C, by a timer of the kernel's."""
+    """Ctrl-C, sent by a kernel timer."""
 
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -121,7 +121,7 @@ def test_short_writes_survive_an_io_error(fresh: RocksDBStore, fresh_claim: Clai
 
 
 def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
-    """Between closing and opening, another process may have claimed the id: the check of the fence is void."""
+    """Between closing and opening, another process may have claimed the id: the check of the fence is no longer valid."""
     other = fresh.claim("other", "tests", timeout=LIMIT)
     transaction = recorded(fresh, other)
     commit_on_a_full_disk(fresh, fresh_claim)
@@ -153,7 +153,7 @@ def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
 
 
 def test_interrupts_at_any_moment_leave_a_readable_truth(fresh: RocksDBStore, fresh_claim: Claim) -> None:
-    """Real signals, from a timer, into record and commit; then the row tells, and no lock is left behind."""
+    """Real signals, from a timer, during record and commit; then the row shows the outcome, and no lock is left behind."""
     interrupted = committed = 0
     for number in range(1, 301):
         transaction = None
@@ -229,7 +229,7 @@ def test_a_commit_after_the_owner_closed_the_rdict(path: Path) -> None:
     ):
         with pytest.raises(StoreUnavailableError, match="closed"):
             use()
-    rdict = Rdict(str(path))  # the store has let go of it
+    rdict = Rdict(str(path))  # the store has dropped its handles
     with RocksDBStore(rdict) as again:
         assert again.read_claimed(claim).transaction_number == 0
     store.close()
@@ -243,7 +243,7 @@ def test_a_column_family_that_was_dropped_meanwhile(store: RocksDBStore, claim: 
     with pytest.raises(StoreCommitFailedError, match="no column family 'customers'"):
         transaction.commit()
     assert stored(store) is None
-    recorded(store, claim, 2).commit()  # RocksDB would take no writes any more, had the batch reached it
+    recorded(store, claim, 2).commit()  # RocksDB would refuse all writes if the batch had reached it
     assert stored(store) == b"2"
 
 
@@ -255,7 +255,7 @@ def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, ac
     with RocksDBStore(rdict) as store, pytest.raises(StateTableMissingError, match=r"AccessType\.read_write"):
         store.check()
     rdict.close()
-    assert "kafka_transaction_state" not in Rdict.list_cf(str(path))  # rocksdict would have made it
+    assert "kafka_transaction_state" not in Rdict.list_cf(str(path))  # rocksdict would have created it
     with RocksDBStore(path) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         recorded(store, claim).commit()
@@ -311,7 +311,7 @@ def test_a_process_that_ends_without_closing_anything(path: Path) -> None:
 
 
 def test_each_write_is_synced(path: Path) -> None:
-    """By RocksDB's own statistics."""
+    """The number of syncs, by RocksDB's own statistics."""
     from rocksdict import Options  # noqa: PLC0415
 
     options = Options(raw_mode=True)
@@ -339,7 +339,7 @@ def test_each_write_is_synced(path: Path) -> None:
 
 
 def test_a_copy_of_the_files_has_all_that_was_committed(fresh: RocksDBStore, fresh_claim: Claim, tmp_path: Path) -> None:
-    """Taken while the database is open, after the last commit: what a crash at that moment would leave."""
+    """A copy made while the database is open, after the last commit: what a crash at that moment would leave."""
     import shutil  # noqa: PLC0415
 
     for number in range(1, 4):

@@ -26,7 +26,7 @@ def started(path: Path) -> ForkedProcess:
 
 
 def write_until_killed(path: Path, after: float) -> tuple[int, int, int] | None:
-    """Run a writer for so many seconds from its first commit on; what it last said to be committed."""
+    """Run a writer for so many seconds after its first commit; return the last number it reported as committed."""
     process = started(path)
     assert process.stdout is not None
     lines = [process.stdout.readline()]
@@ -41,7 +41,7 @@ def write_until_killed(path: Path, after: float) -> tuple[int, int, int] | None:
 
 
 def agreed(path: Path) -> tuple[int, int, int]:
-    """Fence, number and total, which the row and all column families agree on."""
+    """Fence, number and total, on which the row and all column families must agree."""
     with RocksDBStore(path) as store:
         row = store.read(ID)
         assert row is not None
@@ -63,7 +63,7 @@ def test_a_writer_killed_again_and_again(path: Path, tmp_path: Path) -> None:
     for kill in range(KILLS):
         said = write_until_killed(path, chance.uniform(0, 0.15))
         copy = tmp_path / "copy"
-        shutil.copytree(path, copy)  # what the kill left, before anybody recovers it
+        shutil.copytree(path, copy)  # what the kill left, before recovery
         found = agreed(copy)
         assert agreed(path) == found
         shutil.rmtree(copy)
@@ -88,7 +88,7 @@ def seconds_to_the_first_commit(path: Path) -> float:
 
 @pytest.mark.slow
 def test_a_writer_killed_while_it_opens(path: Path, tmp_path: Path) -> None:
-    """No commit is waited for: the kill may fall into the making of the database and of its column families."""
+    """Without waiting for a commit: the kill may come while the database and its column families are being created."""
     chance = random.Random(8)
     seconds_to_the_first_commit(tmp_path / "first")  # this one waits for the process that forks
     opening = seconds_to_the_first_commit(tmp_path / "second")

@@ -254,7 +254,7 @@ def test_a_rdict_that_the_store_does_not_know(path: Path) -> None:
             store.check()
         with RocksDBStore(rdict) as other:
             other.check()
-            store.check()  # by the path, but known now
+            store.check()  # by the path, which is known now
         rdict.close()
         with pytest.raises(StoreUnavailableError, match="closed"):
             other.check()
@@ -298,7 +298,7 @@ def test_a_folder_that_was_removed_and_made_anew(path: Path) -> None:
 
 
 def in_a_fork(use: Callable[[], Any]) -> str:
-    """What `use` ends with in a forked child that ends as Python does, with all its finalizers."""
+    """The result of `use` in a forked child that exits normally, running all finalizers."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork of a process with threads

@@ -24,7 +24,7 @@ UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, 
 def test_other_clients_can_read_the_rows_of_a_database_of_ours(fresh: RocksDBStore, fresh_claim: Claim, path: Path) -> None:
     recorded(fresh, fresh_claim).commit()
     fresh.close()
-    (path / "rocksdict-config.json").unlink()  # no other client has it: rocksdict takes raw mode then
+    (path / "rocksdict-config.json").unlink()  # other clients don't write it: rocksdict assumes raw mode then
     rdict = Rdict(str(path))
     family = rdict.get_column_family(STATE_FAMILY)
     assert list(family.keys()) == [b"orders"]

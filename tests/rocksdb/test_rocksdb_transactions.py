@@ -189,7 +189,7 @@ def test_stores_around_one_rdict_share_their_locks_also_by_its_families(path: Pa
         transaction.commit()
         assert [other.claim(ID, "other", timeout=0).fence for other in (two, three)] == [2, 3]
         batch = two.begin(two.claim(ID, "two", timeout=LIMIT)).handle
-        assert batch.get(b"chair") is None  # the default family is `default`, whichever handle was given
+        assert batch.get(b"chair") is None  # the default family is `default`, whichever handle was passed
         assert batch.get(b"chair", cf="orders") == b"1"
     family.close()
     rdict.close()

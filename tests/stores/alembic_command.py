@@ -1,4 +1,4 @@
-"""The command `alembic` in a process that is forked with everything imported: what differs between runs is the project."""
+"""The command `alembic` in a process that is forked with everything imported: runs differ only in the project."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_alembic(folder: Path, *arguments: str, check: bool = True) -> subprocess
 
 
 def make_project(folder: Path, url: str) -> None:
-    """A user's project, as `alembic init` makes it, on this database."""
+    """A user's project, as `alembic init` creates it, on this database."""
     copytree(_initialised().name, folder)
     settings = folder / "alembic.ini"
     settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))

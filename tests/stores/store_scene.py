@@ -1,4 +1,4 @@
-"""What the store tests share: an id, a state, and the tables of a user."""
+"""What the store tests share: an id, a state, and user tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_nothing_is_checked_out(store: SqlStateStore) -> None:
 
 
 def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
-    """A transaction that has inserted an order and recorded the state, as its claim's first."""
+    """The claim's first transaction, which has inserted an order and recorded the state."""
     transaction = store.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
     transaction.record(STATE, generation=0, transaction_number=1)

@@ -48,7 +48,7 @@ class Project:
         path.write_text(text)
 
     def proposed(self) -> str:
-        """What autogenerate writes into upgrade() and downgrade()."""
+        """The code that autogenerate writes into upgrade() and downgrade()."""
         self.alembic("revision", "--autogenerate", "-m", "found", "--rev-id", "found")
         (script,) = (self.folder / "migrations" / "versions").glob("found_*.py")
         text = script.read_text()
@@ -120,7 +120,7 @@ def test_alembic_check_finds_nothing(project: Project) -> None:
 
 @needs_plugins
 def test_the_users_own_table_of_that_name_is_compared_as_ever(project: Project) -> None:
-    """Who has our table in the metadata of their own wants to see it compared."""
+    """A user who has our table in their own metadata wants to have it compared."""
     (project.folder / "models.py").write_text(
         f'{MODELS}\nsa.Table("kafka_transaction_state", metadata, sa.Column("transactional_id", sa.String(255)))\n'
     )

@@ -1,4 +1,4 @@
-"""The servers that tests start: their programs, their life, and their end with the process that started them."""
+"""The servers that tests start: their programs, their lifecycle, and that they end with the process that started them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Server = PostgresServer | MariaDBServer
 
 @dataclass(frozen=True)
 class Kind:
-    """A server that is started with other settings."""
+    """A server started with other settings."""
 
     server: type[Server]
     error: type[Exception]
@@ -45,7 +45,7 @@ def conninfo(url: str) -> str:
 
 
 def asked(url: str, sql: str) -> Any:
-    """The first row of the answer, over a connection of its own."""
+    """The first row of the answer, over a separate connection."""
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.pool.NullPool)
     with engine.connect() as connection:
         result = connection.exec_driver_sql(sql)

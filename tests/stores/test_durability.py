@@ -1,4 +1,4 @@
-"""The settings that decide whether an acknowledged commit stays, read from real databases."""
+"""The settings that decide whether an acknowledged commit is durable, read from real databases."""
 
 from __future__ import annotations
 

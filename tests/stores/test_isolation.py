@@ -1,4 +1,4 @@
-"""PostgreSQL's isolation levels: what a conflict does at each step, and what of it a second attempt makes good."""
+"""PostgreSQL's isolation levels: what a conflict does at each step, and which conflicts a second attempt resolves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Open = Callable[[str], SqlStateStore]
 
 @pytest.fixture(params=["engine", "psycopg"])
 def open_store(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Open]:
-    """Opens a store whose transactions have the given level: a user's engine, or a user's psycopg connection."""
+    """Opens a store whose transactions have the given level, from a user's engine or a user's psycopg connection."""
     opened: list[tuple[SqlStateStore, Any]] = []
 
     def on_engine(level: str) -> SqlStateStore:
@@ -63,7 +63,7 @@ def items(store: SqlStateStore) -> dict[int, str]:
 
 
 def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.Barrier | None = None) -> bool:
-    """Leave if somebody else stays: write skew, where two do it at once and each sees the other stay."""
+    """Leave if another one stays: write skew, when two do it at once and each sees the other stay."""
     transaction = store.begin(claim)
     try:
         here = transaction.session.scalars(select(orders.c.id).where(orders.c.item == "on call")).all()
@@ -80,7 +80,7 @@ def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_write_skew(open_store: Open, level: str) -> None:
-    """Below SERIALIZABLE both go home, as PostgreSQL documents; there one surely fails, and sees better the next time."""
+    """Below SERIALIZABLE both leave, as PostgreSQL documents; with it one fails, and sees the other's change on a retry."""
     stores = [open_store(level), open_store(level)]
     claims = [store.claim(f"{ID}-{n}", "tests", timeout=LIMIT) for n, store in enumerate(stores, 1)]
     meet = threading.Barrier(2)
@@ -132,7 +132,7 @@ def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, l
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_claim_in_between_is_told_as_such(open_store: Open, level: str) -> None:
-    """With a snapshot it shows as a serialization failure of the UPDATE; it is no conflict that a second attempt would cure."""
+    """With a snapshot it causes a serialization failure of the UPDATE; but a second attempt would not resolve this conflict."""
     store = open_store(level)
     claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
@@ -147,7 +147,7 @@ def test_a_claim_in_between_is_told_as_such(open_store: Open, level: str) -> Non
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_claim_waits_for_commit_and_reads_what_it_decided(open_store: Open, level: str) -> None:
-    """Claims of a SERIALIZABLE engine are retried where they meet a conflict."""
+    """Claims of a SERIALIZABLE engine are retried after a conflict."""
     store, rival = open_store(level), open_store(level)
     claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
@@ -163,7 +163,7 @@ def test_a_claim_waits_for_commit_and_reads_what_it_decided(open_store: Open, le
 
 
 def _wait_for_event(store: SqlStateStore, event: str) -> None:
-    """Until some session waits for this: a `wait_event`, or a `wait_event_type`, of PostgreSQL's."""
+    """Wait until a session waits for this `wait_event` or `wait_event_type` of PostgreSQL."""
     waiting = sa.text(
         "SELECT count(*) FROM pg_stat_activity WHERE :event IN (wait_event_type, wait_event) AND datname = current_database()"
     )
@@ -175,7 +175,7 @@ def _wait_for_event(store: SqlStateStore, event: str) -> None:
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
 def test_record_after_a_change_of_its_row_that_is_no_claim(open_store: Open, level: str) -> None:
-    """Recovery's settlement or an acknowledgement, for example: the fence is ours, so it is a conflict, and retriable."""
+    """By recovery's settlement or an acknowledgement, for example: the fence is ours, so it is a retriable conflict."""
     store = open_store(level)
     claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)
@@ -242,7 +242,7 @@ def test_many_writers_that_conflict_all_the_time(open_store: Open, level: str) -
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level: str, when: Any) -> None:
-    """`pg_ctl restart -m fast`; no answer comes, and the row tells the truth."""
+    """`pg_ctl restart -m fast`; no answer comes, and the row shows the outcome."""
     server = own_postgres_server
     migration.upgrade(server.url)
     with TcpProxy("127.0.0.1", server.port) as proxy:
@@ -273,7 +273,7 @@ def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["fast shutdown", "backend terminated"])
 def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServer, how: str) -> None:
-    """COMMIT takes long (a deferred trigger sleeps in it): the server says FATAL, which alone proves nothing."""
+    """COMMIT takes long (a deferred trigger sleeps in it): the server answers FATAL, which alone proves nothing."""
     server = own_postgres_server
     migration.upgrade(server.url)
     with SqlStateStore.from_url(server.url, lock_timeout=LIMIT) as store:

@@ -1,4 +1,4 @@
-"""What MariaDB (and MySQL) do differently: they commit by themselves, roll back by themselves, and compare texts kindly."""
+"""What MariaDB (and MySQL) do differently: implicit commits, implicit rollbacks, and loose comparison of strings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
 
 @contextmanager
 def users_own(url: str, **options: Any) -> Iterator[SqlStateStore]:
-    """A store on an engine that the user made."""
+    """A store on the user's engine."""
     engine = sa.create_engine(url, **options)
     try:
         user_metadata.create_all(engine)
@@ -102,7 +102,7 @@ def test_temporary_tables_are_the_block_s_own(mariadb_store: SqlStateStore, mari
 
 
 def past_the_guard(transaction: StoreTransaction, statement: str) -> None:
-    """On the driver's own connection, where nobody looks at it."""
+    """On the driver's own connection, where no guard checks it."""
     with transaction.handle.connection.cursor() as cursor:
         cursor.execute(statement)
 
@@ -133,7 +133,7 @@ def test_what_follows_a_statement_that_commits_is_rolled_back_also_on_an_engine_
 
 
 def _swallow_a_deadlock(store: SqlStateStore, transaction: StoreTransaction) -> None:
-    """The block is chosen as the victim, since it has changed less, and takes no notice."""
+    """The block is chosen as the victim, since it has changed less, and ignores the error."""
     db = transaction.handle
     db.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 1"))
     with store.engine.connect() as other, ThreadPoolExecutor(1) as thread:
@@ -205,7 +205,7 @@ def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 def test_a_newer_claim_is_found_behind_the_snapshot(mariadb_url: str, mariadb_store: SqlStateStore, isolation: str) -> None:
-    """The UPDATE looks at the newest committed row, not at the one that the transaction sees."""
+    """The UPDATE checks the newest committed row, not the one in the transaction's snapshot."""
     with users_own(mariadb_url, isolation_level=isolation) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
@@ -223,7 +223,7 @@ def test_a_newer_claim_is_found_behind_the_snapshot(mariadb_url: str, mariadb_st
 def test_a_claim_waits_for_a_serializable_transaction_from_its_beginning(
     mariadb_url: str, mariadb_store: SqlStateStore
 ) -> None:
-    """There the check of the fence locks the row, shared: a claim comes before the transaction or after it."""
+    """There the check of the fence takes a shared lock on the row: a claim comes before the transaction or after it."""
     with users_own(mariadb_url, isolation_level="SERIALIZABLE") as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
@@ -486,7 +486,7 @@ def test_a_claimer_that_is_paused_does_not_hold_up_the_others_for_ever(
 
 @pytest.mark.slow
 def test_a_server_that_hangs_while_we_connect(own_mariadb_server: MariaDBServer) -> None:
-    """It takes the connection and says nothing: PyMySQL's own limit is for the TCP connection alone."""
+    """It accepts the connection and sends nothing: PyMySQL's own limit is only for the TCP connection."""
     own_mariadb_server.pause()
     with SqlStateStore.from_url(own_mariadb_server.url, connect_timeout=1) as store:
         with pytest.raises(StoreUnavailableError):
@@ -532,7 +532,7 @@ def test_an_interrupt_while_a_claim_waits_is_heard_at_once(
 
 
 def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
-    """Each UPDATE of a row that is not there locks the gap, so that the INSERTs meet in deadlocks."""
+    """Each UPDATE of a missing row locks the gap, so that the INSERTs deadlock."""
     barrier = threading.Barrier(8)
 
     def one(number: int) -> int:
@@ -592,7 +592,7 @@ def test_too_many_connections_are_waited_for() -> None:
 
 
 def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlStateStore) -> None:
-    """InnoDB's default isolation would have INSERT … SELECT wait for the rows beside those that it reads."""
+    """With InnoDB's default isolation, INSERT … SELECT would also wait for the rows next to those it reads."""
     user_metadata.create_all(mariadb_store.engine)
     copied = sa.insert(orders).from_select(["id", "item"], sa.select(orders.c.id + 100, orders.c.item).where(orders.c.id < 50))
     with mariadb_store.short_transactions.begin_long() as loading:
@@ -608,7 +608,7 @@ def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlSta
 
 
 def test_a_binary_log_of_statements() -> None:
-    """It takes no writes of transactions that read what is committed (error 1665)."""
+    """It refuses writes of READ COMMITTED transactions (error 1665)."""
     with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:
         migration.upgrade(server.url)
         with SqlStateStore.from_url(server.url) as store:
@@ -617,7 +617,7 @@ def test_a_binary_log_of_statements() -> None:
 
 
 def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
-    """Its session's limits are what they were after it."""
+    """Afterwards its session's limits are what they were before."""
     short = mariadb_store.short_transactions
     with short.begin_long() as connection:
         before = connection.exec_driver_sql("SELECT @@SESSION.wait_timeout").scalar()
@@ -650,7 +650,7 @@ def test_the_table_is_made_for_transactions_and_exact_ids(mariadb_store: SqlStat
 
 @pytest.mark.parametrize("scheme", ["mariadb+pymysql", "mysql+pymysql"])
 def test_an_upgrade_that_was_killed_can_be_finished(mariadb_server: MariaDBServer, scheme: str) -> None:
-    """DDL commits at once: the table or the column may be there before the version says so."""
+    """DDL commits at once: the table or the column may exist before the version is updated."""
     url = mariadb_server.create_database(f"half_{scheme[:5]}").replace("mariadb+pymysql", scheme)
     migration.upgrade(url)
     engine = sa.create_engine(url)

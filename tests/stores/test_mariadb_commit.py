@@ -1,4 +1,4 @@
-"""COMMIT on MariaDB: what surely failed, what is unknown, and how the truth is found (rule F8)."""
+"""COMMIT on MariaDB: what certainly failed, what is unknown, and how the outcome is found (rule F8)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_commit_that_waited_too_long_for_a_backup_lock(
 def test_a_server_that_has_become_read_only(
     mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
 ) -> None:
-    """As at a switch-over to another primary."""
+    """As during a switchover to another primary."""
     with mariadb_store.engine.begin() as connection:
         connection.exec_driver_sql("CREATE OR REPLACE USER weak@'127.0.0.1'")
         connection.exec_driver_sql("GRANT ALL ON test.* TO weak@'127.0.0.1'")
@@ -84,7 +84,7 @@ def test_a_server_that_has_become_read_only(
 
 
 def test_a_transaction_that_was_lost_after_record_is_not_committed(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
-    """Nobody should write after `record`; whoever does it with DDL has committed there, without our COMMIT."""
+    """Nothing should be written after `record`; DDL at that point commits, without our COMMIT."""
     transaction = mariadb_store.begin(mariadb_claim)
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.handle.connection.rollback()
@@ -104,7 +104,7 @@ def test_a_connection_lost_while_mariadb_commits(
     proxied_claim: Claim,
     cut: Callable[[Link], None],
 ) -> None:
-    """The COMMIT goes on without us; a read would say "not committed", and the claim that follows waits for it."""
+    """The COMMIT continues without us; a read would show "not committed", and the next claim waits for it."""
     transaction = recorded(proxied_mariadb_store, proxied_claim)
     with ThreadPoolExecutor(1) as thread:
         with commits_held_back(mariadb_store):
@@ -159,7 +159,7 @@ def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServe
 
 @pytest.mark.slow
 def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> None:
-    """With a read timeout of the user's, COMMIT becomes unknown; the server finds it in its socket when it goes on."""
+    """With the user's read timeout, COMMIT becomes unknown; the server finds it in its socket when it continues."""
     migration.upgrade(own_mariadb_server.url)
     with SqlStateStore.from_url(f"{own_mariadb_server.url}&read_timeout=1") as store:
         user_metadata.create_all(store.engine)

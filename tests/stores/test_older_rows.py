@@ -1,4 +1,4 @@
-"""Rows of revision 0003, which name neither cluster nor store."""
+"""Rows of revision 0003, without the ids of cluster and store."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_database_tells_where_it_is(older_url: str) -> None:
 
 
 def test_an_upgrade_to_0005_that_was_killed_can_be_finished(mariadb_server: MariaDBServer) -> None:
-    """DDL commits at once there: a part of the columns may be there before the version says so, on the way up and down."""
+    """DDL commits at once there: some columns may exist before the version is updated, in upgrades and downgrades."""
     url = mariadb_server.create_database("half_0005")
     migration.upgrade(url)
     engine = sa.create_engine(url)

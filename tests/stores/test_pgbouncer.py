@@ -1,4 +1,4 @@
-"""The store through PgBouncer: transaction mode works, statement mode is refused, an unknown COMMIT stays an unknown COMMIT."""
+"""The store through PgBouncer: transaction mode works, statement mode is refused, an unknown COMMIT is reported as such."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_transactions_go_well_whatever_server_connection_they_run_on(bounced: Sq
 
 @pytest.mark.parametrize("kind", ["connection", "function"])
 def test_on_psycopg_connections_our_statements_are_not_prepared(bounced_url: str, kind: str) -> None:
-    """The threshold is the user's, and 0 prepares everything at once."""
+    """The user's threshold is kept, and 0 prepares everything at once."""
     dsn = bounced_url.replace("+psycopg", "")
     with psycopg.connect(dsn, prepare_threshold=0) as one:
         source: Any = one if kind == "connection" else lambda: psycopg.connect(dsn, prepare_threshold=0)
@@ -231,7 +231,7 @@ def test_a_fault_between_pgbouncer_and_the_server_in_commit(
 
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_fault_between_the_client_and_pgbouncer_in_commit(bouncer: PgBouncer, bounced_url: str, when: Any) -> None:
-    """PgBouncer closes the connection to the server of a client that went away in a transaction."""
+    """PgBouncer closes the server connection of a client that disconnected during a transaction."""
     with TcpProxy("127.0.0.1", bouncer.port) as proxy:
         url = sa.make_url(bounced_url).set(port=proxy.port)
         with SqlStateStore.from_url(url, lock_timeout=LIMIT) as store:
@@ -248,7 +248,7 @@ def test_a_fault_between_the_client_and_pgbouncer_in_commit(bouncer: PgBouncer, 
 def test_a_commit_that_goes_on_without_us_is_waited_for(
     bouncer: PgBouncer, bounced_url: str, postgres_url: str, who: str
 ) -> None:
-    """Whoever is gone, the server's transaction holds the row until it has ended (a deferred trigger makes it slow)."""
+    """Even if the client is gone, the server's transaction locks the row until it ends (a deferred trigger makes it slow)."""
     direct = postgres_url.replace("+psycopg", "")
     with psycopg.connect(direct) as connection:
         connection.execute(
@@ -278,7 +278,7 @@ def test_a_commit_that_goes_on_without_us_is_waited_for(
 
 
 def _when_it_waits(direct: str, link: Link, bouncer: PgBouncer, who: str) -> None:
-    """Break once the server's COMMIT stands at the advisory lock."""
+    """Break once the server's COMMIT waits for the advisory lock."""
     with psycopg.connect(direct, autocommit=True) as watcher:
         while watcher.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone() is None:
             pass
@@ -302,7 +302,7 @@ def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgr
         transaction = recorded(store, claim)
 
         def crash(link: Link) -> None:
-            server.pause()  # so that none is forked for PgBouncer's next attempt while all are being killed
+            server.pause()  # so that no backend is forked for PgBouncer's next attempt while all are being killed
             server.kill()
             link.cut()
 

@@ -1,4 +1,4 @@
-"""The store on psycopg connections of the user's: one, a pool, or a function that makes them."""
+"""The store on the user's psycopg connections: one, a pool, or a function that makes them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def sources(dsn: str) -> dict[str, Callable[[], Any]]:
 def test_an_unknown_commit(
     postgres_server: PostgresServer, postgres_proxy: TcpProxy, dsn: str, kind: str, *, committed: bool
 ) -> None:
-    """The connection is closed, since its transaction might live on; pool and function give a new one."""
+    """The connection is closed, since its transaction might still be open; pool and function provide a new one."""
     through = postgres_server.url_at(postgres_proxy.port, dsn.rpartition("/")[2]).replace("+psycopg", "")
     source = sources(through)[kind]()
     with SqlStateStore.from_psycopg(source, lock_timeout=LIMIT) as store:
@@ -237,7 +237,7 @@ def test_a_connection_that_died_while_idle(dsn: str, kind: str) -> None:
 
 
 class Mine(psycopg.Connection[Any]):
-    """A user's subclass."""
+    """A subclass defined by the user."""
 
     def chairs(self) -> int:
         found = self.execute("SELECT count(*) AS n FROM orders").fetchone()
@@ -426,7 +426,7 @@ def test_a_connection_in_pipeline_mode(mine: SqlStateStore, connection: psycopg.
 
 
 def test_a_pipeline_that_the_block_did_not_leave(mine: SqlStateStore, dsn: str) -> None:
-    """Nothing is committed, and the connection is closed: what is in flight on it can't be told apart."""
+    """Nothing is committed, and the connection is closed: the answers in flight on it can't be distinguished."""
     transaction = mine.begin(claim_of(mine))
     pipeline = transaction.handle.pipeline()
     pipeline.__enter__()
@@ -540,7 +540,7 @@ def test_check_tells_of_a_search_path_that_only_the_connection_knows(
 def test_an_interrupt_in_commit_closes_the_connection(
     mine: SqlStateStore, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
-    """No real part can be made to interrupt there."""
+    """Simulated: no real component can interrupt at that point."""
     transaction = recorded(mine, claim_of(mine))
 
     def interrupted(_connection: Any) -> None:

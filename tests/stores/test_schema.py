@@ -1,4 +1,4 @@
-"""Our tables in a schema of the user's choice; those of the same names elsewhere are left alone."""
+"""Our tables in a schema of the user's choice; tables of the same names elsewhere are not touched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLES = {*metadata.tables, VERSION_TABLE_NAME}
 
 @pytest.fixture(params=["postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A database that has our tables where it looks for tables, and an empty schema beside."""
+    """A database with our tables in its default schema, and another, empty schema."""
     url: str = request.getfixturevalue("postgres_url" if request.param == "postgresql" else "mariadb_url")
     engine = sa.create_engine(url)
     name = engine.dialect.identifier_preparer.quote_identifier(SCHEMA)
@@ -61,7 +61,7 @@ def tables_in(url: str, schema: str | None) -> set[str]:
 
 
 def use_everything(store: SqlStateStore) -> None:
-    """Every method of a store, on a row of its own."""
+    """Call every method of a store, on a separate row."""
     store.check()
     assert store.durability()
     claim = store.claim("id", "tests", timeout=LIMIT)
@@ -93,7 +93,7 @@ def test_a_store_in_a_schema_leaves_the_same_tables_elsewhere_alone(url: str, st
 
 
 def test_the_user_s_statements_are_left_as_they_are(store: SqlStateStore) -> None:
-    """Also one that reads the table that we have elsewhere."""
+    """Also one that reads our table elsewhere."""
     claim = store.claim("id", "tests", timeout=LIMIT)
     transaction = store.begin(claim)
     count = sa.select(sa.func.count()).select_from(sa.table("kafka_transaction_state"))

@@ -1,6 +1,6 @@
-"""SQLite: Ctrl-C while a statement's `execute` returns leaves no lock behind, whatever still refers to the connection.
+"""SQLite: Ctrl-C while a statement's `execute` returns leaves no lock behind, whatever still references the connection.
 
-The traceback of the interrupt holds the cursor here, as a reference cycle does in a program, until the garbage collector comes.
+The traceback of the interrupt references the cursor here, as a reference cycle in a program does until garbage collection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[SqlStateS
 
 @contextmanager
 def interrupted_once(engine: sa.Engine, statement: str) -> Iterator[None]:
-    """Ctrl-C when the next statement that begins so has been executed, and its `execute` is about to return."""
+    """Ctrl-C when the next statement that begins with this text was executed and its `execute` is about to return."""
     left = [statement]
 
     def listen(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
@@ -55,7 +55,7 @@ def assert_nobody_has_a_lock(engine: sa.Engine) -> None:
     try:
         other.execute("BEGIN EXCLUSIVE")
         other.execute("UPDATE kafka_transaction_state SET owner = 'another'")
-        other.execute("COMMIT")  # without WAL it waits for readers, too
+        other.execute("COMMIT")  # without WAL it also waits for readers
     finally:
         other.close()
 
@@ -96,7 +96,7 @@ def test_an_interrupted_claim_leaves_no_lock(store: SqlStateStore) -> None:
 
 
 def test_an_interrupted_commit_leaves_no_lock_in_the_pool(store: SqlStateStore) -> None:
-    """SQLAlchemy takes the transaction for ended then, and gives the connection back without a rollback."""
+    """SQLAlchemy then considers the transaction ended, and returns the connection to the pool without a rollback."""
 
     def interrupt(_connection: sa.Connection) -> None:
         raise KeyboardInterrupt

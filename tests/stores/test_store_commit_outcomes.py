@@ -1,4 +1,4 @@
-"""The heart of the contract: does a failed commit surely leave nothing behind, or is its outcome unknown?"""
+"""The heart of the contract: does a failed commit certainly leave nothing behind, or is its outcome unknown?"""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
 
 
 def test_a_reader_that_keeps_sqlite_from_committing(sqlite_url: str, tmp_path: Path) -> None:
-    """Without WAL, COMMIT waits for readers, and gives up with the transaction still open."""
+    """Without WAL, COMMIT waits for readers, and times out with the transaction still open."""
     engine = sa.create_engine(sqlite_url, connect_args={"timeout": 0.1})
     with engine.connect() as connection:
         assert connection.scalar(sa.text("PRAGMA journal_mode = DELETE")) == "delete"
@@ -201,7 +201,7 @@ def test_a_connection_lost_in_commit(request: pytest.FixtureRequest, server: str
 def test_a_connection_lost_while_commit_runs(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_url: str, proxied_claim: Claim
 ) -> None:
-    """The COMMIT goes on without us (a deferred trigger waits for a lock); the next claim waits for it and sees it."""
+    """The COMMIT continues without us (a deferred trigger waits for a lock); the next claim waits for it and sees it."""
     with proxied_store.engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -218,7 +218,7 @@ def test_a_connection_lost_while_commit_runs(
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
         (number,) = watcher.execute("SELECT transaction_number FROM kafka_transaction_state").fetchone() or (None,)
-        assert number == 0  # a plain read says "not committed" here, and is wrong when the trigger has its lock
+        assert number == 0  # a plain read shows "not committed" here, which is wrong once the trigger has its lock
         watcher.execute("SELECT pg_advisory_unlock(42)")
     assert_the_truth_is_told(proxied_store, proxied_claim, committed=True)
 
@@ -280,7 +280,7 @@ def test_an_interrupt_in_commit_leaves_as_it_is(store: SqlStateStore, claim: Cla
 def test_an_interrupt_that_sqlalchemy_hides_behind_an_assertion_is_raised(
     store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clean-up after COMMIT asserts what the interrupt kept from happening. No real part can be made to interrupt there."""
+    """Simulated: SQLAlchemy's cleanup after COMMIT asserts a state that the interrupt kept from being reached."""
     transaction = recorded(store, claim)
 
     def interrupted(_transaction: sa.RootTransaction) -> None:

@@ -1,4 +1,4 @@
-"""The id of a SQL database at Kafka: made once, by whoever takes the first generation."""
+"""The id of a SQL database at Kafka: created once, when the first generation is taken."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_an_engine_of_the_users(sqlite_url: str, isolation_level: str | None, li
     assert rows(engine) == 1
     assert store.read_claimed(claim).prepared_state == STATE
     store.close()
-    assert rows(engine) == 1  # close leaves an engine that was handed over alone
+    assert rows(engine) == 1  # close does not dispose of an engine that was passed in
     engine.dispose()
 
 
@@ -167,7 +167,7 @@ def test_the_session_writes_in_the_same_transaction(store: SqlStateStore, claim:
     transaction.record(STATE, generation=0, transaction_number=1)  # flushes
     transaction.commit()
     assert (rows(store.engine), rows(store.engine, Order)) == (1, 1)
-    assert order.item == "chair"  # detached, and still there to be looked at
+    assert order.item == "chair"  # detached, but still readable
     assert sa.inspect(order).detached
 
 

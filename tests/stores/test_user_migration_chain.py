@@ -1,4 +1,4 @@
-"""Our table as a part of a user's own alembic project: real projects, real `alembic` commands."""
+"""Our table as part of a user's own alembic project: real projects, real `alembic` commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def downgrade():
 
 @dataclass(frozen=True)
 class Project:
-    """A user's alembic project, made by `alembic init`."""
+    """A user's alembic project, created by `alembic init`."""
 
     folder: Path
     url: str
@@ -67,7 +67,7 @@ class Project:
 
 
 def make_project(folder: Path, url: str) -> Project:
-    """Three revisions: a table of the user's, and ours in two steps."""
+    """Three revisions: the user's table, and ours in two steps."""
     alembic_command.make_project(folder, url)
     project = Project(folder, url)
     create = 'op.create_table("orders", sa.Column("id", sa.Integer, primary_key=True))'
@@ -124,7 +124,7 @@ def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project
     assert invoke(db.app, ["current", "--url", project.url]).output == f"0001 (newest: {NEWEST})\n"
     assert invoke(db.app, ["upgrade", "--url", project.url]).output == f"Upgraded from 0001 to {NEWEST}.\n"
     assert invoke(db.app, ["upgrade", "--url", project.url]).output == f"Already at revision {NEWEST}.\n"
-    project.alembic("upgrade", "head")  # whose third revision finds it done
+    project.alembic("upgrade", "head")  # the third revision then has nothing to do
     assert "c (head)" in project.alembic("current").stdout
     assert_it_works(project.url)
 
@@ -132,11 +132,11 @@ def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project
 def test_a_chain_that_comes_after_dualwrites_own_upgrade(project: Project) -> None:
     migration.upgrade(project.url)
     project.alembic("upgrade", "b")
-    assert migration.current(project.url) == NEWEST  # never back by an upgrade
+    assert migration.current(project.url) == NEWEST  # an upgrade never downgrades
     project.alembic("upgrade", "head")
     assert_it_works(project.url)
     migration.downgrade(project.url, "base")
-    project.alembic("downgrade", "a")  # what is gone need not be dropped
+    project.alembic("downgrade", "a")  # what is already gone is not dropped again
     assert migration.current(project.url) is None
 
 
@@ -145,7 +145,7 @@ def test_a_migration_that_fails_leaves_nothing_of_ours(project: Project) -> None
     failed = project.alembic("upgrade", "d", check=False)
     assert failed.returncode != 0
     assert "nowhere" in failed.stderr
-    if project.url.startswith("postgresql"):  # the others commit at DDL, in any project of alembic's
+    if project.url.startswith("postgresql"):  # the others commit at DDL, in any alembic project
         assert project.tables() <= {"orders", "alembic_version"}
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Installation:
-    """The wheel in a virtual environment of its own, beside this one's packages."""
+    """The wheel in a separate virtual environment that can also use this one's packages."""
 
     wheel: Path
     environment: Path
@@ -35,7 +35,7 @@ class Installation:
         return found
 
     def run(self, program: str, *arguments: str, code: int = 0) -> str:
-        """A program of the environment, started outside of the checkout."""
+        """Run a program of the environment, outside of the checkout."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DUALWRITE"))}
         ran = subprocess.run(
             [self.environment / "bin" / program, *arguments],
@@ -113,7 +113,7 @@ def test_a_store_without_a_table(installed: Installation) -> None:
 
 
 def test_inside_a_chain_of_the_users(installed: Installation, url: str) -> None:
-    """One migration of the user's, run as alembic runs it."""
+    """Run one of the user's migrations as alembic does."""
     program = f"""
 import sqlalchemy as sa
 from alembic import op
@@ -133,7 +133,7 @@ print(current({url!r}))
 
 
 def test_alembics_autogenerate_finds_nothing_to_drop(installed: Installation, url: str) -> None:
-    """By the entry point in the wheel."""
+    """Found by the entry point in the wheel."""
     program = f"""
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata

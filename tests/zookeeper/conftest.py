@@ -1,4 +1,4 @@
-"""Fixtures of the ZooKeeper tests: one real server for the session, a part of its tree for each test."""
+"""Fixtures of the ZooKeeper tests: one real server for the session, a separate subtree for each test."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _chroots = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def zookeeper_server() -> Iterator[ZooKeeperServer]:
-    """One ZooKeeper for the whole session: don't kill it, take `own_server` for that."""
+    """One ZooKeeper for the whole session: don't kill it, use `own_server` for that."""
     with ZooKeeperServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_server() -> Iterator[ZooKeeperServer]:
-    """A ZooKeeper of the test's own, to kill, pause and restart."""
+    """A separate ZooKeeper for one test, to kill, pause and restart."""
     with ZooKeeperServer() as server:
         yield server
 
 
 @pytest.fixture
 def chroot() -> str:
-    """A part of the tree that no other test has used; it is not made yet."""
+    """A subtree that no other test uses; it is not created yet."""
     return f"/test/{next(_chroots)}"
 
 
@@ -51,15 +51,15 @@ def store(url: str) -> Iterator[ZooKeeperStore]:
 
 @pytest.fixture
 def rival(url: str) -> Iterator[ZooKeeperStore]:
-    """A second store on the same part of the tree, with a session of its own."""
+    """A second store on the same subtree, with its own session."""
     with ZooKeeperStore.from_url(url) as made:
         yield made
 
 
 @pytest.fixture
 def plain(zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, chroot: str) -> Iterator[KazooClient]:
-    """Any other client on the same part of the tree."""
-    store.check()  # makes the chroot
+    """Another client on the same subtree."""
+    store.check()  # creates the chroot
     client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
     client.start()
     yield client
@@ -75,18 +75,18 @@ def claim(store: ZooKeeperStore) -> Claim:
 
 @pytest.fixture
 def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[TcpProxy]:
-    """A proxy before the server, which breaks connections."""
+    """A proxy in front of the server, which breaks connections."""
     with TcpProxy("127.0.0.1", zookeeper_server.port) as made:
         yield made
 
 
 @pytest.fixture
 def proxied_store(zookeeper_server: ZooKeeperServer, proxy: TcpProxy, chroot: str) -> Iterator[ZooKeeperStore]:
-    """A store in the same part of the tree whose connection goes through `proxy`, with a short session."""
+    """A store on the same subtree whose connection goes through `proxy`, with a short session."""
     through = zookeeper_server.url_at(proxy.port, chroot)
     made = ZooKeeperStore.from_url(through, session_timeout=SHORT_SESSION, connect_timeout=LIMIT, request_timeout=LIMIT)
     yield made
     proxy.clear()
     proxy.refuse(refusing=False)
-    proxy.cut()  # what was silenced would keep the client's goodbye waiting
+    proxy.cut()  # a silenced connection would make the client wait when it closes its session
     made.close()

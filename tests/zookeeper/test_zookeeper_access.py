@@ -1,4 +1,4 @@
-"""Chroots, ACLs, authentication, TLS, and what is said where a server can't be reached."""
+"""Chroots, ACLs, authentication, TLS, and the errors for a server that can't be reached."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_default_acl_of_the_users_client(zookeeper_server: ZooKeeperServer, ch
 
 def test_a_scheme_that_the_server_refuses(url: str) -> None:
     with ZooKeeperStore.from_url(url, auth_data=[("nonsense", "secret")], connect_timeout=LIMIT) as store:
-        for _ in range(2):  # kazoo's loop has ended; it is started anew
+        for _ in range(2):  # kazoo's loop has ended; it is started again
             with pytest.raises(StoreUnavailableError, match="refused the credentials") as caught:
                 store.check()
             assert "sasl_options" in str(caught.value.next_step)
@@ -187,7 +187,7 @@ def tls_server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("tls")
     issued = authority.issue_cert("localhost", "127.0.0.1")
     key = load_pem_private_key(issued.private_key_pem.bytes(), None)
-    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the only form that ZooKeeper reads
+    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the only format that ZooKeeper reads
     (folder / "server.pem").write_bytes(pkcs8 + b"".join(each.bytes() for each in issued.cert_chain_pems))
     authority.cert_pem.write_to_path(folder / "ca.pem")
     with socket.socket() as probe:
@@ -218,7 +218,7 @@ def test_tls(tls_server: tuple[ZooKeeperServer, int], authority: trustme.CA, tmp
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tls_without_trust(tls_server: tuple[ZooKeeperServer, int], caplog: pytest.LogCaptureFixture) -> None:
-    """Kazoo leaves the socket of a handshake that failed to the garbage collector, and in its log's records."""
+    """Kazoo leaves the socket of a failed handshake to the garbage collector, and keeps it in its log records."""
     _, port = tls_server
     with (
         ZooKeeperStore.from_url(f"zookeeper://localhost:{port}?use_ssl=true&connect_timeout=1") as store,

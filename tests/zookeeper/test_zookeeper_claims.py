@@ -28,7 +28,7 @@ def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, 
 def test_a_claim_gives_up_where_others_are_always_faster(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
-    """By hand: a rival that is faster every time, until the claim's time is over."""
+    """Simulated: a rival that is faster every time, until the claim's timeout."""
     read = StateNodes.read
     reads = itertools.count(1)
 
@@ -49,7 +49,7 @@ def test_a_claim_gives_up_where_others_are_always_faster(
 def test_a_claim_made_while_the_row_is_read_is_seen_by_that_read(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand: somebody changes the row between the read and the check of its version, time and again."""
+    """Simulated: another client changes the row between the read and the check of its version, repeatedly."""
     read = StateNodes.read
     overtakers = [lambda: rival.claim(ID, "theirs", timeout=LIMIT)] * 10
 
@@ -121,7 +121,7 @@ def test_a_claim_gives_up_on_a_server_that_stays_away(proxied_store: ZooKeeperSt
 def test_a_claim_that_was_given_up_can_not_come_later(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
 ) -> None:
-    """What was on its way when the claim was given up arrives after another's, and is refused."""
+    """A request that was in flight when the claim timed out arrives after another's claim, and is refused."""
     proxied_store.check()
     links: list[Link] = []
 

@@ -1,4 +1,4 @@
-"""The heart of the contract: does a failed commit surely leave nothing behind, or is its outcome unknown?"""
+"""The heart of the contract: does a failed commit certainly leave nothing behind, or is its outcome unknown?"""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_connection_lost_before_record(proxied_store: ZooKeeperStore, proxy: T
     transaction = proxied_store.begin(claim)
     transaction.handle.create(ORDER)
     proxy.cut()
-    transaction.record(STATE, generation=0, transaction_number=1)  # over a connection that kazoo has made anew
+    transaction.record(STATE, generation=0, transaction_number=1)  # over a new connection that kazoo has made
     transaction.commit()
     assert_the_truth_is_told(proxied_store, claim, committed=True)
 
@@ -72,7 +72,7 @@ def test_a_server_out_of_reach_at_record(proxied_store: ZooKeeperStore, proxy: T
 
 
 def test_a_connection_lost_between_record_and_commit(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
-    """Kazoo makes it anew, and the multi is sent over the next one; or it notices while the multi is on its way."""
+    """Kazoo reconnects, and the multi is sent over the new connection; or it notices while the multi is in flight."""
     transaction = recorded(proxied_store, claim)
     proxy.cut()
     try:
@@ -114,7 +114,7 @@ def test_a_connection_lost_in_commit(proxied_store: ZooKeeperStore, proxy: TcpPr
 def test_a_connection_cut_while_the_server_works(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, cut: Callable[[Link], None]
 ) -> None:
-    """It may have committed or not; the next claim makes the outcome final and the row tells it."""
+    """It may or may not have committed; the next claim makes the outcome final, and the row shows it."""
     transaction = recorded(proxied_store, claim)
     proxy.on_client_bytes(MULTI, cut, when="after")
     with pytest.raises(StoreCommitUnknownError):
@@ -179,10 +179,10 @@ def test_a_multi_that_the_network_held_back(
 def test_a_multi_that_kazoo_held_back(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim, claimant: str
 ) -> None:
-    """What is asked of kazoo while it connects is queued, and sent when it is connected again.
+    """A request made while kazoo is connecting is queued, and sent when it is connected again.
 
-    The store never does that, but for the moment between its look at the connection and its request, which the test makes
-    long: it hands the multi over while kazoo is connecting.
+    The store avoids that, except in the moment between its check of the connection and its request, which the test makes
+    long: it passes the multi to kazoo while kazoo is connecting.
     """
     transaction = recorded(proxied_store, claim)
     assert isinstance(transaction, ZooKeeperTransaction)
@@ -261,7 +261,7 @@ def test_a_server_killed_when_it_has_answered(own_server: ZooKeeperServer) -> No
 
 @pytest.mark.slow
 def test_a_server_that_stops_in_commit_for_longer_than_the_session(own_server: ZooKeeperServer) -> None:
-    """The multi waits in the stopped server's socket, and is done, or not, when it goes on."""
+    """The multi waits in the stopped server's socket, and is applied, or not, when the server continues."""
     with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)

@@ -1,4 +1,4 @@
-"""Rows that a release before the ids of cluster and store has written."""
+"""Rows written by a release that did not store the ids of cluster and store yet."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_row_that_became_too_large(url: str) -> None:
 
 
 def test_no_write_is_conditional_on_the_version_that_means_any() -> None:
-    """By hand: a real node comes to it after four billion changes."""
+    """Simulated: a real node reaches this version after four billion changes."""
     row = claimed(None, ID, "tests", token="")
     assert condition(StateNode(row, -2)) == -2
     with pytest.raises(StoredStateError, match="-1"):

@@ -1,4 +1,4 @@
-"""Sessions that expire between the steps, writers that are paused, clients that are the user's, forks."""
+"""Sessions that expire between the steps, paused writers, user-supplied clients, forks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fixtures.tiers import thinned
 def test_a_session_that_expired_on_the_way_changes_nothing(
     zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, claim: Claim, when: str
 ) -> None:
-    """Kazoo takes a new one by itself; the condition is the version, not the session."""
+    """Kazoo opens a new session; the condition is the version, not the session."""
     transaction = store.begin(claim)
     transaction.handle.create(ORDER, b"chair")
     if when == "before record":
@@ -194,7 +194,7 @@ def test_a_closed_store_says_so_and_leaves_no_thread(url: str) -> None:
 
 
 def test_threads_share_a_store(store: ZooKeeperStore) -> None:
-    """Each with an id of its own; the first use of the client too."""
+    """Each thread with its own id; also at the first use of the client."""
 
     def run(number: int) -> int:
         claim = store.claim(f"{ID}-{number}", "tests", timeout=LIMIT)

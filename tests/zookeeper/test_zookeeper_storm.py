@@ -1,4 +1,4 @@
-"""Writers at work while their connections break at random: at the end the tree holds what they know to be committed."""
+"""Writers whose connections break at random: at the end the tree contains what they know to be committed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def storm(proxy: TcpProxy) -> Iterator[None]:
         while not over.wait(choice.uniform(0.01, 0.1)):
             choice.choice(FAULTS)(proxy)
             over.wait(0.03)
-            proxy.clear()  # else they gather, and meet every request of a writer that pauses between its attempts
+            proxy.clear()  # else they accumulate, and hit every request of a writer that pauses between its attempts
 
     breaking = threading.Thread(target=break_connections)
     breaking.start()

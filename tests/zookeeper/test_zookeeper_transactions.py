@@ -279,7 +279,7 @@ def test_sizes_are_those_on_the_wire() -> None:
 def test_a_transaction_of_just_the_limit_is_taken_by_the_server(
     store: ZooKeeperStore, claim: Claim, plain: KazooClient
 ) -> None:
-    """The rest of what was kept free for the row is used up by hand, so that the multi has the very size of the limit."""
+    """The rest of the space reserved for the row is filled manually, so that the multi has exactly the limit's size."""
     transaction = store.begin(claim)
     batch = transaction.handle
     with pytest.raises(StoreError, match=r"jute\.maxbuffer") as caught:
