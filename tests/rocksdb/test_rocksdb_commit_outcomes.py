@@ -197,7 +197,7 @@ def test_an_interrupt_while_a_claim_waits(fresh: RocksDBStore, fresh_claim: Clai
     assert fresh.claim(ID, "tests", timeout=0).fence == 2
 
 
-# --- surely failed --------------------------------------------------------------------------------------------------------
+# --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_after_the_store_was_closed(fresh: RocksDBStore, fresh_claim: Claim) -> None:

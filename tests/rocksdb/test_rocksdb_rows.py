@@ -18,7 +18,7 @@ LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 11, 21, 10, 0, 0,
 UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 11, tzinfo=UTC))
 
 
-# --- what stands in the database ------------------------------------------------------------------------------------------
+# --- what is in the database ----------------------------------------------------------------------------------------------
 
 
 def test_other_clients_can_read_the_rows_of_a_database_of_ours(fresh: RocksDBStore, fresh_claim: Claim, path: Path) -> None:

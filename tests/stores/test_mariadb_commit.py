@@ -51,7 +51,7 @@ def commits_held_back(store: SqlStateStore) -> Iterator[sa.Connection]:
         connection.exec_driver_sql("UNLOCK TABLES")
 
 
-# --- surely failed --------------------------------------------------------------------------------------------------------
+# --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_that_waited_too_long_for_a_backup_lock(
@@ -184,7 +184,7 @@ def test_a_claim_on_mariadb_survives_a_connection_that_breaks(
     mariadb_proxy.on_client_bytes(COMMIT, Link.cut, when="answered")
     assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 4
     mariadb_proxy.on_client_bytes(COMMIT, Link.cut_with_reset, when="answered")
-    assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT, expected_fence=4).fence == 5  # it knows its own
+    assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT, expected_fence=4).fence == 5  # it recognizes its own claim
     assert_nothing_is_checked_out(proxied_mariadb_store)
 
 

@@ -58,7 +58,7 @@ def postgres_claim(postgres_store: SqlStateStore) -> Claim:
     return postgres_store.claim(ID, "tests", timeout=LIMIT)
 
 
-# --- surely failed --------------------------------------------------------------------------------------------------------
+# --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
 def test_a_serialization_failure(postgres_url: str) -> None:

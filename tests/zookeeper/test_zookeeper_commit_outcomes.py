@@ -34,7 +34,7 @@ def claim(proxied_store: ZooKeeperStore) -> Claim:
     return proxied_store.claim(ID, "tests", timeout=LIMIT)
 
 
-# --- surely failed --------------------------------------------------------------------------------------------------------
+# --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
 def test_no_connection_to_send_it_over(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:

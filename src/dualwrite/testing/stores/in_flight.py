@@ -102,7 +102,7 @@ class TimeLimitConformance:
     def test_a_claim_gives_up_when_its_time_is_over(self, scene: StoreScene) -> None:
         """ClaimTimeoutError: the row stayed locked. Nothing was changed, and the same claim works once the lock is released."""
         if scene.capabilities.claims_wait is ClaimsWait.NEVER:
-            pytest.skip("a claim waits for no transaction")
+            pytest.skip("claims do not wait for transactions in this store")
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = scene.recorded(store, ours)
