@@ -101,7 +101,7 @@ def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
         others = sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - {*_WITH_TABLE, *_WITHOUT_TABLE})
         more = f"; installed packages provide {', '.join(f'{name}://…' for name in others)}" if others else ""
         raise ConfigurationError(
-            f"There is no store for URLs that begin with {backend!r}.",
+            f"Unsupported database type {backend!r}: no installed package provides a store for it.",
             next_step=f"{URL_EXAMPLES}{more}",
         )
     if len({entry.value for entry in found}) > 1:

@@ -88,7 +88,7 @@ def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -
         what,
         transactional_id=claim.transactional_id,
         cause="another process opened or recovered the same transactional id after us",
-        next_step="run one writer for each transactional id; opening a new one here takes the id back",
+        next_step="run one writer for each transactional id; opening a new one here acquires the id again",
         fence=claim.fence,
         current_fence=current_fence,
         current_owner=current_owner,

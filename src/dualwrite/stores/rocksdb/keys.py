@@ -86,7 +86,7 @@ class Encoding:
         if scalar is None:
             data = self.dumps(value)
             if not isinstance(data, bytes):
-                raise UsageError(f"`dumps` made a {type(data).__name__} of a value, not bytes.")
+                raise UsageError(f"`dumps` returned a {type(data).__name__} for a value, not bytes.")
             return Pickled(data)
         if isinstance(scalar, str):
             _utf8(scalar)

@@ -162,7 +162,7 @@ class StoreDialect(ABC):
 
     @abstractmethod
     def classify(self, error: BaseException) -> ErrorClass:
-        """What a driver's error means, outside COMMIT."""
+        """What a driver's error means, except during COMMIT."""
 
     def known_blocker(self, engine: Engine) -> Blocker | None:
         """What is known about the holder of a lock without asking the database."""

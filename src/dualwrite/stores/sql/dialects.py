@@ -51,7 +51,7 @@ def dialect_for(url: URL) -> StoreDialect:
 
             dialect = MariadbDialect()
         case _:
-            raise ConfigurationError(f"dualwrite has no SQL store for {backend!r}.", next_step=SQL_URL_EXAMPLES)
+            raise ConfigurationError(f"Unsupported SQL database {backend!r}.", next_step=SQL_URL_EXAMPLES)
     if driver not in ("", dialect.driver):
         raise ConfigurationError(
             f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",

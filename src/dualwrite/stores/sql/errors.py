@@ -97,7 +97,7 @@ class ErrorMap:
         return self.dialect.classify(error)
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
-        """Our error for the driver's, outside COMMIT.
+        """Our error for the driver's, except during COMMIT.
 
         Args:
             error: SQLAlchemy's or the driver's error.

@@ -121,7 +121,9 @@ class MysqlDialect(StoreDialect):
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits: for connecting including the server's greeting, for a lock on the table, and for a peer that is gone."""
         if not url.database:
-            raise ConfigurationError("The URL names no database.", next_step=f"{self.name}+{self.driver}://user@host/database")
+            raise ConfigurationError(
+                "The URL has no database name.", next_step=f"{self.name}+{self.driver}://user@host/database"
+            )
         wanted = {
             "connect_timeout": max(1, math.ceil(connect_timeout)),
             "read_timeout": _UntilConnected(max(1.0, connect_timeout)),
