@@ -3,6 +3,8 @@
 import os
 import signal
 
+from hypothesis import HealthCheck, settings
+
 pytest_plugins = [
     "fixtures.reruns",
     "fixtures.workers",
@@ -16,3 +18,7 @@ os.environ["DUALWRITE_TESTING"] = "1"  # enables DUALWRITE_FAILPOINTS in the pro
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background of a shell: children would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# no property depends on the machine's speed
+settings.register_profile("dualwrite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dualwrite")
