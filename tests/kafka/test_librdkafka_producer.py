@@ -161,7 +161,7 @@ def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_producer
 
 
 def test_a_timeout_too_short_to_work_with_is_refused(new_producer: NewProducer) -> None:
-    with pytest.raises(ConfigurationError, match="1000 is the least"):
+    with pytest.raises(ConfigurationError, match="must be at least 1000"):
         new_producer(**{"transaction.timeout.ms": 999})
 
 

@@ -98,7 +98,7 @@ def test_an_id_whose_last_transaction_does_not_end_is_told_in_time() -> None:
     being_written = lambda _: init_producer_id_answer(error_code=CONCURRENT_TRANSACTIONS)  # noqa: E731
     with WireServer({InitProducerIdRequest: being_written}) as server:
         producer = on_server(server)
-        with pytest.raises(BrokerUnavailableError, match="did not bring the last transaction"):
+        with pytest.raises(BrokerUnavailableError, match="did not complete the last transaction"):
             producer.init_transactions(timeout=0.2)
         assert producer.state is ProducerState.UNINITIALIZED
         assert len(server.received(InitProducerIdRequest)) > 1

@@ -50,16 +50,16 @@ KINDS = [
 def test_a_code_has_its_kind_and_keeps_its_facts(wrapped: bool) -> None:
     for name, kind in KINDS:
         original = KafkaError(getattr(KafkaError, name))
-        error = broker_error(KafkaException(original) if wrapped else original, "orders#1", "delivering to topic 't'")
+        error = broker_error(KafkaException(original) if wrapped else original, "orders#1", "delivery to topic 't'")
         assert type(error) is kind, name
         assert (error.transactional_id, error.code, error.name) == ("orders#1", original.code(), original.name())
-        assert str(error).startswith("Kafka failed at delivering to topic 't': ")
+        assert str(error).startswith("Kafka error during delivery to topic 't': ")
         assert original.str() in str(error)
 
 
-@pytest.mark.parametrize("doing", ["delivering to topic 't'", "sending to topic 't'"])
-def test_any_other_error_of_a_message_is_a_delivery_error(doing: str) -> None:
-    assert type(broker_error(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "x", doing)) is DeliveryError
+@pytest.mark.parametrize("action", ["delivery to topic 't'", "send to topic 't'"])
+def test_any_other_error_of_a_message_is_a_delivery_error(action: str) -> None:
+    assert type(broker_error(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "x", action)) is DeliveryError
 
 
 def test_any_other_error_is_a_broker_error() -> None:
@@ -69,7 +69,7 @@ def test_any_other_error_is_a_broker_error() -> None:
 
 
 def test_a_topic_that_is_not_in_the_metadata_is_unknown() -> None:
-    error = broker_error(None, "x", "looking up topic 't'")
+    error = broker_error(None, "x", "lookup of topic 't'")
     assert type(error) is UnknownTopicError
     assert "no such topic" in str(error)
     assert error.code is None

@@ -43,14 +43,14 @@ def test_none_is_a_tombstone() -> None:
 
 @pytest.mark.parametrize("content", [5, 1.5, True, {}, [], object(), ("a",)])
 def test_another_type_is_refused_with_what_it_was_and_what_to_do(content: Any) -> None:
-    with pytest.raises(InvalidMessageError, match=f"value is bytes, str or None, not {type(content).__name__}.*serialise"):
+    with pytest.raises(InvalidMessageError, match=f"value must be bytes, str or None, not {type(content).__name__}.*serialise"):
         as_bytes("value", content)
 
 
 def test_text_that_has_no_utf8_is_refused() -> None:
-    with pytest.raises(InvalidMessageError, match="key has no form in UTF-8"):
+    with pytest.raises(InvalidMessageError, match="key can't be encoded as UTF-8"):
         as_bytes("key", "\ud800")
-    with pytest.raises(InvalidMessageError, match="header name has no form in UTF-8"):
+    with pytest.raises(InvalidMessageError, match="header name can't be encoded as UTF-8"):
         header_list({"\ud800": "x"})
 
 
@@ -69,7 +69,7 @@ def test_what_are_no_pairs_is_refused(headers: Any) -> None:
 
 @pytest.mark.parametrize("headers", [{1: "x"}, [(None, "x")], [(b"a", "x")]])
 def test_a_headers_name_is_text(headers: Any) -> None:
-    with pytest.raises(InvalidMessageError, match="header's name is a str"):
+    with pytest.raises(InvalidMessageError, match="header's name must be a str"):
         header_list(headers)
 
 
@@ -85,5 +85,5 @@ def test_a_number_within_its_range_is_given_back(number: int) -> None:
 
 @pytest.mark.parametrize("number", [-1, 11, True, False, 1.0, "1", None])
 def test_any_other_number_is_refused(number: Any) -> None:
-    with pytest.raises(InvalidMessageError, match="partition is an int from 0 to 10"):
+    with pytest.raises(InvalidMessageError, match="partition must be an int from 0 to 10"):
         check_number("partition", number, 10)

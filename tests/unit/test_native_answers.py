@@ -89,8 +89,8 @@ def test_a_code_without_an_error_of_its_own_is_a_failed_delivery_or_what_the_cal
 def test_a_delivery_is_retriable_by_the_brokers_code() -> None:
     """With both producers: an error that the broker would return again is not retriable."""
     for code in (*CODES, 999):
-        native = failure(code, "delivering to topic 't', partition 3", "orders")
-        librdkafka = broker_error(KafkaError(code), "orders", "delivering to topic 't'")
+        native = failure(code, "delivery to topic 't', partition 3", "orders")
+        librdkafka = broker_error(KafkaError(code), "orders", "delivery to topic 't'")
         for error in (native, librdkafka):
             assert isinstance(error, MessageRefusedError) is (code in PERMANENT), code
             if isinstance(error, DeliveryError):
@@ -105,7 +105,7 @@ def test_what_is_no_delivery_is_not_a_refused_message() -> None:
 
 def test_an_error_says_what_for_which_id_and_by_which_code_and_survives_pickling() -> None:
     for code in (*CODES, 999):
-        error = failure(code, "delivering to topic 't', partition 3", "orders", message="the broker's words", size=12)
+        error = failure(code, "delivery to topic 't', partition 3", "orders", message="the broker's words", size=12)
         for read in (error, pickle.loads(pickle.dumps(error))):
             assert (read.code, read.name, read.transactional_id, read.size) == (code, error_name(code), "orders", 12)
             for part in ("topic 't', partition 3", error_name(code), "the broker's words", "'orders'"):

@@ -134,7 +134,7 @@ def test_the_default_level_is_librdkafkas(name: str, level: int) -> None:
 
 @pytest.mark.parametrize("name", ["", "bzip2", "lz4 ", "inherit", None, 3, b"lz4", []])
 def test_another_name_is_refused_with_the_known_ones(name: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"compression\.type is .*none, gzip, snappy, lz4, zstd"):
+    with pytest.raises(ConfigurationError, match=r"Unknown compression\.type .*none, gzip, snappy, lz4, zstd"):
         compression_by_name(name)
 
 
@@ -143,25 +143,27 @@ def test_another_name_is_refused_with_the_known_ones(name: Any) -> None:
     [("gzip", 10), ("gzip", -2), ("lz4", 13), ("zstd", 13), ("zstd", 22), ("none", 13), ("none", -2), ("lz4", "13")],
 )
 def test_a_level_that_the_codec_does_not_have_is_refused_with_its_range(name: str, level: int | str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"compression\.level is {level!r}, which {name} does not have.*0 to [0-9]+"):
+    with pytest.raises(
+        ConfigurationError, match=rf"compression\.level is {level!r}, which {name} does not support.*0 to [0-9]+"
+    ):
         compression_by_name(name, level)
 
 
 def test_snappy_has_no_levels() -> None:
-    with pytest.raises(ConfigurationError, match=r"snappy does not have.*leave compression\.level out"):
+    with pytest.raises(ConfigurationError, match=r"snappy does not support.*remove compression\.level"):
         compression_by_name("snappy", 1)
 
 
 @pytest.mark.parametrize("level", ["fast", "", [], 1j, "1.5"])
 def test_a_level_is_a_number(level: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"compression\.level is .*not a number"):
+    with pytest.raises(ConfigurationError, match=r"compression\.level is .*must be an integer"):
         compression_by_name("gzip", level)
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_a_missing_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "cramjam", None)
-    with pytest.raises(MissingDependencyError, match=rf"cramjam.*{name}.*pip install 'dualwrite\[compression\]'"):
+    with pytest.raises(MissingDependencyError, match=rf"{name}.*cramjam.*pip install 'dualwrite\[compression\]'"):
         compression_by_name(name)
 
 

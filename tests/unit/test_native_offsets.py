@@ -53,5 +53,5 @@ def test_other_bytes_are_refused(written: bytes) -> None:
     ],
 )
 def test_what_is_not_of_its_form_is_refused_with_what_to_pass(written: Any) -> None:
-    with pytest.raises(UsageError, match="pass a confluent-kafka Consumer, or a GroupMetadata"):
+    with pytest.raises(UsageError, match="pass a confluent-kafka Consumer, or your own GroupMetadata"):
         GroupMetadata.from_librdkafka(written)

@@ -17,7 +17,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.partition import Batch, Partition
-from dualwrite.kafka.native.settings import MAX_UNDER_WAY
+from dualwrite.kafka.native.settings import MAX_IN_FLIGHT
 
 NONE, TOO_LARGE, NOT_ENOUGH_REPLICAS, OUT_OF_ORDER = 0, 10, 19, 45
 PRODUCER_ID, EPOCH = 7, 3
@@ -82,7 +82,7 @@ class OnePartition(RuleBasedStateMachine):
         self.sent: list[Record] = []
         self.now = 0.0
         self.buffered = 0
-        self.under_way: list[Request] = []
+        self.in_flight: list[Request] = []
         self.late: deque[bytes] = deque()  # sent over a connection that broke, and arrive nevertheless
         for number in range(batches):
             self.fill_and_close_a_batch(seed + number)
@@ -102,23 +102,23 @@ class OnePartition(RuleBasedStateMachine):
         self.buffered += self.partition.builder.size
         self.partition.close_batch()
 
-    @rule(most=st.integers(1, MAX_UNDER_WAY), patient=st.booleans())
+    @rule(most=st.integers(1, MAX_IN_FLIGHT), patient=st.booleans())
     def send_what_may_be_sent(self, most: int, patient: bool) -> None:
         if patient:
             self.now = max(self.now, self.partition.not_before)
         while self.partition.may_send(self.now, most):
             assert self.now >= self.partition.not_before
-            self.under_way.append(Request(self.partition.take()))
+            self.in_flight.append(Request(self.partition.take()))
 
     # --- the broker ---------------------------------------------------------------------------------------------------
 
     @property
     def unread(self) -> list[Request]:
-        return [request for request in self.under_way if request.code is None]
+        return [request for request in self.in_flight if request.code is None]
 
     @property
     def answered(self) -> list[Request]:
-        return [request for request in self.under_way if request.code is not None]
+        return [request for request in self.in_flight if request.code is not None]
 
     @precondition(lambda self: self.unread)
     @rule(looks=st.sampled_from(["takes it", "takes it", "refuses it for now", "does not hear of its replicas"]))
@@ -139,14 +139,14 @@ class OnePartition(RuleBasedStateMachine):
     def an_answer_arrives(self, data: st.DataObject, wait: float) -> None:
         self.handle(data.draw(st.sampled_from(self.answered)), wait)
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def the_connection_breaks(self, data: st.DataObject) -> None:
         unread = [request.data for request in self.unread]
         self.late.extend(unread[: data.draw(st.integers(0, len(unread)))])
-        for request in self.under_way:
+        for request in self.in_flight:
             self.partition.send_again(request.batch, self.now, 13)
-        self.under_way.clear()
+        self.in_flight.clear()
 
     @rule(seed=st.integers(0, 2**16))
     def a_lively_moment(self, seed: int) -> None:
@@ -155,7 +155,7 @@ class OnePartition(RuleBasedStateMachine):
         for _ in range(20):
             move = chance.choice(["send", "read", "read", "answer"])
             if move == "send":
-                self.send_what_may_be_sent(chance.randint(1, MAX_UNDER_WAY), patient=True)
+                self.send_what_may_be_sent(chance.randint(1, MAX_IN_FLIGHT), patient=True)
             elif move == "read" and self.unread:
                 self.the_broker_reads_the_next_request(chance.choice(["takes it", "refuses it for now"]))
             elif move == "answer" and self.answered:
@@ -163,7 +163,7 @@ class OnePartition(RuleBasedStateMachine):
 
     def handle(self, request: Request, wait: float) -> None:
         """What a sender does with an answer."""
-        self.under_way.remove(request)
+        self.in_flight.remove(request)
         batch = request.batch
         assert request.code is not None
         if request.code == NONE:
@@ -184,22 +184,22 @@ class OnePartition(RuleBasedStateMachine):
 
     @invariant()
     def a_broker_that_remembers_five_batches_is_never_sent_more(self) -> None:
-        assert len(self.partition.under_way) <= MAX_UNDER_WAY
-        assert [request.batch for request in self.under_way] == self.partition.under_way
+        assert len(self.partition.in_flight) <= MAX_IN_FLIGHT
+        assert [request.batch for request in self.in_flight] == self.partition.in_flight
 
     @invariant()
     def the_buffer_is_counted_by_what_is_not_stored(self) -> None:
-        assert self.buffered == sum(batch.size for batch in (*self.partition.waiting, *self.partition.under_way))
+        assert self.buffered == sum(batch.size for batch in (*self.partition.waiting, *self.partition.in_flight))
 
     def teardown(self) -> None:
         """The network recovers: everything must arrive, within a number of steps bounded by the number of records."""
         if not hasattr(self, "partition"):
             return
         for _ in range(3 * len(self.sent) + 100):
-            self.send_what_may_be_sent(MAX_UNDER_WAY, patient=True)
-            if not self.under_way:
+            self.send_what_may_be_sent(MAX_IN_FLIGHT, patient=True)
+            if not self.in_flight:
                 break
-            request = self.under_way[0]
+            request = self.in_flight[0]
             request.code = self.broker.take(request.data) if request.code is None else request.code
             self.handle(request, 0.0)
         assert self.broker.stored == self.sent

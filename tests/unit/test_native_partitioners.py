@@ -93,7 +93,7 @@ def test_more_keys_than_are_remembered() -> None:
 @pytest.mark.parametrize("name", ["", "Random", "murmur3", "consistent-random", None, 5, b"random", [], {}])
 def test_another_name_is_refused_with_the_known_ones(name: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"partitioner is .*random, consistent, consistent_random, murmur2, "
+        ConfigurationError, match=r"Unknown partitioner .*random, consistent, consistent_random, murmur2, "
     ) as caught:
         partitioner_by_name(name)
     assert all(known in str(caught.value) for known in NAMES)

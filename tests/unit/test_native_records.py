@@ -224,7 +224,7 @@ def test_records_that_get_smaller_go_compressed_and_others_do_not(name: str) -> 
 
 
 def test_a_batch_without_records_can_not_be_built() -> None:
-    with pytest.raises(UsageError, match="without records"):
+    with pytest.raises(UsageError, match="at least one record"):
         BatchBuilder().build(**SOME_IDS, compression=NONE)
 
 

@@ -18,8 +18,8 @@ NUMBERS = {
     "batch.size": "batch_bytes",
     "message.max.bytes": "message_max_bytes",
     "queue.buffering.max.kbytes": "buffer_bytes",
-    "max.in.flight.requests.per.connection": "under_way",
-    "max.in.flight": "under_way",
+    "max.in.flight.requests.per.connection": "in_flight",
+    "max.in.flight": "in_flight",
     "request.timeout.ms": "request_timeout",
     "topic.metadata.refresh.interval.ms": "metadata_max_age",
     "retry.backoff.ms": "retry_backoff",
@@ -34,7 +34,7 @@ def read(**given: Any) -> NativeSettings:
 def test_the_defaults_are_librdkafkas_but_for_the_buffer() -> None:
     found = read()
     assert (found.batch_bytes, found.message_max_bytes, found.buffer_bytes) == (1_000_000, 1_000_000, 32 * 2**20)
-    assert (found.under_way, found.request_timeout, found.answer_timeout, found.metadata_max_age) == (5, 30, 30, 300)
+    assert (found.in_flight, found.request_timeout, found.answer_timeout, found.metadata_max_age) == (5, 30, 30, 300)
     assert (found.retry_backoff, found.retry_backoff_max) == (0.1, 1)
     assert found.compression.name == "none"
     assert found.partitioner is partitioner_by_name("consistent_random")
@@ -47,8 +47,8 @@ def test_the_defaults_are_librdkafkas_but_for_the_buffer() -> None:
         ({"message.max.bytes": 2000}, "batch_bytes", 2000),
         ({"message.max.bytes": 2000}, "message_max_bytes", 2000),
         ({"queue.buffering.max.kbytes": 7}, "buffer_bytes", 7168),
-        ({"max.in.flight": 1}, "under_way", 1),
-        ({"max.in.flight.requests.per.connection": 1000}, "under_way", 5),
+        ({"max.in.flight": 1}, "in_flight", 1),
+        ({"max.in.flight.requests.per.connection": 1000}, "in_flight", 5),
         ({"request.timeout.ms": "1500"}, "request_timeout", 1.5),
         ({"socket.timeout.ms": 2000}, "answer_timeout", 2.0),
         ({"topic.metadata.refresh.interval.ms": -1}, "metadata_max_age", -0.001),
@@ -98,5 +98,5 @@ def test_whatever_is_given_the_settings_work_or_are_refused(given: dict[str, Any
         return
     assert 1 <= found.batch_bytes <= found.message_max_bytes
     assert found.buffer_bytes >= 1024
-    assert 1 <= found.under_way <= 5
+    assert 1 <= found.in_flight <= 5
     assert min(found.request_timeout, found.answer_timeout, found.retry_backoff, found.retry_backoff_max) > 0

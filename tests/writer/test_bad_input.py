@@ -133,10 +133,10 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"database": "sqlite://"}, "sqlite:////"),
     ({"kafka": {"bootstrap.servers": ""}}, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"),
     ({"kafka": {"bootstrap.servers": "host:port"}}, "host:port"),
-    ({"kafka": {"acks": 1}}, "acks is 1; a transaction needs 'all'"),
+    ({"kafka": {"acks": 1}}, "acks is 1; transactions require 'all'"),
     ({"kafka": {"enable.idempotence": False}}, "enable.idempotence is False"),
-    ({"kafka": {"transactional.id": "mine"}}, "give it to dualwrite as transactional_id"),
-    ({"kafka": {"transaction.timeout.ms": 10}}, "1000 is the least"),
+    ({"kafka": {"transactional.id": "mine"}}, "pass it to dualwrite as transactional_id"),
+    ({"kafka": {"transaction.timeout.ms": 10}}, "must be at least 1000"),
     ({"kafka": {"no.such.property": 1}}, "no.such.property"),
     ({"kafka": {"linger.ms": "soon"}}, "queue.buffering.max.ms"),  # librdkafka's alias of bootstrap.servers
     ({"producer": "best"}, "one of auto, native, librdkafka"),
@@ -317,19 +317,19 @@ def test_a_stored_state_does_not_parse(scene: Scene) -> None:
 # --- messages -----------------------------------------------------------------------------------------------------------
 
 BAD_MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"value": 7}, "A message's value is bytes, str or None, not int"),
+    ({"value": 7}, "A message's value must be bytes, str or None, not int"),
     ({"value": {"a": 1}}, "json.dumps"),
-    ({"value": b"", "key": 7}, "A message's key is bytes, str or None, not int"),
+    ({"value": b"", "key": 7}, "A message's key must be bytes, str or None, not int"),
     ({"value": b"", "headers": {"a": 7}}, "header 'a'"),
     ({"value": b"", "headers": {7: "a"}}, "header's name"),
-    ({"value": b"", "headers": "abc"}, "headers are a mapping"),
-    ({"value": b"", "partition": -1}, "partition is an int from 0"),
-    ({"value": b"", "partition": "0"}, "partition is an int from 0"),
+    ({"value": b"", "headers": "abc"}, "headers must be a mapping"),
+    ({"value": b"", "partition": -1}, "partition must be an int from 0"),
+    ({"value": b"", "partition": "0"}, "partition must be an int from 0"),
     ({"value": b"", "timestamp": -5}, "timestamp"),
     ({"value": b"", "timestamp": 1.5}, "timestamp"),
-    ({"value": b"", "topic": ""}, "no name for a topic"),
-    ({"value": b"", "topic": "a b"}, "no name for a topic"),
-    ({"value": b"", "topic": None}, "A topic is a str"),
+    ({"value": b"", "topic": ""}, "Invalid topic name"),
+    ({"value": b"", "topic": "a b"}, "Invalid topic name"),
+    ({"value": b"", "topic": None}, "A topic must be a str"),
 ]
 
 

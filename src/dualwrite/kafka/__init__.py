@@ -1,4 +1,4 @@
-"""Kafka's side of the recipe: producers, coordinator, configuration, and what a cluster can do."""
+"""The Kafka side of the recipe: producers, coordinator, configuration, and detection of what a cluster supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The producers, loaded by whoever uses them: each brings libraries of its own."""
+    """Load the producers on first use: each one needs its own client library."""
     if name == "NativeProducer":
         from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (see above)
 

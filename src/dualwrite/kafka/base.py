@@ -1,4 +1,4 @@
-"""The contracts of Kafka's side: a transactional producer, and what recovery asks of a transaction coordinator."""
+"""The Kafka-side contracts: a transactional producer, and the transaction coordinator as recovery uses it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | N
 class TransactionalProducer(Protocol):
     """A producer for one Kafka transactional id, with the method names of KIP-939 in snake case.
 
-    One thread at a time. Errors of the client library arrive as the BrokerError that fits, `raise … from` the original.
+    Not thread-safe: one thread at a time. Errors of the client library are raised as the matching BrokerError, `from` the
+    original.
     """
 
     @property
     def transaction_timeout(self) -> float | None:
-        """Seconds after which the broker aborts a transaction; None under two-phase commit, and before the id is taken."""
+        """Seconds after which the broker aborts a transaction; None under two-phase commit, and before the id is registered."""
         ...
 
     @property
@@ -39,25 +40,26 @@ class TransactionalProducer(Protocol):
     def must_be_replaced(self) -> bool:
         """Whether this session must not begin another transaction (rule F9).
 
-        It was fenced, a delivery failed, or an EndTxn had to be sent again, so that a late duplicate may be under way.
+        True after it was fenced, after a failed delivery, and after an EndTxn was sent more than once, since a delayed
+        duplicate may still be in the network.
         """
         ...
 
     def init_transactions(self, *, timeout: float) -> PreparedTxnState | None:
-        """Register the id at its coordinator and fence earlier holders of it (InitProducerId). Waits `timeout` s at most.
+        """Register the id at its coordinator and fence its previous owners (InitProducerId). Waits at most `timeout` s.
 
         Returns:
-            A prepared transaction of the id that was kept, where the producer can do that and was asked to; else None.
+            The prepared transaction of the id that was kept, if the producer supports this and was asked to; else None.
 
         Raises:
-            BrokerUnavailableError: No coordinator answered in time.
-            BrokerAuthorizationError: The principal may not use the id.
-            ConfigurationError: The broker refuses the transaction timeout.
+            BrokerUnavailableError: No coordinator answered within the time limit.
+            BrokerAuthorizationError: The principal is not authorized to use the id.
+            ConfigurationError: The broker rejects the transaction timeout.
         """
         ...
 
     def begin_transaction(self) -> None:
-        """Begin a transaction; no request is sent before the first message."""
+        """Begin a transaction; nothing is sent to Kafka before the first message."""
         ...
 
     def send(
@@ -70,13 +72,13 @@ class TransactionalProducer(Protocol):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Hand one message over; it is sent in the background. `timestamp` is in milliseconds since 1970.
+        """Queue one message, to be sent in the background. `timestamp` is in milliseconds since 1970.
 
         Raises:
-            InvalidMessageError: Wrong type or range; nothing was sent, the transaction can go on.
-            UnknownTopicError: The topic does not exist and is not created by itself.
-            MessageTooLargeError: The message is above the producer's own limit.
-            DeliveryError: The queue stayed full, or an earlier message of the transaction has failed already.
+            InvalidMessageError: A wrong type or range; nothing was sent, and the transaction can continue.
+            UnknownTopicError: The topic does not exist, and the broker does not create it.
+            MessageTooLargeError: The message exceeds the producer's own limit.
+            DeliveryError: The queue stayed full, or an earlier message of the transaction has failed.
         """
         ...
 
@@ -89,58 +91,58 @@ class TransactionalProducer(Protocol):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Hand many messages over, as `send` would one after another; all have the timestamp of the call unless one is given.
+        """Queue many messages, as repeated calls of `send` would; without `timestamp` they all get the time of this call.
 
-        How many were handed over before one that can't be taken, or before an error of the iterable's own, is left open.
+        If a message is invalid or the iterable raises, it is unspecified how many of the messages before it were queued.
 
-        Raises: as `send`, and InvalidMessageError where there are not as many keys as values.
+        Raises: as `send`, and InvalidMessageError if the numbers of keys and values differ.
         """
         ...
 
     def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
-        """Make a consumer's positions part of the transaction (KIP-447); no offsets, nothing is done.
+        """Make a consumer's positions part of the transaction (KIP-447); does nothing if there are no offsets.
 
         Raises:
-            ProducerFencedError: Of the group: the consumer's generation is over, so that its partitions are somebody else's.
-            BrokerAuthorizationError: The principal may not read with the group.
-            BrokerUnavailableError: The group's coordinator did not answer in time.
+            ProducerFencedError: The consumer's generation in the group is over, so its partitions belong to another member.
+            BrokerAuthorizationError: The principal lacks Read on the group.
+            BrokerUnavailableError: The group's coordinator did not answer within the time limit.
         """
         ...
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
-        """Flush, see that every message is acknowledged, and name the transaction. None where nothing was sent.
+        """Flush, check that every message was acknowledged, and return the transaction's state; None if nothing was sent.
 
-        After it only commit and abort are allowed.
+        Afterwards only commit and abort are allowed.
 
         Raises:
-            DeliveryError: A message was not stored (UnknownTopicError, MessageTooLargeError where that is the reason).
-            PrepareError: The broker does not hold the transaction as ours and ongoing.
+            DeliveryError: A message was not stored (as UnknownTopicError or MessageTooLargeError if that is the reason).
+            PrepareError: The coordinator does not have the transaction as ongoing, or its state would be ambiguous.
             TransactionTimeoutError: Too little of the transaction's timeout is left.
         """
         ...
 
     @property
     def delivery(self) -> Delivery | None:
-        """Where the messages of the transaction that was prepared last lie, as the brokers acknowledged them.
+        """Where in the log the messages of the most recently prepared transaction are, as acknowledged by the brokers.
 
-        None before `prepare_transaction` has returned, and where the transaction has no message.
+        None before `prepare_transaction` has returned, and if the transaction has no messages.
         """
         ...
 
     def check_time_left(self) -> None:
-        """See that enough of the transaction's timeout is left to commit the database now; a look at the clock, no I/O.
+        """Check that enough of the transaction's timeout is left to commit the database now; reads the clock, no I/O.
 
         Raises:
-            TransactionTimeoutError: It is not. Without two-phase commit the broker may abort the transaction soon.
+            TransactionTimeoutError: Too little is left: without two-phase commit the broker may abort the transaction soon.
         """
         ...
 
     def commit_transaction(self, *, timeout: float) -> None:
-        """Commit; returning means that the coordinator has answered NONE, which is proof.
+        """Commit; when it returns, the coordinator has answered NONE, which proves the commit.
 
         Raises:
-            ProducerFencedError: The transaction was ended by somebody else; describe to learn how.
-            BrokerUnavailableError: No proof in time; the transaction may be committed or ongoing.
+            ProducerFencedError: Another process ended the transaction; describe it to find out how.
+            BrokerUnavailableError: No proof within the time limit; the transaction may be committed or ongoing.
         """
         ...
 
@@ -149,16 +151,16 @@ class TransactionalProducer(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop what is queued and release everything. Ends no transaction at the coordinator."""
+        """Drop queued messages and release all resources. Does not end a transaction at the coordinator."""
         ...
 
 
 @runtime_checkable
 class ColumnProducer(Protocol):
-    """What a producer may offer beside TransactionalProducer: messages by column."""
+    """An optional addition to TransactionalProducer: messages from columns."""
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
-        """Hand many messages over, as `send_many` would, from Arrow arrays of binary; a null value is a tombstone.
+        """Queue many messages, as `send_many` would, from binary Arrow arrays; a null value is a tombstone.
 
         Raises: as `send_many`.
         """
@@ -166,7 +168,7 @@ class ColumnProducer(Protocol):
 
 
 class TakeOverProducer(TransactionalProducer, Protocol):
-    """A producer that takes an id over by compare-and-set, so that several claimants may use one id (rule F5)."""
+    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5)."""
 
     @property
     def wanted_timeout_ms(self) -> int:
@@ -174,16 +176,16 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         ...
 
     def create(self, *, timeout: float) -> bool:
-        """Register the id if its coordinator does not know it; False, and nothing is changed, where it does.
+        """Register the id if its coordinator does not know it; returns False, and changes nothing, if it does.
 
         Raises: as `init_transactions`.
         """
         ...
 
     def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
-        """Go on with what EndTxn v5 answered when the epoch of the id's earlier holders was raised.
+        """Continue with the producer id and epoch from the EndTxn v5 answer that bumped the previous owners' epoch.
 
-        The caller sees that it still holds the claim, after this and before anything is sent.
+        After this call and before anything is sent, the caller must check that it still owns the claim.
         """
         ...
 
@@ -193,9 +195,9 @@ class ProducerFactory:
     """Makes the producers of a writer.
 
     Args:
-        kind: What its producers are; a generation of an id is used by one kind only.
-        make: Makes the producer for a Kafka transactional id; a TakeOverProducer where the kind takes over.
-        lanes: How many ids a writer uses where its user does not say.
+        kind: The kind of the producers; each generation of an id is used by one kind only.
+        make: Makes the producer for a Kafka transactional id; a TakeOverProducer if the kind takes over ids.
+        lanes: How many ids a writer uses by default.
     """
 
     kind: ProducerKind
@@ -212,8 +214,8 @@ class EndTxnAnswer:
     """One answer to EndTxn.
 
     Args:
-        code: Kafka's error code; 0 (NONE) is proof of the asked outcome, nothing else is.
-        name: Kafka's name of the code.
+        code: Kafka's error code; only 0 (NONE) proves the requested outcome.
+        name: Kafka's name for the code.
         producer_id: The producer id for the next transaction (EndTxn v5), or -1.
         epoch: The epoch for the next transaction (EndTxn v5), or -1.
     """
@@ -225,13 +227,13 @@ class EndTxnAnswer:
 
     @property
     def proven(self) -> bool:
-        """Whether the transaction is now known to have the outcome that was asked for."""
+        """Whether the answer proves that the transaction has the requested outcome."""
         return self.code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdAnswer(EndTxnAnswer):
-    """One answer to InitProducerId; `producer_id` and `epoch` are the ones to produce with.
+    """One answer to InitProducerId; `producer_id` and `epoch` are those to produce with.
 
     Args:
         ongoing_producer_id: The producer id of a prepared transaction that was kept (`keepPreparedTxn`), or -1.
@@ -252,53 +254,53 @@ class ListedTransaction:
 
 
 class TransactionCoordinator(Protocol):
-    """What recovery asks of Kafka, by requests that name the transaction they mean. Safe to use from several threads.
+    """The requests that recovery sends to Kafka; each one names the transaction it is about. Thread-safe.
 
-    Moves of the coordinator, lost connections and CONCURRENT_TRANSACTIONS are waited out within the time limit, by the very
-    same request; every other answer is given to the caller, who describes and decides again (rule F3).
+    After a coordinator move, a lost connection or CONCURRENT_TRANSACTIONS the same request is retried within the time limit;
+    every other answer is returned to the caller, who describes the transaction and decides again (rule F3).
 
-    `timeout` is a deadline or seconds, for all of a call: name look-up, connecting, TLS, login, finding the coordinator,
-    repetitions, and waiting for other threads' calls. None stands for the coordinator's own limit.
+    `timeout` is a deadline or a number of seconds for the whole call: name lookup, connecting, TLS, login, finding the
+    coordinator, retries, and waiting for other threads' calls. None means the coordinator's own limit.
 
     Raises (all methods): BrokerUnavailableError, BrokerAuthorizationError.
     """
 
     @property
     def ends_by_epoch(self) -> bool:
-        """Whether EndTxn v5 is there (transaction.version 2): idempotent by (producerId, epoch), and it fences old clients."""
+        """Whether EndTxn v5 is supported (transaction.version 2): idempotent by (producerId, epoch), fences old clients."""
         ...
 
     def cluster_id(self, *, timeout: Limit | None = None) -> str:
-        """Kafka's `cluster.id`, as a broker answers it now (Metadata); empty where the brokers have none."""
+        """Kafka's `cluster.id`, as a broker reports it now (Metadata); empty if the brokers have none."""
         ...
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
-        """DescribeTransactions; None where the coordinator does not know the id."""
+        """DescribeTransactions; None if the coordinator does not know the id."""
         ...
 
     def end_transaction(
         self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: Limit | None = None
     ) -> EndTxnAnswer:
-        """EndTxn, v5 where the broker has it, else v4; waits until each partition of the transaction has a leader (rule FB)."""
+        """EndTxn (v5 if supported, else v4); waits until every partition of the transaction has a leader (rule FB)."""
         ...
 
     def init_producer_id(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> EndTxnAnswer:
-        """The unconditional InitProducerId: aborts what is ongoing and raises the epoch.
+        """The unconditional InitProducerId: aborts an ongoing transaction and bumps the epoch.
 
-        Only for a generation that no live writer can hold: on brokers without EndTxn v5 (rules FA and O2).
-        CONCURRENT_TRANSACTIONS is given to the caller here, since the abort that it began must be looked at (rule F7).
+        Only for a generation that no live writer can own: on brokers without EndTxn v5 (rules FA and O2).
+        Here CONCURRENT_TRANSACTIONS is returned to the caller, who must check the abort that the request started (rule F7).
         """
         ...
 
     def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
-        """How the transaction ended that wrote the first message at a place, by the log of its partition.
+        """How the transaction that wrote the first message at `place` ended, according to the partition's log.
 
-        For a transaction that the coordinator no longer knows. Needs the right to read the topic.
+        For a transaction that the coordinator no longer knows. Requires Read on the topic.
         """
         ...
 
     def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> Iterable[ListedTransaction]:
-        """ListTransactions at every broker: the ids that begin with `prefix`."""
+        """ListTransactions on every broker: the ids that start with `prefix`."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which producer a writer gets: by its settings, and by what the cluster can do."""
+"""Choose the producer for a writer, from its settings and what the cluster supports."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from dualwrite.settings import Settings
 log = logging.getLogger(__name__)
 
 NATIVE_LANES: Final = 3
-"""Enough for a transaction not to meet the markers of the one before (DESIGN.md §2)."""
+"""Enough that a transaction need not wait for the previous one's markers (DESIGN.md §2)."""
 
 LIBRDKAFKA_LANES: Final = 1
-"""Each is a client of its own, with threads and connections."""
+"""Each lane is a separate client with its own threads and connections."""
 
 
 def choose_producer(
     config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings, *, share_connections: bool = False
 ) -> ProducerFactory:
-    """The factory for `settings.producer` and `settings.two_phase`; what is left open there, the cluster decides.
+    """The factory for `settings.producer` and `settings.two_phase`; where these leave a choice, the cluster decides.
 
-    Asks the cluster, and leaves nothing behind in it; nothing is claimed yet.
+    Probes the cluster without leaving a trace in it; nothing is claimed yet.
 
     Args:
         config: The cluster's settings.
         coordinator: For the producers.
-        settings: A transactional id stands in them.
-        share_connections: Whether the producers use the coordinator's connections, one to each broker: only where one thread
+        settings: The writer's settings, with a transactional id.
+        share_connections: Whether the producers share the coordinator's connections, one to each broker: only if one thread
             at a time uses all of them.
 
     Raises:
-        ConfigurationError: The settings contradict each other, or the cluster can't do what they ask for.
-        TwoPhaseCommitRefusedError: Two-phase commit is asked for, and the cluster does not offer it.
+        ConfigurationError: The settings contradict each other, or the cluster does not support what they ask for.
+        TwoPhaseCommitRefusedError: Two-phase commit is requested, and the cluster does not offer it.
         BrokerUnavailableError: The cluster can't be reached.
-        BrokerAuthorizationError: The principal may not use the id.
+        BrokerAuthorizationError: The principal is not authorized to use the id.
     """
     if settings.producer == "librdkafka":
         if settings.two_phase:
             raise ConfigurationError(
-                "two_phase is asked for with producer='librdkafka', which can't take part in two-phase commit.",
-                next_step="producer='auto' or 'native'",
+                "two_phase is set with producer='librdkafka', which does not support two-phase commit.",
+                next_step="set producer='auto' or 'native'",
             )
         return _librdkafka(config, coordinator, settings)
     found = probe(config, transactional_id=f"{settings.transactional_id}#probe", timeout=settings.timeouts.kafka)
@@ -59,9 +59,9 @@ def choose_producer(
     two_phase = found.two_phase if settings.two_phase is None else settings.two_phase
     if two_phase and config.transaction_timeout_ms is not None:
         raise ConfigurationError(
-            "transaction.timeout.ms is set, but nothing times out under two-phase commit (KIP-939), which this cluster offers.",
-            next_step="leave transaction.timeout.ms out; or two_phase=False (environment: DUALWRITE_TWO_PHASE=false) to do "
-            "without two-phase commit",
+            "transaction.timeout.ms is set, but this cluster offers two-phase commit, under which nothing times out (KIP-939).",
+            next_step="remove transaction.timeout.ms; or set two_phase=False (environment: DUALWRITE_TWO_PHASE=false) to "
+            "run without two-phase commit",
         )
     log.info("%s: native producer, %s two-phase commit", settings.transactional_id, "with" if two_phase else "without")
     return _native(config, coordinator, settings, coordinator.network if share_connections else None, two_phase=two_phase)
@@ -75,7 +75,7 @@ def _native(
     *,
     two_phase: bool,
 ) -> ProducerFactory:
-    from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (only who uses it loads it)
+    from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (loaded only if used)
 
     def make(kafka_transactional_id: str) -> TransactionalProducer:
         return NativeProducer(
@@ -87,13 +87,13 @@ def _native(
             network=network,
         )
 
-    make(f"{settings.transactional_id}#check").close()  # its settings are refused now, before anything is claimed
+    make(f"{settings.transactional_id}#check").close()  # rejects bad settings now, before anything is claimed
     kind = ProducerKind.NATIVE_TWO_PHASE if two_phase else ProducerKind.NATIVE
     return ProducerFactory(kind, make, lanes=NATIVE_LANES)
 
 
 def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings) -> ProducerFactory:
-    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer, check_settings  # noqa: PLC0415  (only who uses it loads it)
+    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer, check_settings  # noqa: PLC0415  (loaded only if used)
 
     check_settings(config)
 
@@ -108,15 +108,15 @@ def _refuse_what_needs_native(settings: Settings, found: BrokerCapabilities) -> 
         raise _two_phase_refused(found)
     if settings.producer == "native":
         raise ConfigurationError(
-            f"producer='native' needs transaction.version 2, EndTxn v5 and Produce v12 (Apache Kafka 4.0 or newer); this "
+            f"producer='native' requires transaction.version 2, EndTxn v5 and Produce v12 (Apache Kafka 4.0 or newer); this "
             f"cluster has transaction.version {found.transaction_version}.",
-            next_step="producer='auto'; or raise the feature: kafka-features.sh upgrade --feature transaction.version=2",
+            next_step="set producer='auto'; or upgrade the feature: kafka-features.sh upgrade --feature transaction.version=2",
         )
 
 
 def _two_phase_refused(found: BrokerCapabilities) -> TwoPhaseCommitRefusedError:
-    why = "it has no transaction.version 2" if found.two_phase_obstacle is None else found.two_phase_obstacle.value
+    why = "transaction.version is below 2" if found.two_phase_obstacle is None else found.two_phase_obstacle.value
     return TwoPhaseCommitRefusedError(
-        f"Two-phase commit is asked for, but this cluster does not offer it: {why}.",
-        next_step="`dualwrite doctor` tells which broker setting or right to add; or leave two_phase out",
+        f"Two-phase commit is requested, but this cluster does not offer it: {why}.",
+        next_step="run `dualwrite doctor` to see which broker setting or ACL is missing; or leave two_phase unset",
     )

@@ -1,4 +1,4 @@
-"""What may be sent: types and ranges of topic, key, value, headers, partition and timestamp, checked before anything leaves."""
+"""Validation of messages: types and ranges of topic, key, value, headers, partition and timestamp, before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
 def check_topic(topic: Any) -> str:
-    """Return the topic if Kafka allows the name: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'; not '.' or '..'.
+    """Return the topic if it is a legal topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'; not '.' or '..'.
 
     Raises:
-        InvalidMessageError: It does not.
+        InvalidMessageError: It is not a str, or not a legal name.
     """
     if not isinstance(topic, str):
-        raise InvalidMessageError(f"A topic is a str, not {type(topic).__name__}: {topic!r}.")
+        raise InvalidMessageError(f"A topic must be a str, not {type(topic).__name__}: {topic!r}.")
     if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_LENGTH or topic in (".", ".."):
         raise InvalidMessageError(
-            f"{topic[:60]!r} is no name for a topic: 1 to {MAX_TOPIC_LENGTH} of a-z, A-Z, 0-9, '.', '_' and '-'."
+            f"Invalid topic name {topic[:60]!r}: 1 to {MAX_TOPIC_LENGTH} of a-z, A-Z, 0-9, '.', '_' and '-' are allowed."
         )
     return topic
 
 
 def as_bytes(what: str, content: Any) -> bytes | None:
-    """Bytes as they are, text in UTF-8, None as None.
+    """Return bytes and None unchanged, text encoded as UTF-8.
 
     Raises:
-        InvalidMessageError: Anything else.
+        InvalidMessageError: It is of another type.
     """
     if content is None or isinstance(content, bytes):
         return content
@@ -43,8 +43,8 @@ def as_bytes(what: str, content: Any) -> bytes | None:
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
     raise InvalidMessageError(
-        f"A message's {what} is bytes, str or None, not {type(content).__name__}.",
-        next_step="serialise it first, for instance json.dumps(…)",
+        f"A message's {what} must be bytes, str or None, not {type(content).__name__}.",
+        next_step="serialise it first, for example with json.dumps(…)",
     )
 
 
@@ -52,7 +52,7 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     """Headers as pairs, in order.
 
     Raises:
-        InvalidMessageError: Not a mapping or pairs, or a name that is not a str.
+        InvalidMessageError: They are not a mapping or pairs, or a name is not a str.
     """
     if headers is None:
         return None
@@ -60,10 +60,10 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     try:
         listed = [(name, content) for name, content in pairs]
     except (TypeError, ValueError) as error:
-        raise InvalidMessageError("A message's headers are a mapping, or a list of (name, value) pairs.") from error
+        raise InvalidMessageError("A message's headers must be a mapping, or a list of (name, value) pairs.") from error
     for name, _ in listed:
         if not isinstance(name, str):
-            raise InvalidMessageError(f"A header's name is a str, not {type(name).__name__}.")
+            raise InvalidMessageError(f"A header's name must be a str, not {type(name).__name__}.")
         _encoded("header name", name)
     return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
 
@@ -74,7 +74,7 @@ def keyed(
     """Pairs of key and value.
 
     Raises:
-        InvalidMessageError: There are not as many keys as values: found at once where both have a length, else at the end.
+        InvalidMessageError: The numbers of keys and values differ: raised at once if both have a length, else at the end.
     """
     if not (isinstance(keys, Sized) and isinstance(values, Sized)):
         return _until_one_ends(keys, values)
@@ -94,10 +94,10 @@ def _until_one_ends(
 
 
 def not_as_many_keys(found: str) -> InvalidMessageError:
-    """The error of `send_many` and `send_columns` where keys and values are not of one number."""
+    """The error of `send_many` and `send_columns` for different numbers of keys and values."""
     return InvalidMessageError(
-        f"Each value needs one key, and there are {found}.",
-        next_step="give a key for each value (None for a message without one)",
+        f"Each value needs a key, but there are {found}.",
+        next_step="pass one key for each value (None for a message without a key)",
     )
 
 
@@ -105,15 +105,15 @@ def check_number(what: str, number: Any, highest: int) -> int:
     """Return the number if it is an int from 0 to `highest`.
 
     Raises:
-        InvalidMessageError: It is not.
+        InvalidMessageError: It is not an int, or out of range.
     """
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= highest:
-        raise InvalidMessageError(f"A message's {what} is an int from 0 to {highest}, not {number!r}.")
+        raise InvalidMessageError(f"A message's {what} must be an int from 0 to {highest}, not {number!r}.")
     return number
 
 
 def _encoded(what: str, text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate, as from a file name that was no UTF-8
-        raise InvalidMessageError(f"A message's {what} has no form in UTF-8: {error}.", next_step="give bytes") from error
+    except UnicodeEncodeError as error:  # a lone surrogate, for example from a file name that is not UTF-8
+        raise InvalidMessageError(f"A message's {what} can't be encoded as UTF-8: {error}.", next_step="pass bytes") from error

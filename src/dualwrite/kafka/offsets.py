@@ -1,4 +1,4 @@
-"""A consumer's progress as values: what to commit for which group, whichever client library the consumer is of."""
+"""A consumer's progress as plain values: which offsets to commit for which group, independent of the client library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ConsumedOffset:
         partition: The partition.
         offset: The offset of the next message to read.
         leader_epoch: The leader epoch of the last message read, or -1.
-        metadata: A text of the consumer's own.
+        metadata: Free text of the consumer.
     """
 
     topic: str
@@ -33,7 +33,7 @@ class ConsumedOffset:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """Who commits: a consumer group's member in its generation, which fences members that were replaced (KIP-447).
+    """The member that commits: its generation fences members of the group that were replaced (KIP-447).
 
     Args:
         group_id: The group.
@@ -49,13 +49,13 @@ class GroupMetadata:
 
     @classmethod
     def from_librdkafka(cls, written: bytes) -> Self:
-        """Read what confluent-kafka's `consumer_group_metadata()` gives.
+        """Parse what confluent-kafka's `consumer_group_metadata()` returns.
 
-        Its form is that of librdkafka's `rd_kafka_consumer_group_metadata_write`: magic, generation, then texts that end
-        with a zero byte, the last one after a byte that tells whether it is missing.
+        The format is that of librdkafka's `rd_kafka_consumer_group_metadata_write`: magic, generation, then zero-terminated
+        strings; a byte before the last one says whether it is missing.
 
         Raises:
-            UsageError: It has another form.
+            UsageError: It has another format.
         """
         try:
             written_group = written[len(_LIBRDKAFKA_MAGIC) :]
@@ -65,12 +65,12 @@ class GroupMetadata:
             found = cls(group.decode(), generation, member.decode(), instance)
         except (ValueError, TypeError, struct.error) as error:
             raise _unreadable(written) from error
-        if found.for_librdkafka() != written:  # another magic, a part is missing, or there is more
+        if found.for_librdkafka() != written:  # another magic, a missing part, or trailing bytes
             raise _unreadable(written)
         return found
 
     def for_librdkafka(self) -> bytes:
-        """The form that librdkafka reads."""
+        """The format that librdkafka reads."""
         instance = b"\1" if self.group_instance_id is None else b"\0" + self.group_instance_id.encode() + b"\0"
         parts = [self.group_id.encode(), b"\0", self.member_id.encode(), b"\0", instance]
         return _LIBRDKAFKA_MAGIC + _GENERATION.pack(self.generation_id) + b"".join(parts)
@@ -78,13 +78,13 @@ class GroupMetadata:
 
 def _unreadable(written: object) -> UsageError:
     return UsageError(
-        f"The consumer's group metadata can't be read: {written!r}.",
-        next_step="pass a confluent-kafka Consumer, or a GroupMetadata of your own",
+        f"The consumer's group metadata can't be parsed: {written!r}.",
+        next_step="pass a confluent-kafka Consumer, or your own GroupMetadata",
     )
 
 
 def progress_of(consumer: Any) -> tuple[list[ConsumedOffset], GroupMetadata]:
-    """The positions of a confluent-kafka Consumer, and its group; partitions from which nothing was read are left out."""
+    """The positions of a confluent-kafka Consumer and its group, without partitions from which nothing was read."""
     positions = consumer.position(consumer.assignment())
     offsets = [
         ConsumedOffset(p.topic, p.partition, p.offset, p.leader_epoch if p.leader_epoch is not None else -1)

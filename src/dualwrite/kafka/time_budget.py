@@ -11,10 +11,10 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 
 MORE_TIME: Final = (
-    "raise transaction.timeout.ms where you set it, and the broker's transaction.max.timeout.ms, which is its default and its "
-    "limit; with two-phase commit at the broker (Apache Kafka 4.1 or newer) nothing times out"
+    "raise transaction.timeout.ms if you set it, and the broker's transaction.max.timeout.ms, which is its default and "
+    "maximum; with two-phase commit enabled on the broker (Apache Kafka 4.1 or newer) nothing times out"
 )
-"""What to do where a transaction's time is too short: the end of an error's next step."""
+"""What to do if a transaction's timeout is too short: the end of an error's next step."""
 
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000  # the broker's own default for transaction.max.timeout.ms
 NO_TIMEOUT_MS: Final = 2**31 - 1  # what DescribeTransactions shows under two-phase commit
@@ -28,34 +28,34 @@ def chosen_timeout_ms(config: KafkaConfig) -> int | None:
     """The user's `transaction.timeout.ms`, or None.
 
     Raises:
-        ConfigurationError: It is too short to be kept.
+        ConfigurationError: It is below the minimum of 1 s.
     """
     chosen = config.transaction_timeout_ms
     if chosen is not None and chosen < MIN_TRANSACTION_TIMEOUT_MS:
-        raise ConfigurationError(f"transaction.timeout.ms is {chosen}; {MIN_TRANSACTION_TIMEOUT_MS} is the least.")
+        raise ConfigurationError(f"transaction.timeout.ms is {chosen}; it must be at least {MIN_TRANSACTION_TIMEOUT_MS}.")
     return chosen
 
 
 def transaction_timeout_ms(
     config: KafkaConfig, coordinator: WireTransactionCoordinator, *, timeout: Limit | None = None
 ) -> int:
-    """The user's `transaction.timeout.ms`, else the broker's maximum: a lost transaction can't be mended, a wait can."""
+    """The user's `transaction.timeout.ms`, else the broker's maximum: a longer wait is better than a lost transaction."""
     chosen = chosen_timeout_ms(config)
     return chosen or coordinator.transaction_max_timeout_ms(timeout=timeout) or DEFAULT_TRANSACTION_TIMEOUT_MS
 
 
 def reserve_for(timeout: float) -> float:
-    """Seconds of a transaction's timeout that are kept back for committing the database and Kafka."""
+    """Seconds of a transaction's timeout that are reserved for committing the database and Kafka."""
     return min(TIME_RESERVE_SHARE * timeout, MAX_TIME_RESERVE)
 
 
 class TimeBudget:
-    """The clock of one transaction at a time.
+    """The age of the current transaction, compared with its timeout.
 
-    It is our own and starts before the broker's does, so that what it counts is never too little, whatever the clocks say.
+    Measured by the local monotonic clock and started before the broker's timer, so that the age is never underestimated.
 
     Args:
-        timeout: The transaction's timeout in seconds, or None where it has none (two-phase commit).
+        timeout: The transaction's timeout in seconds, or None if it has none (two-phase commit).
     """
 
     def __init__(self, timeout: float | None) -> None:
@@ -63,32 +63,32 @@ class TimeBudget:
         self._started_at: float | None = None
 
     def reset(self) -> None:
-        """A new transaction; its time does not run yet."""
+        """A new transaction; its clock is not running yet."""
         self._started_at = None
 
     def start(self) -> None:
-        """Something is about to be sent; the first call starts the clock."""
+        """Start the clock, unless it is running; called before anything is sent."""
         if self._started_at is None:
             self._started_at = time.monotonic()
 
     @property
     def just_started(self) -> bool:
-        """Whether the first message left within the last second, in which hardly a leader is given up (rule FB).
+        """Whether the first message was sent within the last second: its leader is unlikely to be gone since (rule FB).
 
-        A broker's session is 9 s by default.
+        A broker's session timeout is 9 s by default.
         """
         return self._started_at is not None and time.monotonic() - self._started_at < _JUST
 
     @property
     def reserve(self) -> float:
-        """Seconds kept back at the end for committing the database and Kafka."""
+        """Seconds reserved at the end for committing the database and Kafka."""
         return 0.0 if self.timeout is None else reserve_for(self.timeout)
 
     def check(self, kafka_transactional_id: str) -> None:
-        """See that enough is left to commit.
+        """Check that enough time is left to commit.
 
         Raises:
-            TransactionTimeoutError: It is not.
+            TransactionTimeoutError: Less than the reserve is left.
         """
         if self._started_at is None or self.timeout is None:
             return
@@ -96,7 +96,7 @@ class TimeBudget:
         if elapsed > self.timeout - self.reserve:
             raise TransactionTimeoutError(
                 f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.timeout:g} s, "
-                f"and {self.reserve:g} s are kept for committing.",
+                f"and {self.reserve:g} s are reserved for committing.",
                 cause="the block, the deliveries or the database took too long",
                 next_step=f"make transactions shorter, or {MORE_TIME}",
                 transactional_id=kafka_transactional_id,

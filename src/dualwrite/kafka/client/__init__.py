@@ -1,1 +1,1 @@
-"""One client for Kafka: connections, requests, retries and errors, under producers, coordinator and inspection."""
+"""The Kafka client that producers, coordinator and inspection share: connections, requests, retries and errors."""

@@ -1,4 +1,4 @@
-"""The connections to one cluster: a bootstrap server, the broker that coordinates an id, every broker."""
+"""The connections to one cluster: to a bootstrap server, to the coordinator of an id, to every broker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dualwrite.kafka.client.sockets import ConnectionLostError
 
 GROUP: Final = int(CoordinatorType.GROUP)
 TRANSACTION: Final = int(CoordinatorType.TRANSACTION)
-_BATCHED_FIND_COORDINATOR: Final = 4  # from this version on the request takes a list of keys
-_HEAD_START: Final = 1.0  # seconds that one of several brokers is waited for before the next is tried as well
+_BATCHED_FIND_COORDINATOR: Final = 4  # since this version the request takes a list of keys
+_HEAD_START: Final = 1.0  # seconds to wait for one of several brokers before the next is tried as well
 
 
 class CoordinatorUnavailableError(Exception):
-    """FindCoordinator answered an error that passes by itself, or no broker could be asked."""
+    """FindCoordinator failed with a transient error, or no broker could be asked."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
@@ -30,10 +30,10 @@ class CoordinatorUnavailableError(Exception):
 
 
 class Network:
-    """Connections by address, one to each broker, kept open and made anew when they broke. For one thread at a time.
+    """Connections by address, one to each broker, kept open and replaced when they break. Not thread-safe.
 
-    Each call takes a deadline, for all that it waits for: name look-up, connecting, TLS, login, the answer. Without one,
-    `socket.connection.setup.timeout.ms` and `socket.timeout.ms` limit each part.
+    Each call takes a deadline for everything that it waits for: name lookup, connecting, TLS, login, the answer. Without a
+    deadline, `socket.connection.setup.timeout.ms` and `socket.timeout.ms` limit each step.
 
     Args:
         config: The cluster's settings.
@@ -44,15 +44,15 @@ class Network:
         self._connections: dict[Address, Connection] = {}
         self._openings: dict[Address, Opening] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
-        self._seen: dict[Address, None] = {}  # brokers that were told of; the ones in the settings may be gone one day
+        self._seen: dict[Address, None] = {}  # brokers known from metadata; those in the settings may be replaced one day
         self._cluster_id: str | None = None
 
     def connection(self, address: Address, deadline: Deadline | None = None) -> Connection:
         """The open connection to a broker, or a new one.
 
         Raises:
-            ConnectionLostError: There is none by the deadline. It is still being made: the next call may find it.
-            BrokerAuthorizationError: The broker refused the login or the TLS certificate.
+            ConnectionLostError: It was not open by the deadline. Opening continues in the background: a later call may get it.
+            BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
         """
         deadline = deadline or Deadline.after(self.config.connect_timeout)
         made = self.connection_soon(address, deadline, wait=deadline.left)
@@ -61,7 +61,7 @@ class Network:
         return made
 
     def connection_soon(self, address: Address, deadline: Deadline, *, wait: float) -> Connection | None:
-        """As `connection`, but None where it is not there within `wait` seconds."""
+        """As `connection`, but returns None if it is not open within `wait` seconds."""
         found = self._connections.get(address)
         if found is not None:
             if found.make_ready(deadline):
@@ -83,44 +83,44 @@ class Network:
         return made
 
     def _check_cluster(self, made: Connection, found: str) -> None:
-        """A name that resolves to another cluster's broker by now must not be trusted with what was begun on ours (rule CL).
+        """Refuse a broker of another cluster: a host name may resolve to one while work on this cluster continues (rule CL).
 
         Raises:
-            ClusterMismatchError: The broker is of another cluster than the first one that was connected to.
+            ClusterMismatchError: The broker belongs to another cluster than the first broker that was connected to.
         """
         if self._cluster_id is None:
             self._cluster_id = found
         if found != self._cluster_id:
             made.close()
             raise ClusterMismatchError(
-                f"{made.address} is a broker of Kafka cluster {found!r} now; it was {self._cluster_id!r} when this began.",
-                cause="the name of a broker resolves to another cluster's, or the cluster was made anew",
-                next_step="see where bootstrap.servers and the brokers' advertised.listeners lead; nothing was sent to it",
+                f"{made.address} is now a broker of Kafka cluster {found!r}; the first connection was to {self._cluster_id!r}.",
+                cause="a broker's host name now resolves to another cluster, or the cluster was recreated",
+                next_step="check what bootstrap.servers and advertised.listeners resolve to; nothing was sent to this broker",
                 stored_cluster_id=self._cluster_id,
                 seen_cluster_id=found,
             )
 
     def wait_for_openings(self, seconds: float) -> None:
-        """Wait until one of the connections that are being made is there, or can't be made; `seconds` at most."""
+        """Wait for at most `seconds` until one of the connections being opened is open or has failed."""
         for opening in self._openings.values():
             opening.wait(seconds / len(self._openings))
 
     @property
     def has_openings(self) -> bool:
-        """Whether connections are being made."""
+        """Whether connections are being opened."""
         return bool(self._openings)
 
     def is_opening(self, address: Address) -> bool:
-        """Whether a connection to this broker is being made."""
+        """Whether a connection to this broker is being opened."""
         return address in self._openings
 
     def any_broker(self, deadline: Deadline | None = None) -> Connection:
-        """A connection to whichever known broker answers: open ones first, then those in the settings, then all.
+        """A connection to any known broker: open connections first, then the bootstrap servers, then all other brokers.
 
-        One that takes no packets does not use up the time: after a second the next is tried beside it.
+        A broker that drops packets does not use up the time: after a second the next one is tried in parallel.
 
         Raises:
-            BrokerUnavailableError: None of them; the message names every address with its reason.
+            BrokerUnavailableError: No broker can be reached; the message names every address with its reason.
         """
         deadline = deadline or Deadline.after(self.config.connect_timeout)
         known = [a for a, c in self._connections.items() if c.usable]
@@ -142,8 +142,8 @@ class Network:
             untried = [] if deadline.expired else silent
         raise BrokerUnavailableError(
             f"No Kafka broker can be reached: {'; '.join(failed.values())}.",
-            next_step="see that the brokers run and that bootstrap.servers "
-            "(environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) and security.protocol are right",
+            next_step="check that the brokers are running and that bootstrap.servers "
+            "(environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) and security.protocol are correct",
             servers=self.config.servers,
         )
 
@@ -151,9 +151,9 @@ class Network:
         """A connection to the coordinator of a transactional id, or of a consumer group.
 
         Raises:
-            CoordinatorUnavailableError: There is none at the moment; ask again.
+            CoordinatorUnavailableError: There is no coordinator at the moment; retry.
             BrokerUnavailableError: No broker can be reached.
-            ConnectionLostError: A connection broke while asking.
+            ConnectionLostError: The connection broke during the request.
         """
         address = self._coordinators.get((kind, key))
         if address is None:
@@ -166,15 +166,15 @@ class Network:
             raise
 
     def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
-        """Ask anew the next time: the coordinator has moved."""
+        """Look up the coordinator again next time: it has moved."""
         self._coordinators.pop((kind, key), None)
 
     def metadata(self, topics: Sequence[str], deadline: Deadline | None = None) -> Any:
-        """The answer to a Metadata request for these topics, which makes them where the broker does that by itself.
+        """The answer to a Metadata request for these topics; it creates them if the broker creates topics automatically.
 
         Raises:
             BrokerUnavailableError: No broker can be reached.
-            ConnectionLostError: The connection broke while asking.
+            ConnectionLostError: The connection broke during the request.
         """
         named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
         answer = self.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=True), deadline)
@@ -182,11 +182,11 @@ class Network:
         return answer
 
     def cluster_id(self, deadline: Deadline | None = None) -> str:
-        """Kafka's `cluster.id`, as a broker answers it now; empty where the brokers have none."""
+        """Kafka's `cluster.id`, as a broker reports it now; empty if the brokers have none."""
         return self.any_broker(deadline).call(about_the_cluster(), deadline).cluster_id or ""
 
     def brokers(self, deadline: Deadline | None = None) -> dict[int, Address]:
-        """Every live broker by its node id, by a Metadata request."""
+        """Every live broker by its node id, from a Metadata request."""
         answer = self.any_broker(deadline).call(about_the_cluster(), deadline)
         found = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         self._seen.update((address, None) for address in found.values())

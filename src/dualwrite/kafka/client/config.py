@@ -1,7 +1,7 @@
-"""Kafka settings: one dict in librdkafka's names, checked once, and what our own connections need derived from it.
+"""Kafka settings: one dict with librdkafka's names, validated once; the settings of our own connections derive from it.
 
 The names are those of librdkafka's CONFIGURATION.md (`bootstrap.servers`, `security.protocol`, `sasl.*`, `ssl.*`). The dict
-goes to librdkafka nearly as it is; the coordinator's connections use the parts named in `KafkaConfig`.
+is passed to librdkafka almost unchanged; the coordinator's connections use the settings named in `KafkaConfig`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sasl:
-    """A SASL login. The password does not show in `repr`."""
+    """A SASL login. `repr` does not show the password."""
 
     mechanism: str
     username: str
@@ -50,15 +50,15 @@ class KafkaConfig:
     """The settings of one Kafka cluster.
 
     Args:
-        bootstrap: The servers to begin with.
+        bootstrap: The bootstrap servers.
         protocol: One of `PROTOCOLS`.
-        sasl: The login, where the protocol has SASL.
-        client_id: How we present ourselves.
+        sasl: The login, if the protocol uses SASL.
+        client_id: The client id that brokers see.
         socket_timeout: Seconds that one request may take (`socket.timeout.ms`).
         connect_timeout: Seconds that connecting and logging in may take (`socket.connection.setup.timeout.ms`).
-        keepalive: Whether the system looks after idle connections (`socket.keepalive.enable`; on, unless switched off).
+        keepalive: Whether TCP keepalive is used (`socket.keepalive.enable`; on by default).
         transaction_timeout_ms: `transaction.timeout.ms` as the user set it, or None.
-        properties: Everything the user gave, for librdkafka.
+        properties: All settings that the user gave, for librdkafka.
     """
 
     bootstrap: tuple[Address, ...]
@@ -74,10 +74,10 @@ class KafkaConfig:
 
     @classmethod
     def of(cls, settings: KafkaConfig | Mapping[str, Any] | str) -> KafkaConfig:
-        """Check the user's settings; a text is taken for `bootstrap.servers`.
+        """Validate the user's settings; a str is taken as `bootstrap.servers`.
 
         Raises:
-            ConfigurationError: A setting is missing, of a wrong form, or one that would break the promise.
+            ConfigurationError: A setting is missing or invalid, or would break the atomicity guarantee.
         """
         if isinstance(settings, KafkaConfig):
             return settings
@@ -85,13 +85,13 @@ class KafkaConfig:
             settings = {"bootstrap.servers": settings}
         if not isinstance(settings, Mapping):
             raise ConfigurationError(
-                f"Kafka's settings are a dict in librdkafka's names or a 'host:port' text, not {type(settings).__name__}."
+                f"Kafka settings must be a dict with librdkafka's names or a 'host:port' string, not {type(settings).__name__}."
             )
         given = {str(name): value for name, value in settings.items()}
-        _refuse_what_breaks_the_promise(given)
+        _refuse_unsafe_settings(given)
         protocol = str(given.get("security.protocol", "PLAINTEXT")).upper()
         if protocol not in PROTOCOLS:
-            raise ConfigurationError(f"security.protocol is {protocol!r}.", next_step=f"one of {', '.join(PROTOCOLS)}")
+            raise ConfigurationError(f"Invalid security.protocol {protocol!r}.", next_step=f"use one of {', '.join(PROTOCOLS)}")
         timeout = given.get("transaction.timeout.ms")
         return cls(
             bootstrap=parse_addresses(given.get("bootstrap.servers", given.get("metadata.broker.list", ""))),
@@ -107,11 +107,11 @@ class KafkaConfig:
 
     @property
     def servers(self) -> str:
-        """The bootstrap servers, as they are written in settings."""
+        """The bootstrap servers, in the format of `bootstrap.servers`."""
         return ",".join(map(str, self.bootstrap))
 
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS context by the `ssl.*` settings, made once; None where the protocol has no TLS.
+        """The TLS context from the `ssl.*` settings, created once; None if the protocol does not use TLS.
 
         Raises:
             ConfigurationError: See `tls_context`.
@@ -124,16 +124,16 @@ class KafkaConfig:
 
 
 def parse_addresses(text: Any) -> tuple[Address, ...]:
-    """Read `host:port,host:port`; a protocol in front is allowed, IPv6 stands in brackets, the port may be left out.
+    """Parse `host:port,host:port`; `protocol://` in front and a missing port are allowed, IPv6 addresses need brackets.
 
     Raises:
-        ConfigurationError: Nothing is there, or a part is not of this form.
+        ConfigurationError: The text is empty, or a part does not have this form.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()] if isinstance(text, str) else []
     if not parts:
         raise ConfigurationError(
-            "No Kafka servers are given.",
-            next_step="set bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS), for instance 'localhost:9092'",
+            "No Kafka servers are configured.",
+            next_step="set bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS), for example to 'localhost:9092'",
         )
     return tuple(map(_address, parts))
 
@@ -141,11 +141,11 @@ def parse_addresses(text: Any) -> tuple[Address, ...]:
 def _address(text: str) -> Address:
     found = _HOST_AND_PORT.fullmatch(text.rsplit("://", 1)[-1])
     if found is None:
-        raise ConfigurationError(f"bootstrap.servers holds {text!r}, which is not host:port.")
+        raise ConfigurationError(f"bootstrap.servers contains {text!r}, which is not host:port.")
     host = found["ipv6"] or found["host"]
     number = int(found["port"] or DEFAULT_PORT)
     if not 0 < number < 65536:  # noqa: PLR2004  (the range of TCP ports)
-        raise ConfigurationError(f"bootstrap.servers holds {text!r}: {number} is not a port.")
+        raise ConfigurationError(f"bootstrap.servers contains {text!r}: {number} is not a port number.")
     return Address(host, number)
 
 
@@ -156,32 +156,32 @@ def _milliseconds(given: Mapping[str, Any], name: str, default: int) -> int:
     except (TypeError, ValueError):
         raise ConfigurationError(f"{name} is {value!r}, not a number of milliseconds.") from None
     if number < 0 or (number == 0 and name in given):
-        raise ConfigurationError(f"{name} is {value!r}; it must be above 0.")
+        raise ConfigurationError(f"{name} is {value!r}; it must be greater than 0.")
     return number
 
 
-def _refuse_what_breaks_the_promise(given: Mapping[str, Any]) -> None:
+def _refuse_unsafe_settings(given: Mapping[str, Any]) -> None:
     if "transactional.id" in given:
         raise ConfigurationError(
-            "transactional.id stands among Kafka's settings.",
-            next_step="give it to dualwrite as transactional_id: the ids that Kafka sees are derived from it",
+            "transactional.id is set in the Kafka settings.",
+            next_step="pass it to dualwrite as transactional_id: the ids that Kafka sees are derived from it",
         )
     for name in ("acks", "request.required.acks"):
         if name in given and str(given[name]).lower() not in ("all", "-1"):
-            raise ConfigurationError(f"{name} is {given[name]!r}; a transaction needs 'all'.")
+            raise ConfigurationError(f"{name} is {given[name]!r}; transactions require 'all'.")
     for name in ("enable.idempotence", "delivery.report.only.error"):
         wanted = name == "enable.idempotence"
         if name in given and (str(given[name]).lower() in _TRUE) is not wanted:
-            raise ConfigurationError(f"{name} is {given[name]!r}; a transaction needs it {'on' if wanted else 'off'}.")
+            raise ConfigurationError(f"{name} is {given[name]!r}; transactions require {'true' if wanted else 'false'}.")
 
 
 def _sasl(given: Mapping[str, Any]) -> Sasl:
     mechanism = str(given.get("sasl.mechanism", given.get("sasl.mechanisms", ""))).upper()
     if mechanism not in MECHANISMS:
         raise ConfigurationError(
-            f"sasl.mechanism is {mechanism!r}.", next_step=f"dualwrite speaks {', '.join(MECHANISMS)}", mechanism=mechanism
+            f"Unsupported sasl.mechanism {mechanism!r}.", next_step=f"use one of {', '.join(MECHANISMS)}", mechanism=mechanism
         )
     username, password = given.get("sasl.username"), given.get("sasl.password")
     if not username or not password:
-        raise ConfigurationError(f"SASL {mechanism} needs sasl.username and sasl.password.")
+        raise ConfigurationError(f"SASL {mechanism} requires sasl.username and sasl.password.")
     return Sasl(mechanism, str(username), str(password))

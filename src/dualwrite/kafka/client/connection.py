@@ -1,7 +1,7 @@
-"""One connection to one broker: kafka-python's messages over a socket of our own.
+"""One connection to one broker: kafka-python's messages over our own socket.
 
-Its own event loop is not used: one request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms (DESIGN.md §2).
-`dualwrite.kafka` says which of kafka-python's names are relied on.
+kafka-python's event loop is not used: a request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms
+(DESIGN.md §2). tests/unit/test_kafka_python_names.py checks the names of kafka-python that dualwrite relies on.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from dualwrite.kafka.client.login import log_in
 from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
 
 Inbox = list[tuple[int, Any]]
-"""Where the answers to somebody's requests are put, each with the number of its request."""
+"""Receives the answers to one user's requests, each with the number of its request."""
 
 _READ_SIZE: Final = 65536
-_SESSION_SHARE: Final = 0.85  # KIP-368: log in anew before the session's lifetime is over
-_IDLE: Final = 1.0  # seconds without a request, after which the socket is looked at before the next
+_SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
+_IDLE: Final = 1.0  # seconds without a request, after which the socket is checked before the next one
 
 
 class Connection:
-    """Requests over one socket, several under way at once. For one thread at a time, and for the process that made it.
+    """Requests over one socket, several in flight at once. Not thread-safe, and only for the process that opened it.
 
-    `call` waits for the answer. `send` does not: the answer is put into the inbox that is given to it, by whichever `receive`
-    or `call` reads it. So several may use one connection, each with an inbox of its own.
+    `call` waits for the answer. `send` does not: whichever later `receive` or `call` reads the answer puts it into the inbox
+    that was passed to `send`. So several users can share a connection, each with its own inbox.
 
     Args:
         address: The broker.
         config: Security and time limits.
-        deadline: For opening; `socket.connection.setup.timeout.ms` at most.
+        deadline: For opening; at most `socket.connection.setup.timeout.ms`.
 
     Raises:
-        ConnectionLostError: No connection, or no answer.
-        BrokerAuthorizationError: The broker refused the login or the TLS certificate.
+        ConnectionLostError: The connection failed, or the broker did not answer.
+        BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
     """
 
     def __init__(self, address: Address, config: KafkaConfig, deadline: Deadline | None = None) -> None:
@@ -73,7 +73,7 @@ class Connection:
             raise
 
     def fileno(self) -> int:
-        """For `select`: readable means that an answer, or a part of one, has arrived. See `has_read`, too.
+        """For `select`: readable means that an answer, or part of one, has arrived. See also `has_read`.
 
         Raises:
             ConnectionLostError: The connection is closed.
@@ -82,18 +82,18 @@ class Connection:
 
     @property
     def has_read(self) -> bool:
-        """Whether `receive` would find something that `select` does not see: TLS has read it from the socket already."""
+        """Whether `receive` would find data that `select` does not see, since TLS has already read it from the socket."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, and ours: not one that a forked child has from its parent."""
+        """Whether it is open and was opened by this process, not inherited through a fork."""
         return self._socket is not None and self._pid == os.getpid()
 
     def make_ready(self, deadline: Deadline) -> bool:
-        """Whether another request may be sent on it now; of one that was idle the socket is looked at.
+        """Whether another request may be sent on it now; after an idle period the socket is checked.
 
-        Where the broker wants a new login soon, it gets one (KIP-368), with what is under way left as it is.
+        If the broker requires a new login soon, it is done here (KIP-368); requests in flight are not affected.
         """
         if not self.usable:
             return False
@@ -102,20 +102,20 @@ class Connection:
             if self._log_in_at is not None and now >= self._log_in_at:
                 self._log_in(deadline.within(self._config.connect_timeout))
             elif now - self._used_at >= _IDLE:
-                self._read(0.0)  # a broker that has closed it, or a keepalive that was not answered, shows here
+                self._read(0.0)  # detects a connection closed by the broker, or a failed keepalive
         except ConnectionLostError:
             return False
-        except BrokerAuthorizationError:  # whether the login is refused, or only its repetition, a new connection shows
+        except BrokerAuthorizationError:  # a new connection shows whether only the re-authentication is refused
             self.close()
             return False
         return self.usable
 
     def call(self, request: Any, deadline: Deadline | None = None) -> Any:
-        """Send a request and wait for its answer: until the deadline, and `socket.timeout.ms` at most.
+        """Send a request and wait for its answer: until the deadline, and at most `socket.timeout.ms`.
 
         Raises:
-            ConnectionLostError: The answer did not come. The connection is closed; the request may have been executed. Or there
-                is no time left, and nothing was sent.
+            ConnectionLostError: No answer came: the connection is closed, and the request may have been executed. Or no time
+                was left, and nothing was sent.
         """
         limit = self._limit(deadline)
         if limit.expired:
@@ -130,39 +130,40 @@ class Connection:
         return inbox[0][1]
 
     def send(self, request: Any, inbox: Inbox, deadline: Deadline | None = None) -> int:
-        """Send a request without waiting for its answer, which will be put into `inbox` with the number returned here.
+        """Send a request without waiting for its answer, which is later put into `inbox` with the number returned here.
 
-        The version is the newest that both sides know, unless the request carries one.
+        Uses the newest version that both sides know, unless the request specifies one.
 
         Raises:
-            ConnectionLostError: The connection broke, or the broker did not take the request in time; it may be executed.
+            ConnectionLostError: The connection broke, or the request could not be sent before the deadline; it may have been
+                executed.
         """
         plug = self._open_socket()
         limit = self._limit(deadline)
         if request.API_VERSION is None:
             request.API_VERSION = self.version_of(type(request))
-        with self._closed_when_broken(f"{type(request).__name__} not taken by the broker within {limit.seconds:.3g} s"):
+        with self._closed_when_broken(f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"):
             number: int = self._protocol.send_request(request)
             self._inboxes[number] = inbox
             left = memoryview(self._protocol.send_bytes())
-            while left:  # TLS takes a part at a time, and would begin a new limit with each
+            while left:  # TLS sends in parts, and sendall() would restart the timeout for each
                 plug.settimeout(max(limit.left, LEAST_TIME))
                 left = left[plug.send(left) :]
         self._used_at = time.monotonic()
         return number
 
     def receive(self, timeout: float = 0.0) -> None:
-        """Put the answers that have arrived into their inboxes; waits `timeout` seconds for the first, and gives none after it.
+        """Put the answers that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
 
         Raises:
-            ConnectionLostError: The connection broke; every request without an answer may have been executed.
+            ConnectionLostError: The connection broke; every unanswered request may have been executed.
         """
         self._read(timeout)
 
     def _read(self, timeout: float) -> None:
-        """Read once; nothing may have come in time, or only a part of an answer."""
+        """Read once; this may yield nothing, or only part of an answer."""
         plug = self._open_socket()
-        with self._closed_when_broken("the requests under way were not answered in time"):
+        with self._closed_when_broken("the requests in flight were not answered within the time limit"):
             plug.settimeout(timeout)
             try:
                 data = plug.recv(_READ_SIZE)
@@ -186,29 +187,29 @@ class Connection:
         except (OSError, KafkaError) as error:
             self.close()
             raise ConnectionLostError(self.address, f"{type(error).__name__}: {error}") from error
-        except BaseException:  # KeyboardInterrupt in the middle of a message: the stream can't be trusted any more
+        except BaseException:  # KeyboardInterrupt in the middle of a message: the position in the stream is unknown
             self.close()
             raise
 
     def version_of(self, request: Any) -> int:
-        """The newest version of a request that the broker and kafka-python both know.
+        """The newest version of a request that both the broker and kafka-python support.
 
         Raises:
-            ConnectionLostError: The broker does not know the request.
+            ConnectionLostError: They have no version of the request in common.
         """
         lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
         chosen = min(highest, int(request.max_version))
         if chosen < max(lowest, int(request.min_version)):
-            raise ConnectionLostError(self.address, f"the broker does not know {request.__name__}")
+            raise ConnectionLostError(self.address, f"the broker does not support {request.__name__}")
         return chosen
 
     def supports(self, request: Any, version: int) -> bool:
-        """Whether the broker takes this version of a request."""
+        """Whether the broker supports this version of a request."""
         lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
         return lowest <= version <= highest
 
     def close(self) -> None:
-        """Close the socket; may be called more than once. What was under way gets no answer any more."""
+        """Close the socket; may be called more than once. Requests in flight get no answer."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -250,7 +251,7 @@ class Connection:
 
 @cache
 def software_version() -> str:
-    """Our version, in the characters that Kafka takes for one (KIP-511)."""
+    """The version of dualwrite, in the characters that Kafka allows (KIP-511)."""
     try:
         found = version("dualwrite")
     except PackageNotFoundError:

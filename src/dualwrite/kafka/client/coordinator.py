@@ -1,4 +1,4 @@
-"""The transaction coordinator as recovery uses it: requests that name the transaction they mean, over our own connections."""
+"""The transaction coordinator as recovery uses it: requests that name their transaction, over our own connections."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
-_NAMED: Final = 5  # partitions, in an error
-FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers give out blocks from 0 on
+_NAMED: Final = 5  # partitions listed in an error
+FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers allocate ids in blocks, starting from 0
 _PAUSE: Final = 0.01
 
 
@@ -53,29 +53,29 @@ _T = TypeVar("_T")
 
 
 class _TryAgainError(Exception):
-    """An answer that passes by itself."""
+    """A transient error: retry."""
 
 
 class _NoLeaderError(_TryAgainError):
-    """A partition of the transaction has no leader, who would write its marker."""
+    """A partition of the transaction has no leader that could write the marker."""
 
 
 class _MovedError(Exception):
-    """The id has another coordinator by now."""
+    """The id has moved to another coordinator."""
 
 
 class WireTransactionCoordinator:
-    """TransactionCoordinator over blocking connections of our own; see the Protocol for the contract.
+    """TransactionCoordinator over our own blocking connections; see the Protocol for the contract.
 
     Args:
         config: The cluster's settings.
-        timeout: Seconds that one call may take, with all its repetitions, where the call does not say.
+        timeout: Seconds that one call may take, including retries, unless the call has its own limit.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: float = 60.0) -> None:
         self.network = Network(config)
         self._timeout = timeout
-        self._lock = threading.RLock()  # only its holder can release it, which matters after KeyboardInterrupt
+        self._lock = threading.RLock()  # only its owner can release it, which matters after KeyboardInterrupt
         self._ends_by_epoch: bool | None = None
 
     @property
@@ -97,7 +97,7 @@ class WireTransactionCoordinator:
         return self._ends_by_epoch
 
     def cluster_id(self, *, timeout: Limit | None = None) -> str:
-        """See TransactionCoordinator; a Metadata request to whichever broker answers."""
+        """See TransactionCoordinator; a Metadata request to any broker."""
         return self._repeated(self.network.cluster_id, "any broker", timeout)
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
@@ -118,18 +118,18 @@ class WireTransactionCoordinator:
         timeout: Limit | None = None,
         just_written: bool = False,
     ) -> EndTxnAnswer:
-        """EndTxn; the same request again while markers are written (CONCURRENT_TRANSACTIONS) or the connection breaks.
+        """EndTxn; retries the same request while markers are written (CONCURRENT_TRANSACTIONS) or if the connection breaks.
 
-        It waits until each partition of the transaction has a leader (rule FB).
+        Waits until every partition of the transaction has a leader (rule FB).
 
         Args:
             kafka_transactional_id: The id.
-            producer_id: Of the transaction.
-            epoch: Of the transaction.
-            commit: Or abort.
-            timeout: Seconds, with all repetitions.
-            just_written: Every partition of the transaction has acknowledged something within the last moments: the first
-                request leaves without a look at the leaders.
+            producer_id: The transaction's producer id.
+            epoch: The transaction's epoch.
+            commit: True to commit, False to abort.
+            timeout: Seconds, including retries.
+            just_written: Every partition of the transaction has acknowledged a write very recently: the first request is
+                sent without checking the leaders.
         """
         limit = Deadline.of(self._timeout if timeout is None else timeout)
         version = _END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
@@ -142,7 +142,7 @@ class WireTransactionCoordinator:
             trusted = False
             if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
-                raise _TryAgainError(f"{coordinator.address} does not know EndTxn v{version}")
+                raise _TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
             answer = coordinator.call(
                 EndTxnRequest(
                     version=min(version, coordinator.version_of(EndTxnRequest)),
@@ -161,7 +161,7 @@ class WireTransactionCoordinator:
         return self._ask_coordinator(kafka_transactional_id, ask, limit)
 
     def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> None:
-        """Wait until each partition of the id's ongoing transaction has a leader (rule FB)."""
+        """Wait until every partition of the id's ongoing transaction has a leader (rule FB)."""
         self._ask_coordinator(
             kafka_transactional_id,
             lambda coordinator, deadline: self._demand_leaders(coordinator, kafka_transactional_id, deadline),
@@ -177,9 +177,9 @@ class WireTransactionCoordinator:
         keep_prepared: bool = False,
         timeout: Limit | None = None,
     ) -> InitProducerIdAnswer:
-        """The unconditional InitProducerId; v6 where two-phase commit is asked for. See `_init_producer_id` for errors.
+        """The unconditional InitProducerId; v6 if two-phase commit is requested. See `_init_producer_id` for errors.
 
-        CONCURRENT_TRANSACTIONS is given to the caller, and so is UNSUPPORTED_VERSION where `keep_prepared` is not taken yet.
+        Returns CONCURRENT_TRANSACTIONS to the caller, and UNSUPPORTED_VERSION if the broker does not support `keep_prepared`.
         """
         return self._init_producer_id(
             kafka_transactional_id, timeout, timeout_ms=timeout_ms, two_phase=two_phase, keep_prepared=keep_prepared
@@ -188,9 +188,9 @@ class WireTransactionCoordinator:
     def create_producer_id(
         self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
     ) -> InitProducerIdAnswer:
-        """InitProducerId that creates an unknown id and leaves a known one as it is: PRODUCER_FENCED (DESIGN.md §2).
+        """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (DESIGN.md §2).
 
-        It carries a producer id that no producer has, which a coordinator compares with what it knows of the id.
+        It carries a producer id that no producer has, which the coordinator compares with the id's current one.
         """
         return self._init_producer_id(
             kafka_transactional_id,
@@ -212,21 +212,21 @@ class WireTransactionCoordinator:
         producer_id: int = -1,
         epoch: int = -1,
     ) -> InitProducerIdAnswer:
-        """InitProducerId; every answer that does not pass by itself is given to the caller.
+        """InitProducerId; transient errors are retried, every other answer is returned to the caller.
 
         Raises:
-            TwoPhaseCommitRefusedError: `two_phase`, and the broker or its ACLs do not allow it.
-            TransactionTimeoutRefusedError: `timeout_ms` is above the broker's maximum.
-            BrokerUnavailableError, BrokerAuthorizationError: As everywhere.
+            TwoPhaseCommitRefusedError: `two_phase` is set, and the broker or its ACLs do not allow it.
+            TransactionTimeoutRefusedError: `timeout_ms` exceeds the broker's maximum.
+            BrokerUnavailableError, BrokerAuthorizationError: As for all methods.
         """
         new = two_phase or keep_prepared
 
         def ask(coordinator: Connection, deadline: Deadline) -> InitProducerIdAnswer:
             if new and not coordinator.supports(InitProducerIdRequest, _INIT_TWO_PHASE):
                 if two_phase:
-                    raise two_phase_refused(kafka_transactional_id, "the broker does not know InitProducerId v6")
+                    raise two_phase_refused(kafka_transactional_id, "the broker does not support InitProducerId v6")
                 return InitProducerIdAnswer(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
-            if producer_id < 0 and not keep_prepared:  # it aborts what is ongoing
+            if producer_id < 0 and not keep_prepared:  # it aborts an ongoing transaction
                 self._demand_leaders(coordinator, kafka_transactional_id, deadline)
             answer = coordinator.call(
                 InitProducerIdRequest(
@@ -265,7 +265,7 @@ class WireTransactionCoordinator:
         return self._ask_coordinator(kafka_transactional_id, ask, timeout)
 
     def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
-        """How the transaction that wrote to a place ended, by the partition's log; see `log_proof.fate_in_log`."""
+        """How the transaction that wrote to `place` ended, according to the log; see `log_proof.fate_in_log`."""
 
         def ask(deadline: Deadline) -> Fate:
             try:
@@ -276,7 +276,7 @@ class WireTransactionCoordinator:
         return self._repeated(ask, f"the leader of {place.topic}-{place.partition}", timeout)
 
     def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> list[ListedTransaction]:
-        """ListTransactions at every broker (KIP-664), sorted by id."""
+        """ListTransactions on every broker (KIP-664), sorted by id."""
 
         def ask(deadline: Deadline) -> list[ListedTransaction]:
             found = []
@@ -293,7 +293,7 @@ class WireTransactionCoordinator:
         return self._repeated(ask, "ListTransactions", timeout)
 
     def transaction_max_timeout_ms(self, *, timeout: Limit | None = None) -> int | None:
-        """The broker's `transaction.max.timeout.ms`, or None where the principal may not see it."""
+        """The broker's `transaction.max.timeout.ms`, or None if the principal may not read it."""
         name = "transaction.max.timeout.ms"
 
         def ask(deadline: Deadline) -> int | None:
@@ -334,17 +334,17 @@ class WireTransactionCoordinator:
         )
 
     def _demand_leaders(self, coordinator: Connection, kafka_transactional_id: str, deadline: Deadline) -> None:
-        """See that every partition of an ongoing transaction has a leader (rule FB), by the coordinator's own metadata.
+        """Check that every partition of an ongoing transaction has a leader (rule FB), in the coordinator's own metadata.
 
-        Kafka 4.3.0 to 4.4.0 takes a partition without one for deleted, and calls a transaction ended whose marker was never
-        written (KAFKA-20734): its messages stay invisible, until the next transaction's marker decides on them as well.
+        Kafka 4.3.0 to 4.4.0 treats a partition without a leader as deleted, and completes a transaction whose marker was
+        never written there (KAFKA-20734): its messages stay invisible until the next transaction's marker decides on them too.
         """
         described = self._described(coordinator, kafka_transactional_id, deadline)
         if described is None or described.status is not TransactionStatus.ONGOING or not described.partitions:
             return
         topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({t for t, _ in described.partitions})]
         answer = coordinator.call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
-        # Of a topic that was deleted, or that the principal may not see, there is nothing to wait for.
+        # For a topic that was deleted, or that the principal may not describe, there is nothing to wait for.
         leaderless = {
             (topic.name, partition.partition_index)
             for topic in answer.topics
@@ -354,9 +354,9 @@ class WireTransactionCoordinator:
         if missing := sorted(leaderless & described.partitions):
             named = ", ".join(f"{topic}-{index}" for topic, index in missing[:_NAMED])
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            raise _NoLeaderError(f"{named}{more} has no leader, who would write the transaction's marker")
+            raise _NoLeaderError(f"no leader to write the transaction's marker for {named}{more}")
 
-    # --- asking again -------------------------------------------------------------------------------------------------
+    # --- retries ------------------------------------------------------------------------------------------------------
 
     def _ask_coordinator(
         self,
@@ -378,7 +378,7 @@ class WireTransactionCoordinator:
         return self._repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
 
     def _repeated(self, once: Callable[[Deadline], _T], what: str, timeout: Limit | None = None) -> _T:
-        """Call until an answer that says something, or the time is over; other threads' calls count against it."""
+        """Call until a conclusive answer or the deadline; waiting for other threads' calls counts against it."""
         passing = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
         deadline = Deadline.of(self._timeout if timeout is None else timeout)
         try:
@@ -387,27 +387,27 @@ class WireTransactionCoordinator:
                     raise _TryAgainError("another thread is still using the connections")
                 return repeated(lambda: once(deadline), passing, deadline, pause=_PAUSE)
             finally:
-                with suppress(RuntimeError):  # not ours: not to be had in time, or KeyboardInterrupt came before it
+                with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()
         except BrokerUnavailableError:
             raise
         except _NoLeaderError as error:
             raise BrokerUnavailableError(
-                f"A transaction could not be ended within {deadline.seconds:.3g} s by {what}: {error}.",
-                cause="the brokers that hold the partition's replicas are down, or not yet back",
-                next_step="start them, and try again; what is prepared stays prepared, and what is open stays open",
+                f"The transaction could not be ended within {deadline.seconds:.3g} s by {what}: {error}.",
+                cause="the brokers with the partition's replicas are down or still starting",
+                next_step="start them and retry; prepared and open transactions stay as they are",
                 servers=self.network.config.servers,
             ) from error
         except passing as error:
             raise BrokerUnavailableError(
                 f"No answer from {what} at {self.network.config.servers} within {deadline.seconds:.3g} s: {error}.",
-                cause="the broker is starting, is overloaded, or can't be reached at the address that it advertises",
-                next_step="try again; what is prepared stays prepared",
+                cause="the broker is starting, overloaded, or unreachable at its advertised address",
+                next_step="retry; prepared transactions stay prepared",
                 servers=self.network.config.servers,
             ) from error
 
     def _check_passing(self, code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
-        """Raise what passes or is forbidden; other errors are the caller's to decide on."""
+        """Raise transient and authorization errors; all others are left to the caller."""
         if code in _MOVED:
             raise _MovedError(f"{request} answered {error_name(code)}")
         if code in _PASSING:

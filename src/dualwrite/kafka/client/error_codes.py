@@ -1,4 +1,4 @@
-"""Kafka's error codes: one table, with Kafka's own names, and which of them pass by themselves."""
+"""Kafka's error codes: one table with Kafka's own names, and which of them are permanent for a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kafka.errors import for_code
 
 
 class ErrorCode(IntEnum):
-    """The error codes that a transactional producer, its coordinators and what looks at a cluster can be answered."""
+    """The error codes that a transactional producer, its coordinators and the inspection of a cluster can receive."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -83,11 +83,11 @@ PERMANENT: Final = frozenset(
         ErrorCode.INVALID_RECORD,
     }
 )
-"""What a broker answers to a message again each time, until somebody changes the message, the topic or the settings."""
+"""Codes that a broker returns for the same message every time, until the message, the topic or the settings change."""
 
 
 def error_name(code: int) -> str:
-    """Kafka's name of an error code, such as INVALID_TXN_STATE; that of one which is not in our table by kafka-python."""
+    """Kafka's name for an error code, such as INVALID_TXN_STATE; kafka-python's name for codes that are not in this table."""
     try:
         return ErrorCode(code).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Kafka's errors as ours, for whichever client met them: which error, its likely cause, the next step."""
+"""Mapping of Kafka's errors to dualwrite's, for every client: which exception, its likely cause, the next step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dualwrite.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """What several of Kafka's codes mean to a user alike.
+    """A group of Kafka error codes that mean the same to a user.
 
     Args:
-        error: The error that is raised for them.
-        cause: The likely cause, as far as it is known.
-        next_step: What the reader can do.
+        error: The exception that is raised for them.
+        cause: The likely cause, if known.
+        next_step: What the user can do.
     """
 
     error: type[BrokerError]
@@ -33,23 +33,23 @@ class ErrorKind:
 
 UNKNOWN_TOPIC: Final = ErrorKind(
     UnknownTopicError,
-    cause="the topic or partition does not exist, and the broker does not create topics by itself",
+    cause="the topic or partition does not exist, and the broker does not create topics automatically",
     next_step="create it, or set auto.create.topics.enable on the broker",
 )
 TOO_LARGE: Final = ErrorKind(
     MessageTooLargeError,
-    cause="the message is larger than the producer's message.max.bytes, the broker's, or the topic's max.message.bytes",
-    next_step="make it smaller, or raise all three",
+    cause="the message exceeds message.max.bytes of the producer or the broker, or the topic's max.message.bytes",
+    next_step="make it smaller, or raise all three limits",
 )
 REFUSED: Final = ErrorKind(
     MessageRefusedError,
-    cause="the topic or the broker does not take such messages: without a key in a compacted topic, with a timestamp outside "
-    "the topic's limits, against a policy, or compressed in a way that it does not know",
-    next_step="change the message, or the topic's settings; the same message would be refused again",
+    cause="the topic or the broker does not accept such messages: no key in a compacted topic, a timestamp outside the topic's "
+    "limits, a policy violation, or an unsupported compression type",
+    next_step="change the message or the topic's settings; the same message would be refused again",
 )
 FENCED: Final = ErrorKind(
     ProducerFencedError,
-    cause="the transactional id was taken over, recovery ended its transaction, or it timed out",
+    cause="the transactional id was taken over, or recovery or a timeout ended its transaction",
 )
 FORBIDDEN: Final = ErrorKind(
     BrokerAuthorizationError,
@@ -58,11 +58,11 @@ FORBIDDEN: Final = ErrorKind(
 TIMEOUT_REFUSED: Final = ErrorKind(
     TransactionTimeoutRefusedError,
     cause="transaction.timeout.ms is above the broker's transaction.max.timeout.ms",
-    next_step="lower the one or raise the other",
+    next_step="lower the first or raise the second",
 )
 GROUP_FORBIDDEN: Final = ErrorKind(BrokerAuthorizationError, next_step="grant the principal Read on the consumer group")
 GROUP_MOVED: Final = ErrorKind(
     ProducerFencedError,
-    cause="the consumer's generation is over: its partitions may be another member's by now",
+    cause="the consumer's generation is over: its partitions may belong to another member by now",
     next_step="abort, let the consumer rejoin, and consume again from the committed offsets",
 )

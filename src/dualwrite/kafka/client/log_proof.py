@@ -1,8 +1,9 @@
-"""How a transaction ended, by the log: one Fetch of a message that it is known to have written (KIP-98, "Consumer").
+"""Find out from the log how a transaction ended, by one Fetch of a message that it is known to have written (KIP-98).
 
-A `read_committed` Fetch carries the last stable offset, below which every transaction has ended, and the aborted transactions
-that overlap what it returns. The header of the batch at the offset carries the producer id and epoch that wrote it. Together
-they say how that transaction ended, for as long as retention leaves the batch there, whatever the coordinator has forgotten.
+A `read_committed` Fetch returns the last stable offset, below which every transaction has ended, and the aborted transactions
+that overlap the returned range. The header of the batch at the offset contains the producer id and epoch that wrote it.
+Together they show how that transaction ended, for as long as retention keeps the batch, even if the coordinator has forgotten
+the transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, *_TOPIC_GONE)
 # producer id and epoch (record batch version 2)
 _BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqh")
 _RECORDS_AT: Final = 61  # after the base sequence and the number of records
-_LENGTH_AT: Final = 12  # what the length counts begins here
+_LENGTH_AT: Final = 12  # the first byte that the length counts
 _MAGIC: Final = 2
 _CONTROL: Final = 0x20
 _COMMIT: Final = 1
@@ -43,7 +44,7 @@ _MOST_READS: Final = 64
 
 
 class LogNotReadableError(Exception):
-    """The partition can't be read at the moment: ask again."""
+    """The partition can't be read at the moment: retry."""
 
 
 def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
@@ -51,13 +52,13 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadlin
 
     Args:
         network: Connections to the cluster.
-        state: The transaction's name: its producer id and epoch must be those of the batch.
-        place: Where it wrote; with a first offset.
-        deadline: For all of it.
+        state: The transaction's state: its producer id and epoch must be those of the batch.
+        place: Where it wrote; must have a first offset.
+        deadline: For the whole call.
 
     Raises:
-        LogNotReadableError: No leader, or it has just moved.
-        ConnectionLostError, BrokerUnavailableError: As `Network`.
+        LogNotReadableError: The partition has no leader, or the leader has just moved.
+        ConnectionLostError, BrokerUnavailableError: As for `Network`.
         BrokerError: The leader refused the Fetch for another reason.
     """
     offset = place.first_offset
@@ -66,11 +67,11 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadlin
     if leader is None:
         return Fate.GONE
     connection = network.connection(leader, deadline)
-    # A broker gives the first batch whole, however large it is (KIP-74).
+    # A broker returns the first batch whole, however large it is (KIP-74).
     found = _fetched(connection, place, offset, deadline, size=1, isolation=_READ_COMMITTED)
     if found is None or found.high_watermark <= offset:
         return Fate.GONE
-    if found.last_stable_offset <= offset:  # held back, by it or by a transaction before it
+    if found.last_stable_offset <= offset:  # held back by this transaction or an earlier one
         return _fate_by_marker(connection, state, place, deadline)
     if not _wrote(state, offset, found.records):
         return Fate.GONE
@@ -81,7 +82,7 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadlin
 
 
 def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
-    """Read on from the message to the next marker of its producer, which is its transaction's own."""
+    """Read from the message to its producer's next marker, which is the marker of the same transaction."""
     offset = first = place.first_offset
     assert offset is not None
     assert first is not None
@@ -103,7 +104,7 @@ def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Plac
 
 
 def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadline, *, size: int, isolation: int) -> Any:
-    """The leader's answer for the partition; None where it has nothing at the offset, or may not give it."""
+    """The leader's answer for the partition; None if the offset is gone, or the principal may not read the topic."""
     wanted = FetchRequest.FetchTopic.FetchPartition(partition=place.partition, fetch_offset=offset, partition_max_bytes=size)
     answer: Any = connection.call(
         FetchRequest(
@@ -127,7 +128,7 @@ def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadli
 
 
 def _leader(network: Network, place: Place, deadline: Deadline) -> Address | None:
-    """The leader of the place's partition, or None where there is no such partition."""
+    """The leader of the partition, or None if the partition does not exist."""
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=place.topic)], allow_auto_topic_creation=False)
     answer = network.any_broker(deadline).call(request, deadline)
     (topic,) = answer.topics
@@ -149,7 +150,7 @@ def _leader(network: Network, place: Place, deadline: Deadline) -> Address | Non
 
 
 def _wrote(state: PreparedTxnState, offset: int, records: bytes | None) -> bool:
-    """Whether the first batch of a Fetch's answer covers the offset, and is of the transaction's producer and epoch."""
+    """Whether the first batch of a Fetch answer contains the offset and has the transaction's producer id and epoch."""
     first = next(_batches(records or b""), None)
     return (
         first is not None
@@ -161,7 +162,7 @@ def _wrote(state: PreparedTxnState, offset: int, records: bytes | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The header of a record batch, with its first bytes of content."""
+    """The header of a record batch, and the first bytes of its content."""
 
     base_offset: int
     last_offset: int
@@ -172,7 +173,7 @@ class _Batch:
 
     @property
     def commits(self) -> bool:
-        """Whether it is a COMMIT marker. A control record's key is a version and a type, 16 bits each: 0 ABORT, 1 COMMIT."""
+        """Whether it is a COMMIT marker. A control record's key: version and type, 16 bits each; type 0 is ABORT, 1 COMMIT."""
         at = _after_varint(self.content, 0) + 1  # the record's length, its attributes
         for _ in range(3):  # the deltas of time and offset, the length of the key
             at = _after_varint(self.content, at)
@@ -180,7 +181,7 @@ class _Batch:
 
 
 def _batches(records: bytes) -> Iterator[_Batch]:
-    """The batches of a Fetch's answer that have a whole header; at its end one may be cut off."""
+    """The batches of a Fetch answer that have a complete header; the last one may be truncated."""
     at = 0
     while len(records) - at >= _RECORDS_AT:
         base, length, _, magic, _, attributes, last_delta, _, _, producer_id, epoch = _BATCH_HEADER.unpack_from(records, at)

@@ -1,4 +1,4 @@
-"""A SASL login over an open connection (KIP-152), also a repeated one (KIP-368)."""
+"""SASL authentication over an open connection (KIP-152), and re-authentication (KIP-368)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 
 
 def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], Any]) -> float:
-    """Log in; seconds until the broker wants the next login, or 0 where it does not.
+    """Log in; returns the seconds until the broker requires the next login, or 0 if it does not.
 
     Args:
-        address: Of the broker.
-        login: Who, and how.
+        address: The broker.
+        login: Mechanism and credentials.
         protocol: `security.protocol`.
-        call: Sends a request and gives its answer.
+        call: Sends a request and returns its answer.
 
     Raises:
-        BrokerAuthorizationError: The broker refused it, or has no logins on this listener.
-        Exception: Whatever `call` raises.
+        BrokerAuthorizationError: The broker refused the login, or the listener does not use SASL.
+        Exception: Anything that `call` raises.
     """
     answer = call(SaslHandshakeRequest(version=1, mechanism=login.mechanism))
     if answer.error_code:
@@ -40,7 +40,7 @@ def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], A
         answer = call(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
         if answer.error_code:
             raise BrokerAuthorizationError(
-                f"{address} refused the login of {login.username!r} by SASL {login.mechanism}: "
+                f"{address} refused the SASL {login.mechanism} login of {login.username!r}: "
                 f"{answer.error_message or error_name(answer.error_code)}.",
                 next_step="check sasl.username and sasl.password",
                 code=answer.error_code,
@@ -55,13 +55,13 @@ def _no_handshake(address: Address, login: Sasl, protocol: str, answer: Any) -> 
     if answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM and answer.mechanisms:
         return BrokerAuthorizationError(
             f"{address} refuses SASL {login.mechanism}; it offers {', '.join(answer.mechanisms)}.",
-            next_step="set sasl.mechanism to one of these",
+            next_step="set sasl.mechanism to one of them",
             **facts,
         )
     without = "SSL" if protocol == "SASL_SSL" else "PLAINTEXT"
     return BrokerAuthorizationError(
-        f"{address} takes no SASL login: {facts['name']}.",
+        f"{address} does not accept a SASL login: {facts['name']}.",
         cause=f"security.protocol is {protocol}, and this is a listener without SASL",
-        next_step=f"the address of the broker's {protocol} listener in bootstrap.servers, or security.protocol={without}",
+        next_step=f"set bootstrap.servers to the broker's {protocol} listener, or set security.protocol={without}",
         **facts,
     )

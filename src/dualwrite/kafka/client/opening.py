@@ -1,4 +1,4 @@
-"""A connection that is opened in the background: whoever wants it waits for as long as it can spare, and may come back."""
+"""A connection that is opened in the background: a caller waits for as long as its time limit allows, and may come back."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dualwrite.kafka.client.connection import Connection
 
 
 def about_the_cluster() -> MetadataRequest:
-    """Asks for the brokers and the cluster's id, and for no topic."""
+    """A Metadata request for the brokers and the cluster id, without topics."""
     return MetadataRequest(topics=[], allow_auto_topic_creation=False)
 
 
 class Opening:
-    """One attempt to open a connection, in a thread of its own.
+    """One attempt to open a connection, in its own thread.
 
-    So nothing that opening waits for (a name server, a host that takes no packets, TLS, a login) keeps anybody for longer than
-    his own limit. By `_thread`, for the reason that `undisturbed` has.
+    So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
+    caller's own time limit. Uses `_thread` for the reason given at `undisturbed`.
 
     Args:
         address: The broker.
         config: Security and time limits.
 
     Attributes:
-        connection: What was opened, once it is done and there is no error.
-        cluster_id: Kafka's `cluster.id`, as that broker answers it; empty where it has none.
-        error: What opening raised; see `Connection`.
+        connection: The open connection, once the attempt has succeeded.
+        cluster_id: Kafka's `cluster.id`, as this broker reports it; empty if it has none.
+        error: The exception, if the attempt failed; see `Connection`.
     """
 
     def __init__(self, address: Address, config: KafkaConfig) -> None:
@@ -49,17 +49,17 @@ class Opening:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its thread runs in this process, and not in the parent that was forked."""
+        """Whether its thread runs in this process, and not in the parent of a fork."""
         return self._pid == os.getpid()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is done, after `seconds` at most."""
+        """Wait for at most `seconds`; whether the attempt has finished."""
         if not self._is_done and self._running.acquire(timeout=max(seconds, 0.0)):
-            self._running.release()  # where KeyboardInterrupt keeps us from that, it is done all the same
+            self._running.release()  # if KeyboardInterrupt prevents this, `_is_done` is set all the same
         return self._is_done
 
     def give_up(self) -> None:
-        """Nobody wants it any more: it is closed, now or as soon as it is open."""
+        """The connection is no longer wanted: close it, now or as soon as it is open."""
         with self._lock:
             self._is_unwanted = True
             if self.connection is not None:
@@ -74,7 +74,7 @@ class Opening:
                 self.connection = made
                 if self._is_unwanted:
                     made.close()
-        except BaseException as error:  # noqa: BLE001  (it is raised again by whoever wants the connection)
+        except BaseException as error:  # noqa: BLE001  (raised again in the caller that wants the connection)
             self.error = error
         finally:
             self._is_done = True

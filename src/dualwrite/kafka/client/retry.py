@@ -1,4 +1,4 @@
-"""Asking again until an answer says something, or the time is over: the one way for all of Kafka's side."""
+"""Retry until a conclusive answer or the deadline: the one retry loop of the Kafka side."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MOST: Final = 1.0
 
 
 def repeated(once: Callable[[], T], passing: tuple[type[Exception], ...], deadline: Deadline, *, pause: float) -> T:
-    """Call until it raises none of `passing`; the last of them goes through when the deadline has come.
+    """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
 
     Args:
-        once: The call; it keeps to the deadline by itself.
-        passing: Errors that pass by themselves.
-        deadline: No call begins after it, but for the first.
-        pause: Seconds to wait at first; doubled each time, up to 1 s.
+        once: The call; it must observe the deadline itself.
+        passing: Transient errors, after which the call is repeated.
+        deadline: No call starts after it, except the first.
+        pause: Seconds before the first retry; doubled each time, up to 1 s.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Opening a socket to a broker, in time: TCP with keepalive, and TLS."""
+"""Open a socket to a broker within a deadline: TCP with keepalive, and TLS."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 
 LEAST_TIME: Final = 0.001
-"""Seconds; a socket's limit of 0 would mean "don't wait at all"."""
+"""Seconds; a socket timeout of 0 would mean non-blocking mode."""
 
-# As the databases' connections have it: a peer that has gone without a word is found out after a minute.
+# As for the database connections: a peer that vanished is detected after a minute.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class ConnectionLostError(Exception):
-    """The connection could not be made, or broke while a request was under way: whether it was executed is unknown."""
+    """The connection could not be opened, or broke with a request in flight, which may or may not have been executed."""
 
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(f"{address}: {reason}")
@@ -29,14 +29,14 @@ class ConnectionLostError(Exception):
 
 
 def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
-    """A connected socket, encrypted where the protocol says so.
+    """A connected socket, encrypted if the protocol requires it.
 
-    The look-up of a name has no limit here, since the system's resolver has none: whoever can't wait for it opens in another
-    thread (`Opening`).
+    Name resolution is not bounded by the deadline, since the system's resolver has no time limit: callers that can't wait
+    for it open the socket in another thread (`Opening`).
 
     Raises:
-        ConnectionLostError: No connection in time, or not at all.
-        BrokerAuthorizationError: The broker's certificate is not trusted, or refused.
+        ConnectionLostError: The connection failed, or was not established before the deadline.
+        BrokerAuthorizationError: The broker's certificate is not trusted.
         ConfigurationError: See `KafkaConfig.tls`.
     """
     context = config.tls()
@@ -72,7 +72,7 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
 
 def _keep_alive(plain: socket.socket) -> None:
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:  # each system has its own names for these, and some have none
+    for name, value in _KEEPALIVE:  # the names differ between systems, and some systems have none
         if hasattr(socket, name):
             with contextlib.suppress(OSError):
                 plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -82,15 +82,15 @@ def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, de
     with _closed_on_error(plain):
         try:
             plain.settimeout(max(deadline.left, LEAST_TIME))
-            return context.wrap_socket(plain, server_hostname=address.host)  # one limit for the whole handshake
+            return context.wrap_socket(plain, server_hostname=address.host)  # one timeout for the whole handshake
         except ssl.SSLCertVerificationError as error:
             raise BrokerAuthorizationError(
                 f"The certificate of {address} is not trusted: {error.verify_message}.",
                 next_step="check ssl.ca.location, and that the certificate names the host in bootstrap.servers",
             ) from error
         except TimeoutError as error:
-            raise ConnectionLostError(address, f"no end of the TLS handshake within {deadline.seconds:.3g} s") from error
-        except OSError as error:  # ssl.SSLError is one
+            raise ConnectionLostError(address, f"the TLS handshake did not finish within {deadline.seconds:.3g} s") from error
+        except OSError as error:  # includes ssl.SSLError
             raise ConnectionLostError(address, f"the TLS handshake failed: {error}") from error
 
 

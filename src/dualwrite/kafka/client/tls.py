@@ -1,4 +1,4 @@
-"""The `ssl.*` settings as a TLS context, with the meaning that librdkafka gives them; what Python lacks is refused."""
+"""A TLS context from the `ssl.*` settings, with librdkafka's meaning; settings that Python does not support are refused."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ _TRUE: Final = ("true", "1", "yes", "t")
 def tls_context(given: Mapping[str, Any]) -> ssl.SSLContext:
     """The context for these settings.
 
-    As with librdkafka, only the authorities of `ssl.ca.location` and `ssl.ca.pem` are trusted where one of them is given, and
-    the system's where none is.
+    As with librdkafka: if `ssl.ca.location` or `ssl.ca.pem` is given, only those authorities are trusted, else the system's.
 
     Raises:
-        ConfigurationError: A file can't be read, a value is wrong, or a setting has no counterpart in Python's `ssl`.
+        ConfigurationError: A file can't be read, a value is invalid, or Python's `ssl` does not support a setting.
     """
     _refuse_what_python_lacks(given)
     try:
@@ -47,7 +46,7 @@ def tls_context(given: Mapping[str, Any]) -> ssl.SSLContext:
             context.set_ciphers(str(given["ssl.cipher.suites"]))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigurationError(
-            f"The ssl.* settings give no working TLS context: {error}.",
+            f"No TLS context can be created from the ssl.* settings: {error}.",
             next_step="check ssl.ca.location, ssl.certificate.location, ssl.key.location, ssl.key.password, ssl.crl.location "
             "and ssl.cipher.suites",
         ) from error
@@ -64,12 +63,12 @@ def _refuse_what_python_lacks(given: Mapping[str, Any]) -> None:
     if not lacking:
         return
     instead = (
-        "give the same as PEM: ssl.ca.location, ssl.certificate.location, ssl.key.location"
+        "use PEM files: ssl.ca.location, ssl.certificate.location, ssl.key.location"
         if any(name in _STORES for name in lacking)
-        else "leave it out, or set it for the whole process in OpenSSL's configuration file (OPENSSL_CONF)"
+        else "remove it, or set it for the whole process in OpenSSL's configuration file (OPENSSL_CONF)"
     )
     raise ConfigurationError(
-        f"{', '.join(lacking)} can't be used: dualwrite talks to the coordinator by Python's ssl module, with either producer.",
+        f"{', '.join(lacking)}: not supported by Python's ssl module, which dualwrite uses with either producer.",
         next_step=instead,
     )
 
@@ -109,7 +108,7 @@ def _load_own_certificate(context: ssl.SSLContext, given: Mapping[str, Any]) -> 
         texts.append(str(given["ssl.key.pem"]))
     elif key:
         texts.append(Path(str(key)).read_text(encoding="ascii"))
-    # Python reads a certificate from files only; the file is the owner's alone and gone right after.
+    # Python loads a certificate from files only; this one is readable by its owner only and deleted right after.
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as together:
         together.write("\n".join((*texts, "")))
         together.flush()

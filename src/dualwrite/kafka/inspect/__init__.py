@@ -1,1 +1,1 @@
-"""What a cluster and its topics are like, found out by requests that change nothing."""
+"""Inspection of a cluster and its topics, by read-only requests."""

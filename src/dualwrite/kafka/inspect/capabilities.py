@@ -1,4 +1,4 @@
-"""What a cluster can do for dual writes: found out before anything is written, and without leaving a trace in it."""
+"""Detect what a cluster supports, before anything is written and without leaving a trace in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
 
 
 class TwoPhaseObstacle(Enum):
-    """Why two-phase commit is not to be had."""
+    """Why two-phase commit is not available."""
 
     BROKER_TOO_OLD = "the broker is older than Apache Kafka 4.1: no InitProducerId v6"
     UNSTABLE_VERSIONS_OFF = "unstable.api.versions.enable is off, and InitProducerId v6 is an unstable version"
@@ -40,29 +40,29 @@ class TwoPhaseObstacle(Enum):
     SWITCHED_OFF = "transaction.two.phase.commit.enable is off"
     FORBIDDEN = "the principal lacks TWO_PHASE_COMMIT on the transactional id"
     OFF_OR_FORBIDDEN = "transaction.two.phase.commit.enable is off, or the principal lacks TWO_PHASE_COMMIT on the id"
-    UNKNOWN = "the broker gave an answer that is none of the known ones"
+    UNKNOWN = "the broker gave an unexpected answer"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerCapabilities:
     """What the probe found.
 
-    Versions are those of one broker, the coordinator of the probe's id; a cluster in the middle of an upgrade may have
-    others beside it. `transaction_version` is the whole cluster's.
+    The request versions are those of one broker, the coordinator of the probe's id; other brokers may differ during an
+    upgrade. `transaction_version` applies to the whole cluster.
 
     Args:
-        brokers: How many live brokers there are.
-        transaction_version: The finalised feature level (KIP-890); 0 where the cluster does not know the feature.
-        end_txn_v5: Whether EndTxn v5 is there.
-        init_producer_id_v6: Whether InitProducerId v6 is there, which carries `enable2Pc` and `keepPreparedTxn`.
-        produce_v12: Whether Produce v12 is there, which adds its partitions to the transaction by itself.
-        two_phase: Whether `enable2Pc` was accepted for the probed id. It is of use to native producers only.
-        two_phase_obstacle: Why not; None where it was.
-        two_phase_setting: The broker's `transaction.two.phase.commit.enable`; None where it can't be seen.
+        brokers: The number of live brokers.
+        transaction_version: The finalised feature level (KIP-890); 0 if the cluster does not know the feature.
+        end_txn_v5: Whether EndTxn v5 is supported.
+        init_producer_id_v6: Whether InitProducerId v6 is supported, which has `enable2Pc` and `keepPreparedTxn`.
+        produce_v12: Whether Produce v12 is supported, which adds its partitions to the transaction automatically.
+        two_phase: Whether `enable2Pc` was accepted for the probed id. Only native producers can use it.
+        two_phase_obstacle: Why `enable2Pc` was not accepted; None if it was.
+        two_phase_setting: The broker's `transaction.two.phase.commit.enable`; None if it can't be read.
         keep_prepared_txn: Whether `keepPreparedTxn` was accepted.
-        transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None where it can't be seen.
-        metadata_version: The newest `metadata.version` that the broker knows, which tells its release: 27 is Apache Kafka 4.1,
-            29 is 4.2, 30 is 4.3; 0 where it does not tell.
+        transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None if it can't be read.
+        metadata_version: The newest `metadata.version` that the broker supports, which identifies its release: 27 is Apache
+            Kafka 4.1, 29 is 4.2, 30 is 4.3; 0 if it is not reported.
         cluster_id: Kafka's `cluster.id`.
     """
 
@@ -86,36 +86,35 @@ class BrokerCapabilities:
 
     @property
     def native(self) -> bool:
-        """Whether the native producer can be used: each of its transactions has an epoch of its own."""
+        """Whether the native producer can be used, which needs a separate epoch for each transaction."""
         return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12
 
 
 def probe(
     config: KafkaConfig | Mapping[str, Any] | str, *, transactional_id: str = PROBE_ID, timeout: float = DEFAULT_TIMEOUT
 ) -> BrokerCapabilities:
-    """Find out what a cluster can do, by requests that leave nothing behind.
+    """Detect what a cluster supports, by requests that leave nothing behind.
 
-    Whether two-phase commit is allowed can't be read off versions and settings alone, so it is asked for: InitProducerId v6
-    with `enable2Pc` and `keepPreparedTxn`, for an id that no producer uses. Released brokers (4.1 to 4.4) check the right to
-    the id, then their two-phase switch, and then refuse `keepPreparedTxn` with UNSUPPORTED_VERSION before they look at the
-    id: that answer means that `enable2Pc` alone would be accepted, and nothing is made.
+    Versions and settings alone don't show whether two-phase commit is allowed, so the probe tries it: InitProducerId v6 with
+    `enable2Pc` and `keepPreparedTxn`, for an id that no producer uses. Released brokers (4.1 to 4.4) check the ACLs of the
+    id, then the two-phase setting, and then refuse `keepPreparedTxn` with UNSUPPORTED_VERSION before they look at the id:
+    that answer means that `enable2Pc` alone would be accepted, and nothing is created.
 
-    A broker to come that accepts `keepPreparedTxn` makes the id, Empty. So the name should be one that stays: at most
-    one such id is left then. The request also carries a producer id that no producer has, which leaves an id that is
-    known already as it is (PRODUCER_FENCED), be it somebody's by mistake.
+    A future broker that accepts `keepPreparedTxn` will create the id, in state Empty. So always probe with the same name:
+    then at most one such id is left. The request also carries a producer id that no producer has, so that an id that exists
+    already stays unchanged (PRODUCER_FENCED), even if it is in use by mistake.
 
-    Whether the id may be written is asked by an EndTxn for that same producer id, which no broker can take for one of its
-    transactions.
+    Whether the principal may write the id is checked by an EndTxn for that same producer id, which can't match a transaction.
 
     Args:
         config: The cluster's settings.
-        transactional_id: The id as Kafka sees it. With ACLs by prefix, `<your transactional id>#probe`.
-        timeout: Seconds, with all repetitions.
+        transactional_id: The id as Kafka sees it. With prefixed ACLs, `<your transactional id>#probe`.
+        timeout: Seconds, including retries.
 
     Raises:
-        BrokerUnavailableError: No broker or no transaction coordinator answered in time.
-        BrokerAuthorizationError: The login was refused, or the principal may not write the id.
-        ConfigurationError: A setting is missing or wrong.
+        BrokerUnavailableError: No broker or no transaction coordinator answered within the time limit.
+        BrokerAuthorizationError: The login was refused, or the principal lacks Write on the id.
+        ConfigurationError: A setting is missing or invalid.
     """
     with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
         found = inquiry.of_coordinator(transactional_id, lambda c, deadline: _asked(c, transactional_id, deadline))
@@ -142,12 +141,12 @@ def probe(
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What the coordinator answered; None for what it can't be asked.
+    """The coordinator's error codes; None for requests that it does not support.
 
     Args:
         coordinator: The connection to it, for its versions.
-        two_phase_code: To `enable2Pc` and `keepPreparedTxn`.
-        keep_code: To `keepPreparedTxn`, without `enable2Pc` where that is refused (KIP-939 allows it).
+        two_phase_code: For `enable2Pc` with `keepPreparedTxn`.
+        keep_code: For `keepPreparedTxn`, without `enable2Pc` if that is refused (KIP-939 allows it).
     """
 
     coordinator: Connection
@@ -180,7 +179,7 @@ def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: 
         InitProducerIdRequest(
             version=_INIT_PRODUCER_ID,
             transactional_id=transactional_id,
-            transaction_timeout_ms=1,  # below any maximum; an id that is Empty has no transaction that could time out
+            transaction_timeout_ms=1,  # below any maximum; an id in state Empty has no transaction that could time out
             producer_id=FOREIGN_PRODUCER_ID,
             producer_epoch=0,
             enable2_pc=two_phase,
@@ -194,7 +193,7 @@ def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: 
 
 
 def _brokers_and_settings(network: Network, coordinator: Connection, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
-    """How many brokers there are, and the settings of the one that coordinates; none where they can't be seen."""
+    """The number of brokers, and the coordinator's settings; empty if they can't be read."""
     addresses = network.brokers(deadline)
     node = next((node for node, address in addresses.items() if address == coordinator.address), None)
     if node is None:

@@ -1,4 +1,4 @@
-"""Asking a cluster what it is like: requests that change nothing, sent again until an answer says something or time is up."""
+"""Read-only requests to a cluster, retried until a conclusive answer or the deadline."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ T = TypeVar("T")
 
 
 class _TryAgainError(Exception):
-    """An answer that passes by itself."""
+    """A transient error: retry."""
 
 
 class Inquiry:
-    """A few questions to one cluster, with one time limit for all of them. To be closed: by `with`, or by `close()`.
+    """A few requests to one cluster under one time limit. Must be closed, by `with` or `close()`.
 
     Args:
         config: The cluster's settings.
-        timeout: Seconds from now on, with all repetitions.
+        timeout: Seconds from now on, including retries.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: float) -> None:
@@ -48,11 +48,11 @@ class Inquiry:
         self._deadline = Deadline.after(timeout)
 
     def of_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection, Deadline], T]) -> T:
-        """Ask the coordinator of an id; `ask` keeps to the deadline.
+        """Ask the coordinator of an id; `ask` must observe the deadline.
 
         Raises:
-            BrokerUnavailableError: No answer in time.
-            BrokerAuthorizationError: The principal may not even describe the id.
+            BrokerUnavailableError: No answer within the time limit.
+            BrokerAuthorizationError: The principal lacks Describe on the id.
         """
 
         def once() -> T:
@@ -69,10 +69,10 @@ class Inquiry:
         return self._repeated(once, f"the transaction coordinator of {kafka_transactional_id!r}")
 
     def of_cluster(self, ask: Callable[[Network, Deadline], T]) -> T:
-        """Ask whichever brokers `ask` chooses; it keeps to the deadline.
+        """Ask the brokers that `ask` chooses; it must observe the deadline.
 
         Raises:
-            BrokerUnavailableError: No answer in time.
+            BrokerUnavailableError: No answer within the time limit.
         """
         return self._repeated(lambda: ask(self._network, self._deadline), "a broker")
 
@@ -96,25 +96,25 @@ class Inquiry:
             servers = self._network.config.servers
             raise BrokerUnavailableError(
                 f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
-                cause="the broker is starting, is overloaded, or can't be reached at the address that it advertises",
-                next_step="see that the brokers run and that their advertised.listeners can be reached from here; try again",
+                cause="the broker is starting, overloaded, or unreachable at its advertised address",
+                next_step="check that the brokers are running and their advertised.listeners are reachable from here; retry",
                 servers=servers,
             ) from error
 
 
 def check_passing(code: int, request: str) -> None:
-    """Have the question asked again where the answer is one that passes by itself; only inside an Inquiry."""
+    """Have the request retried if its error is transient; only inside an Inquiry."""
     if code in _PASSING:
         raise _TryAgainError(f"{request} answered {error_name(code)}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
-    """The error of a principal that may not use the id."""
+    """The error for a principal that may not use the id."""
     return BrokerAuthorizationError(
         f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
-        next_step="grant the principal Write and Describe on this transactional id, best by a prefixed ACL, or name one "
-        "that it may use",
+        next_step="grant the principal Write and Describe on this transactional id, preferably by a prefixed ACL, or use an "
+        "id that it may use",
         code=code,
         name=error_name(code),
     )
@@ -123,10 +123,10 @@ def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAut
 def described_settings(
     connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str], deadline: Deadline
 ) -> dict[str, Mapping[str, str]]:
-    """Settings of topics or of the broker at the other end (DescribeConfigs), by resource and key.
+    """Settings of topics, or of the broker that is asked (DescribeConfigs), by resource and key.
 
-    A key is left out where the principal may not see it, or the broker does not know it: a broker also lists unknown keys
-    that stand in its server.properties, without a value.
+    A key is missing if the principal may not read it, or the broker does not know it: a broker also lists unknown keys from
+    its server.properties, without a value.
     """
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = list(keys)

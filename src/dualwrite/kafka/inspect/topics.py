@@ -1,4 +1,4 @@
-"""What a cluster says of topics, as far as it decides whether a message that was acknowledged stays."""
+"""The facts about topics that decide whether they can be written to, and whether acknowledged messages are durable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, TOPIC_RESOURCE, Inq
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 
 _UNKNOWN_TOPIC: Final = 3
-_THERE: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
+_EXISTS: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
 _AUTHORIZED_OPERATIONS: Final = 8  # from this version of Metadata on
 _WRITE: Final = 4
 _SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable", "max.message.bytes")
@@ -27,19 +27,19 @@ _AUTO_CREATE: Final = "auto.create.topics.enable"
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic.
+    """The facts about one topic.
 
     Args:
         name: The topic.
-        exists: Whether it is there.
-        trouble: Kafka's name of the error why nothing can be said of it, such as TOPIC_AUTHORIZATION_FAILED.
-        made_at_first_use: Whether the broker makes a missing topic by itself; None where that can't be seen.
-        partitions: How many.
-        replicas: Replicas of the partition that has the fewest.
-        in_sync: Replicas in sync of the partition that has the fewest.
-        without_leader: Partitions that nobody leads at the moment.
-        writable: Whether the principal may write to it; None where the broker does not tell.
-        min_insync_replicas: `min.insync.replicas`; None where it can't be seen, as the next two.
+        exists: Whether it exists.
+        trouble: Kafka's name for the error if the topic can't be described, such as TOPIC_AUTHORIZATION_FAILED.
+        made_at_first_use: Whether the broker creates a missing topic automatically; None if that can't be read.
+        partitions: The number of partitions.
+        replicas: The replicas of the partition with the fewest.
+        in_sync: The in-sync replicas of the partition with the fewest.
+        without_leader: The number of partitions without a leader at the moment.
+        writable: Whether the principal may write to it; None if the broker does not report it.
+        min_insync_replicas: `min.insync.replicas`; None if it can't be read, as for the next two.
         unclean_leader_election: `unclean.leader.election.enable`.
         max_message_bytes: `max.message.bytes`, the limit for one batch of messages.
     """
@@ -61,15 +61,15 @@ class TopicFacts:
 def describe_topics(
     config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0
 ) -> list[TopicFacts]:
-    """Look at topics; makes none.
+    """Describe topics, without creating any.
 
     Args:
         config: The cluster's settings.
         names: The topics.
-        timeout: Seconds, with all repetitions.
+        timeout: Seconds, including retries.
 
     Raises:
-        BrokerUnavailableError: No broker answered in time.
+        BrokerUnavailableError: No broker answered within the time limit.
         BrokerAuthorizationError: The login was refused.
     """
     wanted = list(dict.fromkeys(names))
@@ -86,7 +86,7 @@ def _described(network: Network, names: list[str], deadline: Deadline) -> list[T
     answer = connection.call(MetadataRequest(topics=topics, **request), deadline)
     if getattr(answer, "error_code", 0):
         raise BrokerError(f"Metadata answered {error_name(answer.error_code)}.", code=answer.error_code)
-    there = [topic.name for topic in answer.topics if topic.error_code in _THERE]
+    there = [topic.name for topic in answer.topics if topic.error_code in _EXISTS]
     settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
     auto_create = _makes_topics(network, deadline) if len(there) < len(names) else None
     found = {topic.name: topic for topic in answer.topics}
@@ -103,7 +103,7 @@ def _makes_topics(network: Network, deadline: Deadline) -> bool | None:
 def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: bool | None) -> TopicFacts:
     if topic.error_code == _UNKNOWN_TOPIC:
         return TopicFacts(name, exists=False, made_at_first_use=auto_create)
-    if topic.error_code not in _THERE:
+    if topic.error_code not in _EXISTS:
         return TopicFacts(name, exists=False, trouble=error_name(topic.error_code))
     min_insync, unclean, limit = map(settings.get, _SETTINGS)
     return TopicFacts(
@@ -121,6 +121,6 @@ def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: b
 
 
 def _writable(operations: Iterable[int] | None) -> bool | None:
-    """Kafka-python turns the bit field into a set; None, or an empty one, stands for "not told"."""
-    told = set(operations or ())
-    return _WRITE in told if told else None
+    """Kafka-python turns the bit field into a set; None or an empty set means that the broker did not report it."""
+    reported = set(operations or ())
+    return _WRITE in reported if reported else None

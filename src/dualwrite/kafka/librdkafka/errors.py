@@ -1,4 +1,4 @@
-"""librdkafka's errors as ours: the one place where they are mapped."""
+"""Mapping of librdkafka's errors to dualwrite's, all in one place."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from dualwrite.kafka.client.errors import (
     ErrorKind,
 )
 
-# librdkafka's own codes begin with an underscore: they are public, whatever ruff thinks of the name.
-_UNREACHABLE: Final = ErrorKind(BrokerUnavailableError, next_step="see that the brokers run and bootstrap.servers is right")
+# librdkafka's own codes start with an underscore, but they are public API.
+_UNREACHABLE: Final = ErrorKind(
+    BrokerUnavailableError, next_step="check that the brokers are running and bootstrap.servers is correct"
+)
 _UNKNOWN_TOPIC_CODES: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -69,7 +71,7 @@ _PASSING_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_T
 
 
 def kafka_error(error: Any) -> KafkaError | None:
-    """The KafkaError inside what librdkafka raised or reported."""
+    """The KafkaError in an exception or a delivery report of librdkafka."""
     if isinstance(error, KafkaException):
         inner = error.args[0] if error.args else None
         return inner if isinstance(inner, KafkaError) else None
@@ -77,20 +79,20 @@ def kafka_error(error: Any) -> KafkaError | None:
 
 
 def is_retriable(error: Any) -> bool:
-    """Whether the same call may be made again (for a topic that is looked up: whether it may still be on its way)."""
+    """Whether the same call may be retried (for a topic lookup: whether the topic may still be in creation)."""
     inner = kafka_error(error)
     if inner is None:
         return False
     return bool(inner.retriable()) or inner.code() in _PASSING_LOOKUP
 
 
-def broker_error(error: Any, kafka_transactional_id: str, doing: str) -> BrokerError:
-    """The BrokerError that fits; `doing` completes "Kafka failed at …"."""
+def broker_error(error: Any, kafka_transactional_id: str, action: str) -> BrokerError:
+    """The matching BrokerError; `action` completes "Kafka error during …"."""
     inner = kafka_error(error)
     code = None if inner is None else inner.code()
-    kind = _kind(code, doing)
+    kind = _kind(code, action)
     return kind.error(
-        f"Kafka failed at {doing}: {'no such topic' if inner is None else inner.str()}.",
+        f"Kafka error during {action}: {'no such topic' if inner is None else inner.str()}.",
         transactional_id=kafka_transactional_id,
         cause=kind.cause,
         next_step=kind.next_step,
@@ -99,10 +101,10 @@ def broker_error(error: Any, kafka_transactional_id: str, doing: str) -> BrokerE
     )
 
 
-def _kind(code: int | None, doing: str) -> ErrorKind:
+def _kind(code: int | None, action: str) -> ErrorKind:
     if code is None:
         return UNKNOWN_TOPIC
-    is_delivery = doing.startswith(("delivering", "sending"))
+    is_delivery = action.startswith(("delivery", "send to"))
     if is_delivery and code in PERMANENT:
         return REFUSED
     return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)

@@ -1,4 +1,4 @@
-"""Calls of confluent-kafka's that lose a KeyboardInterrupt, out of reach of signals."""
+"""Protection from signals for calls of confluent-kafka that would lose a KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 def undisturbed(call: Callable[[], T]) -> T:
-    """Run `call` in a thread of its own, since Python raises KeyboardInterrupt in the main thread only, and wait for it.
+    """Run `call` in a separate thread and wait for it, since Python raises KeyboardInterrupt in the main thread only.
 
-    Some C functions of confluent-kafka run Python code inside (they import a class, or ask for an attribute) or look for
-    signals where nothing can be raised (a destructor), and make an ImportError, a TypeError, or at some later call a
-    SystemError out of a KeyboardInterrupt that comes meanwhile. Here it comes while we wait, and goes through.
+    Some C functions of confluent-kafka run Python code (they import a class, or read an attribute) or check for signals
+    where nothing can be raised (in a destructor). They turn a KeyboardInterrupt that arrives meanwhile into an ImportError,
+    a TypeError, or a SystemError at some later call. Here the interrupt arrives while the main thread waits, and is raised.
 
-    By `_thread`, since `threading.Thread.start` and `concurrent.futures` wait in Python code, and an interrupt in it leaves
+    Uses `_thread`, since `threading.Thread.start` and `concurrent.futures` wait in Python code, where an interrupt surfaces
     as "cannot release un-acquired lock".
     """
     if threading.current_thread() is not threading.main_thread():
@@ -29,7 +29,7 @@ def undisturbed(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # noqa: BLE001  (it is raised again by the thread that waits)
+        except BaseException as error:  # noqa: BLE001  (raised again in the waiting thread)
             errors.append(error)
         finally:
             running.release()

@@ -1,10 +1,10 @@
 """TransactionalProducer over confluent-kafka (librdkafka): any broker from 3.0 on, without two-phase commit.
 
-Its transactions are bounded by `transaction.timeout.ms`. One (producerId, epoch) serves all transactions of a session, so
-the prepared state carries the coordinator's start time (DESIGN.md §2), read by DescribeTransactions at prepare.
+Its transactions are limited by `transaction.timeout.ms`. All transactions of a session have the same (producerId, epoch), so
+the prepared state includes the coordinator's start time (DESIGN.md §2), read by DescribeTransactions at prepare.
 
-Left over (DESIGN.md §4): librdkafka repeats requests inside. A duplicate of its EndTxn or InitProducerId that the network
-holds back past the next transaction can't be excluded.
+Remaining gap (DESIGN.md §4): librdkafka retries requests internally. A duplicate of its EndTxn or InitProducerId, delayed in
+the network until the next transaction, can't be ruled out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _TOPIC_WAIT: Final = 5.0
 _POLL: Final = 0.1
-_LEAST_TIME: Final = 0.001  # 0 would mean "no limit" to some of its calls
+_LEAST_TIME: Final = 0.001  # some of its calls take 0 as "no limit"
 _REASON_WAIT: Final = 1.0
 _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
 
@@ -55,14 +55,14 @@ class LibrdkafkaProducer:
     """One session of librdkafka for one Kafka transactional id; see TransactionalProducer for the contract.
 
     Args:
-        config: The cluster's settings; everything in it goes to librdkafka.
-        kafka_transactional_id: The id that Kafka sees. It must be this session's alone (rule O2): librdkafka's
-            InitProducerId can't be made conditional.
+        config: The cluster's settings; all of them are passed to librdkafka.
+        kafka_transactional_id: The id that Kafka sees. No other session may use it (rule O2): librdkafka's InitProducerId
+            can't be made conditional.
         coordinator: For DescribeTransactions at prepare.
-        delivery_timeout: Seconds that handing over one message may block when the queue is full.
+        delivery_timeout: Seconds that sending one message may block when the queue is full.
 
     Raises:
-        ConfigurationError: librdkafka does not know a setting, or refuses its value.
+        ConfigurationError: librdkafka does not know a setting, or rejects its value.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LibrdkafkaProducer:
         self._delivery_timeout = delivery_timeout
         self._timeout_ms = transaction_timeout_ms(config, coordinator)
         self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
-        self._reports = DeliveryReports()  # of every topic that was looked up
+        self._reports = DeliveryReports()  # for every topic that was looked up
         self._delivery: Delivery | None = None
         self._must_be_replaced = False
         self._previous_start_ms: int | None = None
@@ -108,11 +108,11 @@ class LibrdkafkaProducer:
     # --- the transaction ----------------------------------------------------------------------------------------------
 
     def init_transactions(self, *, timeout: float) -> None:
-        """InitProducerId by librdkafka, on an id that nobody else uses."""
+        """InitProducerId by librdkafka, on an id that no other session uses."""
         self._until_done(self._producer.init_transactions, "init_transactions", Deadline.after(timeout))
 
     def begin_transaction(self) -> None:
-        """Begin; local."""
+        """Begin a transaction; no request is sent."""
         self._read_reports()
         self._reports.begin()
         self._delivery = None
@@ -143,7 +143,7 @@ class LibrdkafkaProducer:
             message["partition"] = check_number("partition", partition, 2**31 - 1)
         if timestamp is not None:
             message["timestamp"] = check_number("timestamp (ms since 1970)", timestamp, 2**63 - 1)
-        deadline: Deadline | None = None  # for who has to wait
+        deadline: Deadline | None = None  # set only when waiting is necessary
         if not isinstance(topic, str) or topic not in self._reports:
             deadline = Deadline.after(self._delivery_timeout)
             self._look_up(check_topic(topic), deadline)
@@ -159,15 +159,15 @@ class LibrdkafkaProducer:
                 if deadline.expired:
                     raise DeliveryError(
                         f"The producer's queue stayed full for {self._delivery_timeout:g} s.",
-                        cause="the broker takes messages too slowly, or not at all",
-                        next_step="see queue.buffering.max.kbytes and queue.buffering.max.messages",
+                        cause="the broker accepts messages too slowly, or not at all",
+                        next_step="check the brokers, queue.buffering.max.kbytes and queue.buffering.max.messages",
                         transactional_id=self._id,
                     ) from error
                 self._poll(min(_POLL, deadline.left))
                 self._raise_failure()
             except KafkaException as error:
                 self._wait_for_reason(error)
-                raise self._failed(broker_error(error, self._id, f"sending to topic {topic!r}")) from error
+                raise self._failed(broker_error(error, self._id, f"send to topic {topic!r}")) from error
         self._reports.count(topic)
         self._poll(0)
 
@@ -200,7 +200,7 @@ class LibrdkafkaProducer:
         )
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
-        """Flush, count the acknowledgements, and see at the coordinator that the transaction is ongoing and ours."""
+        """Flush, count the acknowledgements, and check with the coordinator that the transaction is ongoing and ours."""
         if not self._has_content:
             return None
         deadline = Deadline.after(timeout)
@@ -211,7 +211,7 @@ class LibrdkafkaProducer:
             raise self._failed(
                 DeliveryError(
                     f"{sent - acknowledged} of {sent} messages were not acknowledged within {timeout:g} s.",
-                    cause="the broker takes messages too slowly, or not at all",
+                    cause="the broker accepts messages too slowly, or not at all",
                     transactional_id=self._id,
                 )
             )
@@ -223,7 +223,7 @@ class LibrdkafkaProducer:
 
     @property
     def delivery(self) -> Delivery | None:
-        """Where the messages of the transaction that was prepared last lie."""
+        """Where in the log the messages of the most recently prepared transaction are."""
         return self._delivery
 
     def check_time_left(self) -> None:
@@ -235,31 +235,31 @@ class LibrdkafkaProducer:
 
     @property
     def time_reserve(self) -> float:
-        """Seconds of the timeout kept for the database's commit and Kafka's."""
+        """Seconds of the timeout reserved for committing the database and Kafka."""
         return self._budget.reserve
 
     def commit_transaction(self, *, timeout: float) -> None:
-        """EndTxn by librdkafka; repeated only for errors that it calls retriable, and then the session must be replaced."""
+        """EndTxn by librdkafka; retried only for errors that it calls retriable, and then the session must be replaced."""
         just_written = self._budget.just_started
         self._end(self._producer.commit_transaction, "commit_transaction", Deadline.after(timeout), just_written=just_written)
 
     def abort_transaction(self, *, timeout: float) -> None:
-        """EndTxn(abort) by librdkafka, once nothing is under way any more.
+        """EndTxn(abort) by librdkafka, once no message is in flight.
 
-        With messages in flight, librdkafka would raise its epoch by an InitProducerId of its own after the abort: that leaves
-        the id Empty, and takes the evidence of the last committed transaction with it (rule F7).
+        With messages in flight, librdkafka would send an InitProducerId after the abort to bump its epoch: that leaves the id
+        in state Empty, and destroys the evidence of the last committed transaction (rule F7).
         """
         deadline = Deadline.after(timeout)
         waiting = self._deliver(deadline)
         self._raise_failure()
         if waiting:
             raise self._failed(
-                DeliveryError(f"{waiting} messages are still under way after {timeout:g} s.", transactional_id=self._id)
+                DeliveryError(f"{waiting} messages are still in flight after {timeout:g} s.", transactional_id=self._id)
             )
         self._end(self._producer.abort_transaction, "abort_transaction", deadline, just_written=False)
 
     def close(self) -> None:
-        """Drop queued messages and let librdkafka stop its threads; no transaction is ended."""
+        """Drop queued messages and stop librdkafka's threads; no transaction is ended."""
         self._must_be_replaced = True
         held: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
         try:
@@ -277,19 +277,19 @@ class LibrdkafkaProducer:
     def _described(self, deadline: Deadline) -> PreparedTxnState:
         found = self._coordinator.describe(self._id, timeout=deadline)
         if found is None or found.status is not TransactionStatus.ONGOING:
-            status = "unknown to it" if found is None else found.status.value
+            status = "it does not know the id" if found is None else f"its state is {found.status.value}"
             raise self._failed(
                 PrepareError(
-                    f"The coordinator does not hold the transaction as ongoing: {status}.",
-                    cause="it timed out, or somebody else took the id over",
+                    f"The transaction is not ongoing at its coordinator: {status}.",
+                    cause="it timed out, or another process took over the id",
                     transactional_id=self._id,
                 )
             )
         if found.start_time_ms == self._previous_start_ms:
             raise self._failed(
                 PrepareError(
-                    f"Two transactions in a row began in the same millisecond ({found.start_time_ms}), "
-                    "so that the prepared state would not tell them apart.",
+                    f"Two consecutive transactions started in the same millisecond ({found.start_time_ms}), "
+                    "so the prepared state would not distinguish them.",
                     cause="the broker's clock was set back",
                     transactional_id=self._id,
                 )
@@ -297,7 +297,7 @@ class LibrdkafkaProducer:
         return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
 
     def _look_up(self, topic: str, deadline: Deadline) -> None:
-        """See that a topic exists before the first message to it: librdkafka itself would tell after 30 s."""
+        """Check that a topic exists before the first message to it: librdkafka itself would report it after 30 s."""
         for_making = deadline.within(_TOPIC_WAIT)
         problem: KafkaError | None = None
         while True:
@@ -306,32 +306,33 @@ class LibrdkafkaProducer:
                 known = undisturbed(partial(self._producer.list_topics, topic, wait))
                 found = known.topics.get(topic)
             except KafkaException as error:
-                raise broker_error(problem or error, self._id, f"looking up topic {topic!r}") from error
+                raise broker_error(problem or error, self._id, f"lookup of topic {topic!r}") from error
             problem = None if found is None else found.error
             if found is not None and problem is None and found.partitions:
                 self._reports.add_topic(topic)
                 return
-            # A broker that creates topics by itself says "unknown" while it does.
+            # A broker that creates topics automatically answers "unknown" meanwhile.
             if (problem is not None and not is_retriable(problem)) or for_making.expired:
-                raise broker_error(problem, self._id, f"looking up topic {topic!r}")
+                raise broker_error(problem, self._id, f"lookup of topic {topic!r}")
             deadline.sleep(_POLL)
 
     def _deliver(self, deadline: Deadline) -> int:
-        """Wait until every message has its report; the number of those that have none when the time is over.
+        """Wait until every message has its report; returns the number of those without one at the deadline.
 
-        Not by confluent-kafka's flush(): when librdkafka tells a fatal error (fencing), flush() goes on to serve delivery
-        reports with that exception set, and Python gets a SystemError, or what no `except` clause catches. poll() stops there.
+        confluent-kafka's flush() is not used: when librdkafka reports a fatal error (fencing), flush() continues to serve
+        delivery reports with that exception set, which raises a SystemError, or something that no `except` clause catches.
+        poll() stops there.
         """
         while (waiting := len(self._producer)) and (left := deadline.left) > 0:
             self._poll(min(left, _POLL))
         return waiting
 
     def _poll(self, timeout: float) -> None:
-        """Serve delivery reports, and raise a fatal error as ours."""
+        """Serve delivery reports; raise a fatal error as a BrokerError."""
         try:
             self._producer.poll(timeout)
         except KafkaException as error:
-            raise self._failed(broker_error(error, self._id, "delivering messages")) from error
+            raise self._failed(broker_error(error, self._id, "delivery of messages")) from error
         finally:
             self._read_reports()
 
@@ -339,10 +340,10 @@ class LibrdkafkaProducer:
         for topic, error in self._reports.failures():
             if self._failure is None:
                 self._must_be_replaced = True
-                self._failure = broker_error(error, self._id, f"delivering to topic {topic!r}")
+                self._failure = broker_error(error, self._id, f"delivery to topic {topic!r}")
 
     def _wait_for_reason(self, error: KafkaException) -> None:
-        """Raise the failed delivery that made librdkafka refuse more messages: its report comes a moment later."""
+        """Raise the failed delivery that made librdkafka refuse further messages; its report arrives a moment later."""
         inner = kafka_error(error)
         deadline = time.monotonic() + _REASON_WAIT
         while inner is not None and inner.code() == KafkaError._STATE and time.monotonic() < deadline:  # noqa: SLF001  (public)
@@ -350,7 +351,7 @@ class LibrdkafkaProducer:
             self._raise_failure()
 
     def _failed(self, error: BrokerError) -> BrokerError:
-        """Remember that the session needs more than an abort: librdkafka raises its epoch by itself after it."""
+        """Remember that an abort is not enough for this session: librdkafka bumps its epoch automatically afterwards."""
         self._must_be_replaced = True
         if self._failure is None:
             self._failure = error
@@ -361,7 +362,7 @@ class LibrdkafkaProducer:
             raise self._failure
 
     def _end(self, call: Callable[[float], None], what: str, deadline: Deadline, *, just_written: bool) -> None:
-        """EndTxn by librdkafka; before it, unless all was written just now, a look at the leaders (rule FB)."""
+        """EndTxn by librdkafka, after checking the leaders (rule FB) unless everything was written just now."""
         if self._has_content and not just_written:
             try:
                 self._coordinator.wait_for_leaders(self._id, timeout=deadline)
@@ -371,7 +372,7 @@ class LibrdkafkaProducer:
         self._until_done(call, what, deadline)
 
     def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
-        """Call, and again with what is left of the time where librdkafka says that it may help."""
+        """Call, and retry within the deadline while librdkafka calls the error retriable."""
         while True:
             try:
                 call(max(deadline.left, _LEAST_TIME))
@@ -385,10 +386,10 @@ class LibrdkafkaProducer:
 
 
 def check_settings(config: KafkaConfig) -> None:
-    """See that librdkafka takes the settings; nothing connects.
+    """Check that librdkafka accepts the settings; opens no connection.
 
     Raises:
-        ConfigurationError: librdkafka does not know a setting, or refuses its value.
+        ConfigurationError: librdkafka does not know a setting, or rejects its value.
     """
     timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
     held = [_librdkafka(config, "dualwrite-check", timeout_ms)]
@@ -398,8 +399,8 @@ def check_settings(config: KafkaConfig) -> None:
 def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
     settings: Mapping[str, Any] = {
         "client.id": config.client_id,
-        "socket.keepalive.enable": True,  # its own default leaves a peer that has gone without a word for minutes
-        "linger.ms": 0,  # librdkafka's 5 ms only delay a prepare; under load messages are batched while others are under way
+        "socket.keepalive.enable": True,  # with its default (off), a peer that vanished goes unnoticed for minutes
+        "linger.ms": 0,  # the default of 5 ms only delays prepare; under load, messages are batched while others are in flight
         **{name: value for name, value in config.properties.items() if name not in _OURS},
         "bootstrap.servers": config.servers,
         "transactional.id": kafka_transactional_id,
@@ -413,5 +414,5 @@ def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: in
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(
-            f"librdkafka refuses the Kafka settings: {reason.strip()}.", next_step="see librdkafka's CONFIGURATION.md"
+            f"librdkafka rejects the Kafka settings: {reason.strip()}.", next_step="see librdkafka's CONFIGURATION.md"
         ) from error

@@ -1,9 +1,9 @@
-"""Delivery reports of one transaction, taken from librdkafka by callables of C.
+"""Delivery reports of one transaction, received from librdkafka by callables implemented in C.
 
-A callback that is Python code would be where KeyboardInterrupt is raised, and confluent-kafka turns an exception of a callback
-into a SystemError. `SimpleQueue.put` and `dict.setdefault` are C, and take an error and a message as they come: the queue keeps
-the error (its second argument only says whether to wait), the dict keeps both. Both is needed for a topic's first message only,
-whose place in the log the transaction is known by later.
+KeyboardInterrupt could be raised inside a Python callback, and confluent-kafka turns an exception in a callback into a
+SystemError. `SimpleQueue.put` and `dict.setdefault` are C functions that accept (error, message) directly: the queue keeps the
+error (its second argument only says whether to block), the dict keeps both. The message is needed only for the first one of a
+topic, whose place in the log identifies the transaction later.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Topic:
 
 
 class DeliveryReports:
-    """The reports of the current transaction. For one thread: librdkafka calls from within `poll`.
+    """The reports of the current transaction. Single-threaded: librdkafka calls back from within `poll`.
 
     Attributes:
-        sent: Messages handed to librdkafka in this transaction.
-        acknowledged: How many of them were stored.
+        sent: The number of messages passed to librdkafka in this transaction.
+        acknowledged: The number of these messages that were stored.
     """
 
     def __init__(self) -> None:
@@ -46,27 +46,27 @@ class DeliveryReports:
         return topic in self._topics
 
     def add_topic(self, topic: str) -> None:
-        """Take reports of another topic, from now on."""
+        """Collect reports of another topic from now on."""
         self._topics[topic] = _Topic()
 
     def begin(self) -> None:
-        """A new transaction; every report of the one before was read."""
+        """A new transaction; every report of the previous one has been read."""
         self.sent = self.acknowledged = 0
         for topic in self._topics.values():
             topic.begin()
 
     def callback(self, topic: str) -> Callable[..., Any]:
-        """What librdkafka is to call for the next message to the topic."""
+        """The callback for the next message to the topic."""
         found = self._topics[topic]
         return found.errors.put if found.sent else found.first.setdefault
 
     def count(self, topic: str) -> None:
-        """A message was handed over, with the callback."""
+        """Record that a message was passed to librdkafka with the callback."""
         self._topics[topic].sent += 1
         self.sent += 1
 
     def failures(self) -> Iterator[tuple[str, KafkaError]]:
-        """Read the reports that have come; the topics and reasons of messages that were not stored."""
+        """Read the reports that have arrived; yields topic and error of each message that was not stored."""
         for name, topic in self._topics.items():
             while topic.first:
                 error, message = topic.first.popitem()
@@ -84,7 +84,7 @@ class DeliveryReports:
 
     @property
     def places(self) -> Iterator[Place]:
-        """Where the first message of each topic lies, with the number of the topic's messages."""
+        """Where the first message of each topic is stored, with the number of messages sent to the topic."""
         for name, topic in self._topics.items():
             partition, offset = topic.place
             if topic.sent and partition is not None:

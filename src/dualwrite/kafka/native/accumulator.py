@@ -1,4 +1,4 @@
-"""Collects one transaction's messages into batches by partition, within a bounded buffer, and hands full ones to the sender."""
+"""Collects a transaction's messages into batches by partition, in a bounded buffer, and passes full ones to the sender."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow
 
 WORTHWHILE_BYTES: Final = 64 * 1024
-"""For each partition: with less in a call, messages go one by one, into batches that the next call fills further."""
+"""Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
 
 _CHUNK: Final = 1000
 _MAX_PARTITION: Final = 2**31 - 1
 
 
 class _Topic:
-    """A topic as the current transaction writes to it; `sticky` is where messages without a key go at the moment."""
+    """A topic in the current transaction; `sticky` is the partition that currently gets the messages without a key."""
 
     __slots__ = ("partitions", "sticky")
 
@@ -37,10 +37,10 @@ class _Topic:
 
 
 class RecordAccumulator:
-    """The messages of the current transaction that have not been handed to the sender. For one thread.
+    """The messages of the current transaction that were not yet passed to the sender. Not thread-safe.
 
     Args:
-        sender: Takes the batches, and knows the topics.
+        sender: Receives the batches, and knows the topics.
         settings: Sizes, compression, partitioner.
         kafka_transactional_id: For error messages.
     """
@@ -54,12 +54,12 @@ class RecordAccumulator:
         self._buffer_bytes = settings.buffer_bytes
         self._topics: dict[str, _Topic] = {}
         self._filling = 0  # bytes in batches that are not closed yet
-        self._room = settings.buffer_bytes  # for `_filling`: what the sender's unacknowledged batches leave
-        self._sticks = settings.partitioner(None, 1) is None  # whether a message without a key goes anywhere
+        self._room = settings.buffer_bytes  # the limit for `_filling`: what the sender's unacknowledged batches leave
+        self._sticks = settings.partitioner(None, 1) is None  # whether a message without a key may go to any partition
         self._producer_id = self._epoch = -1
 
     def begin(self, producer_id: int, epoch: int) -> None:
-        """A new transaction under this producer id and epoch; what the last one left is dropped."""
+        """A new transaction with this producer id and epoch; what is left of the previous one is dropped."""
         self._producer_id, self._epoch = producer_id, epoch
         self._topics.clear()
         self._filling = 0
@@ -67,13 +67,13 @@ class RecordAccumulator:
 
     @property
     def places(self) -> Iterator[Place]:
-        """What the transaction has written, partition by partition."""
+        """What the transaction has written, by partition."""
         for topic in self._topics.values():
             yield from (partition.place for partition in topic.partitions if partition is not None)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the transaction has no message."""
+        """Whether the transaction has no messages."""
         return not self._topics
 
     def append(
@@ -86,17 +86,17 @@ class RecordAccumulator:
         timestamp_ms: int,
         limit: float | Deadline,
     ) -> None:
-        """Add one message; waits, where the buffer is full or the topic is not known yet, until the limit (or for its seconds).
+        """Add one message; if the buffer is full or the topic not yet known, waits until the limit (or for that many seconds).
 
         Raises:
-            InvalidMessageError: The topic's name or the partition's number is none; nothing was added.
-            UnknownTopicError: There is no such topic or partition; nothing was added.
-            MessageTooLargeError: Above `message.max.bytes`; nothing was added.
-            BrokerError: The transaction has failed: see `Sender`.
+            InvalidMessageError: The topic name or the partition number is invalid; nothing was added.
+            UnknownTopicError: The topic or the partition does not exist; nothing was added.
+            MessageTooLargeError: The message exceeds `message.max.bytes`; nothing was added.
+            BrokerError: The transaction has failed; see `Sender`.
         """
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            limit = Deadline.of(limit)  # only who has to wait needs one
+            limit = Deadline.of(limit)  # needed only for waiting
             opened = self._opened(topic, partition, limit)
         if key is None and partition is None and opened.sticky is not None and self._sticks:
             target = opened.sticky
@@ -121,10 +121,10 @@ class RecordAccumulator:
     def extend(
         self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, timeout: float
     ) -> None:
-        """Add messages that have no key, as `append` would one after another, at half its cost.
+        """Add messages without a key, as repeated calls of `append` would, at half the cost.
 
-        How many were added before a value that can't be taken, or before an error of the iterable's own, is left open.
-        `timeout` is for each message that has to wait.
+        If a value is invalid or the iterable raises, it is unspecified how many of the messages before it were added.
+        `timeout` applies to each message that has to wait.
 
         Raises: as `append`, and whatever iterating raises.
         """
@@ -135,7 +135,7 @@ class RecordAccumulator:
     def _extend_by(
         self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, timeout: float
     ) -> None:
-        """As `extend`, for what is at hand: no code of a user's runs meanwhile, which might send something itself."""
+        """As `extend`, for a list: meanwhile no user code runs, which might send messages itself."""
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
             opened = self._opened(topic, partition, Deadline.after(timeout))
@@ -158,7 +158,7 @@ class RecordAccumulator:
                 size += needed
         except DualWriteError:
             raise
-        except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
             self._sender.interrupted()
             raise
         finally:
@@ -225,7 +225,7 @@ class RecordAccumulator:
                 added += size
         except DualWriteError:
             raise
-        except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
             self._sender.interrupted()
             raise
         finally:
@@ -236,10 +236,10 @@ class RecordAccumulator:
     def extend_columns(
         self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, timeout: float
     ) -> bool:
-        """As `extend` and `extend_keyed`, by column; False, and nothing was added, where it is to be done message by message.
+        """As `extend` and `extend_keyed`, from columns; returns False, and adds nothing, if messages must be added one by one.
 
-        That is so where a message is too long for a batch or for the cluster (`append` says so), where a key leaves the
-        partition open, and where the batches would become small: each call has batches of its own.
+        That is the case if a message exceeds the batch size or `message.max.bytes` (for which `append` raises the error), if a
+        key does not determine a partition, or if the batches would be small, since each call makes its own batches.
         """
         opened = self._opened(topic, partition, Deadline.after(timeout))
         if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
@@ -261,20 +261,20 @@ class RecordAccumulator:
                     self._add_batch(topic, opened, index, part.encoded(begin, end, timestamp_ms), Deadline.after(timeout))
         except DualWriteError:
             raise
-        except BaseException:  # KeyboardInterrupt: else a batch that was closed by half could be sent twice
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
             self._sender.interrupted()
             raise
         return True
 
     def push(self, deadline: Deadline) -> None:
-        """Close every batch and send what may be sent, without waiting for answers."""
+        """Close every batch and send what can be sent now, without waiting for answers."""
         with self._sender.failure_kept():
             for partition in self._filled():
                 self._close(partition)
             self._sender.push(deadline)
 
     def flush(self, deadline: Deadline) -> None:
-        """Send everything, and wait until it is stored; see `Sender.flush` for errors."""
+        """Send everything and wait until it is stored; see `Sender.flush` for errors."""
         with self._sender.failure_kept():
             for partition in self._filled():
                 self._close(partition)
@@ -292,14 +292,14 @@ class RecordAccumulator:
         size: int,
         deadline: Deadline,
     ) -> Partition:
-        """The target, or another that will do, once its batch can take `size` more bytes; full batches are sent."""
+        """The target, or an equivalent partition, once its batch has room for `size` more bytes; full batches are sent."""
         while target.builder.records and target.builder.size + size > self._batch_bytes:
             self._close(target)
             self._sender.push(deadline)
             if self._filling > self._room:
                 self._make_room(deadline)
             if opened.sticky is target and partition is None:
-                opened.sticky = None  # the next batch without keys goes elsewhere, where another may be full, too
+                opened.sticky = None  # the next batch without keys goes to another partition, which may be full, too
                 target = self._target(topic, opened, key, partition)
         return target
 
@@ -312,7 +312,7 @@ class RecordAccumulator:
         self._sender.add(target, records)
         self._room = self._buffer_bytes - self._sender.buffered
         if opened.sticky is target and partition is None:
-            opened.sticky = None  # the next batch without keys goes elsewhere
+            opened.sticky = None  # the next batch without keys goes to another partition
         self._sender.push(deadline)
         if self._filling > self._room:
             self._make_room(deadline)
@@ -359,7 +359,7 @@ class RecordAccumulator:
         self._room = self._buffer_bytes - self._sender.buffered
 
     def _make_room(self, deadline: Deadline) -> None:
-        """Wait for acknowledgements; where the batches that are being filled are what fills the buffer, send them as well."""
+        """Wait for acknowledgements; if mostly unsent batches occupy the buffer, send them as well."""
         if self._sender.buffered < self._buffer_bytes // 2:
             for partition in self._filled():
                 self._close(partition)
@@ -375,19 +375,19 @@ class RecordAccumulator:
     def _check_partition(self, topic: str, partition: int, count: int) -> None:
         if check_number("partition", partition, _MAX_PARTITION) >= count:
             raise UnknownTopicError(
-                f"Topic {topic!r} has no partition {partition}: it has {count}.",
+                f"Topic {topic!r} has no partition {partition}; it has {count} partitions.",
                 transactional_id=self._id,
-                next_step="leave the partition out, so that the key chooses one, or add partitions",
+                next_step="omit the partition, so that the key determines it, or add partitions to the topic",
             )
 
     def _check_size(self, topic: str, size: int) -> None:
         limit = self._settings.message_max_bytes - BATCH_OVERHEAD
         if size > limit:
             raise MessageTooLargeError(
-                f"A message for topic {topic!r} takes {size} bytes with its overhead; message.max.bytes leaves {limit}.",
+                f"A message for topic {topic!r} needs {size} bytes including overhead; message.max.bytes allows {limit}.",
                 transactional_id=self._id,
-                cause="the producer's limit",
-                next_step="make it smaller, or raise message.max.bytes here, at the broker, and the topic's max.message.bytes",
+                cause="the message exceeds the producer's limit",
+                next_step="make it smaller, or raise message.max.bytes here and on the broker, and the topic's limit",
                 size=size,
                 limit=limit,
             )

@@ -1,6 +1,6 @@
-"""Records encoded by column: Arrow arrays become the records of batches without a Python object for each message.
+"""Records encoded from columns: Arrow arrays become the records of batches without a Python object for each message.
 
-The bytes are those that `records.BatchBuilder` makes of the same messages, for a third of its time. Needs pyarrow and numpy.
+The bytes are the same as from `records.BatchBuilder`, in a third of the time. Requires pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dualwrite.kafka.native.records import NO_HEADERS, NULL, RECORD_OVERHEAD, SI
 
 _VARINTS: Final = pa.array(SIGNED, pa.binary())
 _VARINT_SIZES: Final = np.array([len(encoded) for encoded in SIGNED], np.int32)
-_ATTRIBUTES_AND_TIME: Final = b"\0\0"  # no attributes; all records are of the batch's first moment
+_ATTRIBUTES_AND_TIME: Final = b"\0\0"  # no attributes; all records have the batch's first timestamp
 _LONGEST: Final = SMALL - RECORD_OVERHEAD
 
 
 class RecordColumns:
-    """Messages without headers and of one moment: their keys and values.
+    """The keys and values of messages without headers, all with the same timestamp.
 
     Attributes:
-        longest: The bytes that the longest record takes, at most.
-        size: The bytes of all of them, at most.
+        longest: An upper bound for the bytes of the longest record.
+        size: An upper bound for the bytes of all records.
     """
 
     def __init__(self, values: pa.BinaryArray, keys: pa.BinaryArray | None, sizes: Any) -> None:
@@ -37,7 +37,7 @@ class RecordColumns:
 
     @classmethod
     def of(cls, values: pa.Array, keys: pa.Array | None) -> Self | None:
-        """The columns, or None where they are not of Arrow's type binary, or a message is too long to be worth it."""
+        """The columns, or None if they are not of Arrow's type binary, or a message is too long to benefit."""
         if not isinstance(values, pa.BinaryArray) or not (keys is None or isinstance(keys, pa.BinaryArray)):
             return None
         sizes = _lengths(values).astype(np.int64) + RECORD_OVERHEAD
@@ -51,7 +51,7 @@ class RecordColumns:
 
     @property
     def keys(self) -> Sequence[bytes | None] | None:
-        """The keys, or None where there is no column of them."""
+        """The keys, or None if there is no key column."""
         return None if self._keys is None else self._keys.to_pylist()
 
     def by_partition(self, indexes: Sequence[int]) -> Iterator[tuple[int, RecordColumns]]:
@@ -74,7 +74,7 @@ class RecordColumns:
             begin += count
 
     def batches(self, limit: int) -> Iterator[tuple[int, int]]:
-        """Where to cut, in order: begin and end of each batch, which takes `limit` bytes at most. No message is longer."""
+        """The begin and end of each batch, in order; a batch has at most `limit` bytes, which no message may exceed."""
         ends = np.cumsum(self._sizes)
         begin = 0
         while begin < len(ends):
@@ -84,7 +84,7 @@ class RecordColumns:
             begin = end
 
     def encoded(self, begin: int, end: int, timestamp_ms: int) -> EncodedRecords:
-        """The messages from `begin` up to `end` as the records of one batch."""
+        """The messages from `begin` to `end` (exclusive) as the records of one batch."""
         count = end - begin
         size_of_rest, key_parts = _VARINT_SIZES[:count] + (len(_ATTRIBUTES_AND_TIME) + len(NO_HEADERS)), [NULL]
         value_parts, value_sizes = _with_lengths(self._values.slice(begin, count))
@@ -101,7 +101,7 @@ class RecordColumns:
             NO_HEADERS,
             b"",
         )
-        content = records.buffers()[2].to_pybytes()  # one record behind the other
+        content = records.buffers()[2].to_pybytes()  # the concatenated records
         return EncodedRecords(content, count, timestamp_ms, int(self._sizes[begin:end].sum()))
 
 
@@ -111,7 +111,7 @@ def _lengths(column: pa.BinaryArray) -> Any:
 
 
 def _with_lengths(column: pa.BinaryArray) -> tuple[list[Any], Any]:
-    """A column with the encoded lengths before it, and the bytes that both take; a null has a length that says so."""
+    """A column preceded by its encoded lengths, and the bytes that both need; the length of a null is -1."""
     lengths = pc.binary_length(column)
     encoded = _VARINTS.take(lengths)
     if not column.null_count:

@@ -1,4 +1,4 @@
-"""Compression of a batch's records, in the forms that Kafka's brokers and consumers read."""
+"""Compression of a batch's records, in the formats that Kafka's brokers and consumers read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dualwrite.errors import ConfigurationError, MissingDependencyError
 Data: TypeAlias = bytes | bytearray | memoryview
 
 NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-"""The values of `compression.type`, each at the place of its code in a batch's attributes."""
+"""The values of `compression.type`, indexed by their code in a batch's attributes."""
 
 _LOWEST_LEVEL: Final = -1
-_HIGHEST_LEVELS: Final = {"none": 12, "gzip": 9, "snappy": 0, "lz4": 12, "zstd": 12}  # by librdkafka's CONFIGURATION.md
+_HIGHEST_LEVELS: Final = {"none": 12, "gzip": 9, "snappy": 0, "lz4": 12, "zstd": 12}  # from librdkafka's CONFIGURATION.md
 _DEFAULT_LEVELS: Final = {"gzip": zlib.Z_DEFAULT_COMPRESSION, "lz4": 0, "zstd": 3}
 
-_GZIP: Final = 31  # zlib's window of 15 bits, and 16 for gzip's header
+_GZIP: Final = 31  # zlib's window of 15 bits, plus 16 for a gzip header
 
-# Java's snappy has a framing of its own (xerial's snappy-java): magic, version 1, readable from version 1 on; then blocks, each
-# after its length. Its blocks are of 32 KiB by default; any size is read. Ours are larger: each hands over the interpreter's
-# lock, which a busy thread keeps for 5 ms.
+# Java's snappy uses its own framing (xerial's snappy-java): magic, version 1, readable since version 1; then blocks, each
+# preceded by its length. Java writes blocks of 32 KiB by default and reads any size. Ours are larger: each block releases the
+# GIL, which a busy thread keeps for 5 ms.
 _SNAPPY_START: Final = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01"
 _SNAPPY_BLOCK: Final = 1 << 20
 _SNAPPY_LENGTH: Final = 4
@@ -31,13 +31,13 @@ _SNAPPY_LENGTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """One of `NAMES`, at one level. Both functions take a batch's records as a whole.
+    """One of `NAMES`, at one level. Both functions process all records of a batch at once.
 
     Args:
         name: The value of `compression.type`.
         code: Its code in a batch's attributes.
-        compress: Records to what a broker takes.
-        decompress: What `compress` made, of any level, to records.
+        compress: Turns records into what a broker accepts.
+        decompress: Turns the output of `compress`, at any level, back into records.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Compression:
 
 
 def compression_by_name(name: str, level: int | str | None = None) -> Compression:
-    """The compression that librdkafka's settings `compression.type` and `compression.level` name.
+    """The compression for librdkafka's settings `compression.type` and `compression.level`.
 
-    The level is one of CONFIGURATION.md's usable range; -1 is the codec's default, as None is.
+    The level must be in the range from CONFIGURATION.md; -1 and None mean the codec's default.
 
     Raises:
-        ConfigurationError: Another name, or a level that the codec does not have.
-        MissingDependencyError: The package for it is not installed.
+        ConfigurationError: The name is unknown, or the codec does not have the level.
+        MissingDependencyError: The package for the codec is not installed.
     """
-    known = name.lower() if isinstance(name, str) else name  # librdkafka takes these in either case
+    known = name.lower() if isinstance(name, str) else name  # librdkafka ignores the case
     if known not in NAMES:
-        raise ConfigurationError(f"compression.type is {name!r}.", next_step=f"one of {', '.join(NAMES)}")
+        raise ConfigurationError(f"Unknown compression.type {name!r}.", next_step=f"use one of {', '.join(NAMES)}")
     number = _checked_level(known, level)
     if number == _LOWEST_LEVEL:
         number = _DEFAULT_LEVELS.get(known, number)
@@ -70,17 +70,17 @@ def _checked_level(name: str, level: Any) -> int:
     try:
         number = int(level)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"compression.level is {level!r}, not a number.") from None
+        raise ConfigurationError(f"compression.level is {level!r}; it must be an integer.") from None
     highest = _HIGHEST_LEVELS[name]
     if not _LOWEST_LEVEL <= number <= highest:
         raise ConfigurationError(
-            f"compression.level is {level!r}, which {name} does not have.",
-            next_step="leave compression.level out" if not highest else f"-1 (the default), or 0 to {highest}",
+            f"compression.level is {level!r}, which {name} does not support.",
+            next_step="remove compression.level" if not highest else f"use -1 (the default), or 0 to {highest}",
         )
     return number
 
 
-# --- one pair of functions each ---------------------------------------------------------------------------------------
+# --- one pair of functions per codec ----------------------------------------------------------------------------------
 
 _Functions: TypeAlias = tuple[Callable[[Data], bytes], Callable[[Data], bytes]]
 
@@ -123,7 +123,7 @@ def _lz4(level: int) -> _Functions:
     def compress(data: Data) -> bytes:
         # Java's KafkaLZ4BlockInputStream refuses blocks that depend on earlier ones.
         compressor = codec.Compressor(level=level, content_checksum=False, block_linked=False)
-        compressor.compress(bytes(data))  # before cramjam 2.14 it takes nothing but bytes
+        compressor.compress(bytes(data))  # before cramjam 2.14 it accepts only bytes
         return bytes(compressor.finish())
 
     return compress, lambda data: bytes(codec.decompress(data))
@@ -139,7 +139,7 @@ def _cramjam(name: str) -> ModuleType:
         import cramjam  # noqa: PLC0415  (optional: most users compress nothing)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"The Python package 'cramjam', for compression.type {name!r}, is not installed.",
+            f"compression.type {name!r} requires the Python package 'cramjam', which is not installed.",
             next_step="pip install 'dualwrite[compression]'",
         ) from error
     return cramjam

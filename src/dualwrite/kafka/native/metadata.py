@@ -1,4 +1,4 @@
-"""Which partitions a topic has, and where their leaders are."""
+"""The partitions of topics, and their leaders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, ver
 
 log = logging.getLogger(__name__)
 
-_TOPIC_WAIT: Final = 5.0  # a broker that makes topics at first use says "unknown" while it does
+_TOPIC_WAIT: Final = 5.0  # a broker that creates topics automatically answers "unknown" meanwhile
 _PAUSE: Final = 0.05
 
 
@@ -25,8 +25,8 @@ class Layout:
     """A topic as the cluster described it.
 
     Args:
-        leaders: The leader of each partition, or None where there is none at the moment.
-        looked_up_at: When, by `time.monotonic`.
+        leaders: The leader of each partition, or None for a partition without a leader.
+        looked_up_at: The time of the lookup, by `time.monotonic`.
     """
 
     leaders: tuple[Address | None, ...]
@@ -37,8 +37,8 @@ class Topics:
     """The layouts of the topics that one producer writes to.
 
     Args:
-        network: Where to ask.
-        max_age: Seconds after which a layout is looked up again; negative for never.
+        network: The connections.
+        max_age: Seconds after which a layout is looked up again; negative means never.
         kafka_transactional_id: For error messages.
     """
 
@@ -50,12 +50,12 @@ class Topics:
         self._stale: set[str] = set()
 
     def layout(self, topic: str, deadline: Deadline) -> Layout:
-        """The topic's layout, looked up where it is not known or too old.
+        """The topic's layout, looked up if it is unknown or too old.
 
         Raises:
-            UnknownTopicError: There is no such topic, and the broker makes none (5 s are waited for that).
-            BrokerAuthorizationError: The principal may not see it.
-            BrokerUnavailableError: No broker answered in time.
+            UnknownTopicError: The topic does not exist, and the broker did not create it within 5 s.
+            BrokerAuthorizationError: The principal may not describe the topic.
+            BrokerUnavailableError: No broker answered within the time limit.
         """
         known = self._layouts.get(topic)
         if known is not None and not 0 <= self._max_age < time.monotonic() - known.looked_up_at:
@@ -63,31 +63,31 @@ class Topics:
         return self._looked_up(topic, deadline)
 
     def leader(self, topic: str, partition: int) -> Address | None:
-        """Where to send a partition's batches, as far as it is known; None means that it must be looked up."""
+        """The known leader of a partition; None means that it must be looked up."""
         known = self._layouts.get(topic)
         if known is None or topic in self._stale or partition >= len(known.leaders):
             return None
         return known.leaders[partition]
 
     def distrust(self, topic: str) -> None:
-        """A leader has moved, or does not answer: look the topic up before anything is sent to it."""
+        """A leader has moved or does not answer: look up the topic before anything more is sent to it."""
         self._stale.add(topic)
 
     def refresh(self, topics: set[str], deadline: Deadline) -> None:
-        """Look the topics up once. What can't be had now stays distrusted.
+        """Look up the topics once. Those that can't be looked up now stay marked as stale.
 
         Raises:
-            BrokerAuthorizationError: The principal may not see one of them any more.
+            BrokerAuthorizationError: The principal may no longer describe one of them.
         """
         try:
             codes = self._ask(topics, deadline)
         except (ConnectionLostError, BrokerUnavailableError) as error:
-            log.debug("%s: looking up %s: %s", self._id, topics, error)
+            log.debug("%s: lookup of %s: %s", self._id, topics, error)
             self._stale |= topics
             return
         for topic, code in codes.items():
             if code and verdict_on(code) is Verdict.FAILED:
-                raise failure(code, f"looking up topic {topic!r}", self._id)
+                raise failure(code, f"lookup of topic {topic!r}", self._id)
 
     def _looked_up(self, topic: str, deadline: Deadline) -> Layout:
         for_making = deadline.within(_TOPIC_WAIT)
@@ -96,16 +96,16 @@ class Topics:
                 code = self._ask({topic}, deadline).get(topic, 0)
             except (ConnectionLostError, BrokerUnavailableError) as error:
                 if deadline.expired:
-                    raise failure(NO_ANSWER, f"looking up topic {topic!r}", self._id, message=str(error)) from error
+                    raise failure(NO_ANSWER, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
             else:
                 if not code:
                     return self._layouts[topic]
                 if verdict_on(code) is Verdict.FAILED or for_making.expired:
-                    raise failure(code, f"looking up topic {topic!r}", self._id)
+                    raise failure(code, f"lookup of topic {topic!r}", self._id)
             deadline.sleep(_PAUSE)
 
     def _ask(self, topics: set[str], deadline: Deadline) -> dict[str, int]:
-        """Ask for the layouts; the error code of each topic. A topic without any leader yet counts as not available."""
+        """Ask for the layouts; returns the error code of each topic."""
         answer = self._network.metadata(sorted(topics), deadline)
         addresses = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         now = time.monotonic()

@@ -1,8 +1,8 @@
-"""One partition's batches within one transaction: being filled, waiting, under way; with their sequences. No I/O.
+"""One partition's batches in one transaction: being filled, waiting, in flight; with their sequence numbers. No I/O.
 
-What is sent again is sent again in order, with the same sequence and the same bytes, and only after every batch of the
-partition that is under way has been answered: then the broker knows a repeated batch, and takes the others as they follow
-(KIP-98, "Idempotent Producer Guarantees").
+Batches are retried in order, with the same sequence numbers and the same bytes, and only after every batch in flight to the
+partition was answered. So the broker recognises duplicates and accepts the following batches (KIP-98, "Idempotent Producer
+Guarantees").
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Batch:
     """Records of one partition that are sent together.
 
     Attributes:
-        order: How many of the partition's records come before it; never wraps, unlike the sequence.
-        sequence: Of its first record.
-        count: How many records it holds.
+        order: The number of the partition's records before it; never wraps, unlike the sequence.
+        sequence: The sequence number of its first record.
+        count: The number of its records.
         data: The encoded batch.
-        size: What it takes of the buffer, in bytes.
+        size: The bytes that it occupies in the buffer.
         attempts: How often it was sent.
     """
 
@@ -44,17 +44,17 @@ class Partition:
     Args:
         topic: The topic's name.
         index: The partition's number.
-        producer_id: Whose batches they are.
-        epoch: The transaction's epoch; sequences begin at 0 with it (KIP-890).
+        producer_id: The producer id of the batches.
+        epoch: The transaction's epoch; sequence numbers restart at 0 with each epoch (KIP-890).
         compression: For the batches.
 
     Attributes:
-        builder: What is being filled.
-        first_offset: Of the transaction's first record here, once the broker has acknowledged it and said where it lies.
-        waiting: What is to be sent, in order.
-        under_way: What was sent and has no answer, in order.
-        not_before: When the first waiting batch may be sent again, by `time.monotonic`.
-        last_code: Kafka's error code for which a batch had to wait, until one is stored.
+        builder: The batch being filled.
+        first_offset: The offset of the transaction's first record here, once the broker has acknowledged it with an offset.
+        waiting: The batches to be sent, in order.
+        in_flight: The batches that were sent and not yet answered, in order.
+        not_before: When the first waiting batch may be retried, by `time.monotonic`.
+        last_code: The error code that made a batch wait; 0 again once a batch is stored.
     """
 
     __slots__ = (
@@ -65,11 +65,11 @@ class Partition:
         "_producer_id",
         "builder",
         "first_offset",
+        "in_flight",
         "index",
         "last_code",
         "not_before",
         "topic",
-        "under_way",
         "waiting",
     )
 
@@ -84,40 +84,40 @@ class Partition:
         self.builder = BatchBuilder()
         self.first_offset: int | None = None
         self.waiting: deque[Batch] = deque()
-        self.under_way: list[Batch] = []
+        self.in_flight: list[Batch] = []
         self.not_before = 0.0
         self.last_code = 0
 
     def may_send(self, now: float, most: int) -> bool:
-        """Whether the first waiting batch may leave now, with at most `most` under way."""
+        """Whether the first waiting batch may be sent now, with at most `most` in flight."""
         if not self.waiting or now < self.not_before:
             return False
-        if self.under_way and (self.last_code or self.waiting[0].attempts):
-            return False  # something is sent again: first hear of all that is under way
-        return len(self.under_way) < most
+        if self.in_flight and (self.last_code or self.waiting[0].attempts):
+            return False  # a retry: wait for the answers to everything in flight first
+        return len(self.in_flight) < most
 
     def close_batch(self) -> None:
-        """Encode what was filled, and begin a new batch."""
+        """Encode the batch being filled, and start a new one."""
         if self.builder.count:
             self.add(self.builder)
             self.builder = BatchBuilder()
 
     def add(self, records: BatchBuilder | EncodedRecords) -> None:
-        """Encode a batch, which comes after all that were encoded before."""
+        """Encode a batch; it follows all batches that were encoded before."""
         self.waiting.append(self._encoded(records, self._next_order, self._next_sequence, records.size))
         self._next_order += records.count
         self._next_sequence = next_sequence(self._next_sequence, records.count)
 
     def take(self) -> Batch:
-        """The first waiting batch, now under way."""
+        """Move the first waiting batch to those in flight, and return it."""
         batch = self.waiting.popleft()
         batch.attempts += 1
-        self.under_way.append(batch)
+        self.in_flight.append(batch)
         return batch
 
     def stored(self, batch: Batch, base_offset: int) -> None:
-        """The broker has stored a batch, from this offset on; -1 where it does not say (a repeated batch may be too old)."""
-        self.under_way.remove(batch)
+        """The broker has stored a batch at this offset; -1 if it does not say (for a duplicate that is too old)."""
+        self.in_flight.remove(batch)
         self.last_code = 0
         if batch.order == 0 and base_offset >= 0:
             self.first_offset = base_offset
@@ -128,17 +128,17 @@ class Partition:
         return Place(self.topic, self.index, self.first_offset, self._next_order)
 
     def send_again(self, batch: Batch, not_before: float, code: int) -> None:
-        """A batch was refused for a reason that passes, or its answer never came; it waits in its old place."""
-        self.under_way.remove(batch)
+        """A batch failed with a transient error or got no answer: put it back, in its old position."""
+        self.in_flight.remove(batch)
         self._put_back(batch, not_before, code)
 
     def is_behind_another(self, batch: Batch) -> bool:
-        """Whether an earlier batch is not stored yet, which explains a sequence that the broker finds out of order."""
-        return any(other.order < batch.order for other in (*self.under_way, *self.waiting))
+        """Whether an earlier batch is not stored yet, which explains an out-of-order sequence error."""
+        return any(other.order < batch.order for other in (*self.in_flight, *self.waiting))
 
     def split(self, batch: Batch, not_before: float, code: int) -> None:
-        """Put a batch that is too large for the topic back as two; their records and sequences stay what they were."""
-        self.under_way.remove(batch)
+        """Put back a batch that is too large for the topic as two; records and sequence numbers stay the same."""
+        self.in_flight.remove(batch)
         order, sequence, size_left = batch.order, batch.sequence, batch.size
         for builder in split(batch.data, 2):
             size = min(builder.size, size_left)

@@ -1,6 +1,6 @@
-"""Which partition a record goes to: librdkafka's functions for its setting `partitioner` (rdkafka_msg.c), to the number.
+"""Partitioners: the functions of librdkafka's setting `partitioner` (rdkafka_msg.c), with identical results.
 
-A topic that librdkafka, the Java client (`murmur2_random`) or Sarama (`fnv1a_random`) wrote to keeps its keys where they are.
+In a topic written by librdkafka, the Java client (`murmur2_random`) or Sarama (`fnv1a_random`), keys keep their partitions.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from zlib import crc32
 from dualwrite.errors import ConfigurationError
 
 Partitioner: TypeAlias = Callable[[bytes | None, int], int | None]
-"""From key and number of partitions to the partition; None: any, so the producer takes one and stays with it for a while."""
+"""Maps a key and the number of partitions to a partition; None means any: the producer picks one and keeps it for a while."""
 
 _WORD: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
 _CACHED_KEYS: Final = 1 << 15
-_LONGEST_CACHED_KEY: Final = 128  # bytes: a full cache takes some megabytes and no more
+_LONGEST_CACHED_KEY: Final = 128  # bytes: limits a full cache to a few megabytes
 
 
 def partitioner_by_name(name: str) -> Partitioner:
     """The function for a value of `partitioner`; librdkafka's default is `consistent_random`.
 
     Raises:
-        ConfigurationError: There is none of this name.
+        ConfigurationError: The name is unknown.
     """
     found = _PARTITIONERS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise ConfigurationError(f"partitioner is {name!r}.", next_step=f"one of {', '.join(_PARTITIONERS)}")
+        raise ConfigurationError(f"Unknown partitioner {name!r}.", next_step=f"use one of {', '.join(_PARTITIONERS)}")
     return found
 
 
@@ -52,14 +52,14 @@ def murmur2(key: bytes) -> int:
 
 
 def fnv1a(key: bytes) -> int:
-    """FNV-1a as Sarama takes it: of 32 bits with a sign, and then without it."""
+    """FNV-1a as Sarama uses it: the absolute value of the signed 32-bit hash."""
     found = 0x811C9DC5
     for byte in key:
         found = (found ^ byte) * 0x01000193 & _WORD
     return found if found <= _POSITIVE else -found & _WORD
 
 
-# Hashing ten bytes in Python takes a microsecond, twice what encoding the record does; most topics have their keys again.
+# Hashing ten bytes in Python takes a microsecond, twice as long as encoding the record; in most topics keys repeat.
 _known_murmur2: Final = lru_cache(_CACHED_KEYS)(murmur2)
 _known_fnv1a: Final = lru_cache(_CACHED_KEYS)(fnv1a)
 
@@ -73,7 +73,7 @@ def _consistent(key: bytes | None, partitions: int) -> int:
 
 
 def _consistent_random(key: bytes | None, partitions: int) -> int | None:
-    return crc32(key) % partitions if key else None  # the one for which an empty key is no key
+    return crc32(key) % partitions if key else None  # the only one that treats an empty key as no key
 
 
 def _murmur2(key: bytes | None, partitions: int) -> int:

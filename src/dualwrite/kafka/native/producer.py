@@ -1,8 +1,8 @@
-"""NativeProducer: a transactional producer that speaks KIP-890 and KIP-939, for brokers with transaction.version 2.
+"""NativeProducer: a transactional producer that implements KIP-890 and KIP-939, for brokers with transaction.version 2.
 
-Every transaction has an epoch of its own, so that `producerId:epoch` names it, and EndTxn v5 is a compare-and-set on it: no
-request of this producer can touch another's transaction. The unconditional InitProducerId, which could, is sent by
-`init_transactions` only, for users of the producer by itself; a DualWriter takes an id over by `take_over`.
+Every transaction has its own epoch, so `producerId:epoch` identifies it, and EndTxn v5 is a compare-and-set on it: no request
+of this producer can affect another producer's transaction. The unconditional InitProducerId, which could, is sent only by
+`init_transactions`, for standalone use of the producer; a DualWriter takes over an id by `adopt` and `create`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_TIMESTAMP: Final = 2**63 - 1
 _PAUSE: Final = 0.01
 _MARKERS_TIME: Final = 0.01
 _MARKERS_LIMIT: Final = 0.1
-_MARKERS_PAUSE: Final = 0.0002  # the first; doubled each time, so that a coordinator that many share is asked a dozen times
+_MARKERS_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 _BETWEEN: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
 
@@ -58,15 +58,15 @@ class NativeProducer:
     Args:
         config: The cluster's settings.
         kafka_transactional_id: The id that Kafka sees.
-        coordinator: For InitProducerId, EndTxn and DescribeTransactions; None makes one that is closed with the producer.
-        two_phase: Whether transactions are never timed out by the broker (KIP-939, `enable2Pc`).
-        delivery_timeout: Seconds that handing over one message may block when the buffer is full, or its topic is looked up.
-        network: The connections to use, where the thread that uses this producer has some already; None makes some of its own.
+        coordinator: For InitProducerId, EndTxn and DescribeTransactions; None creates one that is closed with the producer.
+        two_phase: Whether to use two-phase commit, under which the broker never times out transactions (KIP-939, `enable2Pc`).
+        delivery_timeout: Seconds that sending one message may block while the buffer is full or its topic is looked up.
+        network: Connections to share, owned by the thread that uses this producer; None opens separate ones.
 
     Raises:
         InvalidTransactionalIdError: The id is empty.
-        ConfigurationError: A setting is outside its limits, or `transaction.timeout.ms` is set together with two-phase commit.
-        MissingDependencyError: The compression's package is not installed.
+        ConfigurationError: A setting is out of range, or `transaction.timeout.ms` is set together with two-phase commit.
+        MissingDependencyError: The package for the compression is not installed.
     """
 
     def __init__(
@@ -80,13 +80,11 @@ class NativeProducer:
         network: Network | None = None,
     ) -> None:
         if not isinstance(kafka_transactional_id, str) or not kafka_transactional_id:
-            raise InvalidTransactionalIdError(
-                f"A transactional id is a text that is not empty, not {kafka_transactional_id!r}."
-            )
+            raise InvalidTransactionalIdError(f"A transactional id must be a non-empty str, not {kafka_transactional_id!r}.")
         if two_phase and config.transaction_timeout_ms is not None:
             raise ConfigurationError(
                 "transaction.timeout.ms is set together with two-phase commit, under which nothing times out (KIP-939).",
-                next_step="leave one of them out",
+                next_step="remove one of them",
             )
         self._id = kafka_transactional_id
         self._two_phase = two_phase
@@ -117,60 +115,60 @@ class NativeProducer:
 
     @property
     def state(self) -> ProducerState:
-        """Where the producer stands."""
+        """The producer's state."""
         return self._state
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Producer id and epoch of the current or next transaction; -1 before there are any."""
+        """Producer id and epoch of the current or next transaction; both -1 before the id is registered."""
         return self._producer_id, self._epoch
 
     @property
     def two_phase(self) -> bool:
-        """Whether the broker never times a transaction of this producer out."""
+        """Whether the broker never times out a transaction of this producer."""
         return self._two_phase
 
     @property
     def must_be_replaced(self) -> bool:
-        """Whether another transaction should not begin before the id is taken over anew.
+        """Whether the id should be taken over again before another transaction begins.
 
-        Also when only the last epoch of the producer id is left: a take-over raises it with nothing open, which changes the
-        producer id while nothing is in doubt. Of a transaction on that epoch the coordinator would remember how it ended only
-        until the next one begins, and some brokers get stuck when it times out (KAFKA-20090). A user of the producer by itself
-        may just go on.
+        Also true when only the last epoch of the producer id is left: a takeover bumps it while no transaction is open, so the
+        producer id changes while nothing is in doubt. The coordinator would remember the outcome of a transaction on that epoch
+        only until the next one begins, and some brokers get stuck when it times out (KAFKA-20090). With standalone use of the
+        producer this can be ignored.
         """
         return self._id_has_changed or self._epoch >= LAST_EPOCH or self._state in _LOST
 
     @property
     def transaction_timeout(self) -> float | None:
-        """Seconds after which the broker aborts a transaction; None under two-phase commit, and before the id is taken."""
+        """Seconds after which the broker aborts a transaction; None under two-phase commit, and before the id is registered."""
         return self._budget.timeout
 
-    # --- taking the id ----------------------------------------------------------------------------------------------------
+    # --- registering the id -----------------------------------------------------------------------------------------------
 
     def init_transactions(self, keep_prepared_txn: bool = False, *, timeout: float = 60.0) -> PreparedTxnState | None:
-        """Register the id and fence its earlier holders (InitProducerId), for users of the producer by itself.
+        """Register the id and fence its previous owners (InitProducerId), for standalone use of the producer.
 
-        With `keep_prepared_txn`, a transaction that an earlier holder prepared stays, its state is returned, and only
-        `complete_prepared_transaction`, `commit_transaction` and `abort_transaction` are allowed until it is ended. Where the
-        broker does not take `keepPreparedTxn` yet, DescribeTransactions and EndTxn do the same work; the earlier holder is
-        fenced when the transaction ends.
+        With `keep_prepared_txn`, a transaction that a previous owner prepared is kept and its state returned, and only
+        `complete_prepared_transaction`, `commit_transaction` and `abort_transaction` are allowed until it has ended. If the
+        broker does not support `keepPreparedTxn`, DescribeTransactions and EndTxn are used instead; the previous owner is
+        then fenced when the transaction ends.
 
-        Without it, an ongoing transaction of the id is aborted, whoever holds it: never call it on an id that a DualWriter
-        may hold.
+        Without it, an ongoing transaction of the id is aborted, regardless of its owner: never call this method for an id
+        that a DualWriter may be using.
 
         Args:
             keep_prepared_txn: As `keepPreparedTxn` of KIP-939.
-            timeout: Seconds to wait at most.
+            timeout: Maximum wait in seconds.
 
         Returns:
             The prepared transaction that was kept, or None.
 
         Raises:
-            TwoPhaseCommitRefusedError: Two-phase commit was asked for, and the broker or its ACLs do not allow it.
-            TransactionTimeoutRefusedError: The broker refuses the transaction timeout.
-            BrokerUnavailableError: No coordinator answered in time.
-            BrokerAuthorizationError: The principal may not use the id.
+            TwoPhaseCommitRefusedError: Two-phase commit was requested, and the broker or its ACLs do not allow it.
+            TransactionTimeoutRefusedError: The broker rejects the transaction timeout.
+            BrokerUnavailableError: No coordinator answered within the time limit.
+            BrokerAuthorizationError: The principal is not authorized to use the id.
             InvalidTransitionError: A transaction is open.
         """
         self._check_allowed("init_transactions")
@@ -188,7 +186,7 @@ class NativeProducer:
                     timeout=deadline,
                 )
             except BrokerUnavailableError as error:
-                if last_is_ending and deadline.expired:  # the time ended on the way to an answer that was known already
+                if last_is_ending and deadline.expired:  # timed out on a retry whose answer is already known
                     raise self._not_ended(timeout) from error
                 raise
             if keep_prepared_txn and answer.code == ErrorCode.UNSUPPORTED_VERSION:
@@ -204,24 +202,24 @@ class NativeProducer:
         self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms)
         if answer.ongoing_producer_id < 0:
             return None
-        return self._hold_prepared(answer.ongoing_producer_id, answer.ongoing_epoch)
+        return self._adopt_prepared(answer.ongoing_producer_id, answer.ongoing_epoch)
 
     def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
-        """Go on with what EndTxn v5 answered to whoever aborted the epoch before: the id is taken over by it (rule F5).
+        """Take over the id with the answer to the EndTxn v5 that aborted the previous epoch (rule F5).
 
-        The caller must see that it still holds the claim before anything is sent (rule F2): two claimants that abort the
+        Before anything is sent, the caller must check that it still owns the claim (rule F2): two claimants that abort the
         same epoch get the same answer.
 
         Args:
-            producer_id: From the answer.
-            epoch: From the answer.
-            timeout_ms: The transaction timeout that the id has at its coordinator.
+            producer_id: The producer id from the answer.
+            epoch: The epoch from the answer.
+            timeout_ms: The transaction timeout of the id at its coordinator.
         """
         self._check_allowed("adopt")
         self._set_identity(producer_id, epoch, timeout_ms)
 
     def create(self, *, timeout: float) -> bool:
-        """Register the id if its coordinator does not know it yet; whether that was so (rule F5). Aborts nothing.
+        """Register the id if its coordinator does not know it yet; returns whether it did (rule F5). Aborts nothing.
 
         Raises: as `init_transactions`.
         """
@@ -246,7 +244,7 @@ class NativeProducer:
     # --- the transaction --------------------------------------------------------------------------------------------------
 
     def begin_transaction(self) -> None:
-        """Begin; local."""
+        """Begin a transaction; no request is sent."""
         self._check_allowed("begin_transaction")
         self._sender.begin()
         self._accumulator.begin(self._producer_id, self._epoch)
@@ -265,7 +263,7 @@ class NativeProducer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Encode one message. The first of a transaction leaves at once, the others as soon as a batch is full."""
+        """Add one message. The first one of a transaction is sent at once, the others when their batch is full."""
         if self._state is not ProducerState.IN_TRANSACTION or self._pid != os.getpid():
             self._check_allowed("send")
         sender = self._sender
@@ -287,7 +285,7 @@ class NativeProducer:
                 self._accumulator.push(limit)
         except DualWriteError:
             raise
-        except BaseException:  # else a batch that was closed by half could be sent twice
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
             sender.interrupted()
             raise
 
@@ -300,31 +298,31 @@ class NativeProducer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Encode many messages; without keys at half the cost of `send` for each."""
+        """Add many messages; without keys, at half the cost of repeated `send`."""
         self._check_allowed("send_many")
         now = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
         if keys is not None:
             pairs = keyed(keys, values)
-            for key, value in pairs:  # the first begins the transaction at the broker
+            for key, value in pairs:  # the first one begins the transaction at the broker
                 self.send(topic, value, key=key, partition=partition, timestamp=now)
                 break
             self._accumulator.extend_keyed(topic, pairs, partition, now, self._delivery_timeout)
             return
         remaining = iter(values)
-        for first in remaining:  # it begins the transaction at the broker
+        for first in remaining:  # the first one begins the transaction at the broker
             self.send(topic, first, partition=partition, timestamp=now)
             break
         self._accumulator.extend(topic, remaining, partition, now, self._delivery_timeout)
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
-        """See ColumnProducer. Its batches go out with the call: for thousands of messages; fewer go the way of `send_many`."""
+        """See ColumnProducer. Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""
         from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
 
         self._check_allowed("send_columns")
         self._sender.raise_failure()
         if keys is not None and len(keys) != len(values):
             raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
-        if not self._sender.has_sent:  # the first begins the transaction at the broker
+        if not self._sender.has_sent:  # the first one begins the transaction at the broker
             self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition)
             values, keys = values[1:], None if keys is None else keys[1:]
         if not len(values):
@@ -354,15 +352,15 @@ class NativeProducer:
             commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, deadline)
 
     def prepare_transaction(self, *, timeout: float = 60.0) -> PreparedTxnState | None:
-        """Flush; nothing else is asked: with each acknowledgement the broker says that the transaction is ours (KIP-890).
+        """Flush; no other request is needed: each acknowledgement confirms that the transaction is ours (KIP-890).
 
-        A transaction that somebody else ends meanwhile is told here only if its markers were written; else commit tells it.
+        If another process ends the transaction meanwhile, this raises only if the markers were written; otherwise commit does.
         """
         self._check_allowed("prepare_transaction")
         try:
             self._flush(Deadline.after(timeout))
         except ProducerFencedError:
-            self.check_time_left()  # the likeliest reason, where its time is over: the broker has aborted it
+            self.check_time_left()  # if its time is over, the most likely cause: the broker has aborted it
             raise
         self.check_time_left()
         self._prepared = PreparedTxnState(self._producer_id, self._epoch) if self._has_content else None
@@ -372,7 +370,7 @@ class NativeProducer:
 
     @property
     def delivery(self) -> Delivery | None:
-        """Where the messages of the transaction that was prepared last lie."""
+        """Where in the log the messages of the most recently prepared transaction are."""
         return self._delivery
 
     def check_time_left(self) -> None:
@@ -380,7 +378,7 @@ class NativeProducer:
         self._budget.check(self._id)
 
     def commit_transaction(self, *, timeout: float = 60.0) -> None:
-        """EndTxn v5, of a transaction that is prepared or that is flushed now; the same request again is the same commit."""
+        """EndTxn v5, after a flush unless the transaction is prepared; a repeated request is idempotent."""
         self._check_allowed("commit_transaction")
         deadline = Deadline.after(timeout)
         if self._state is ProducerState.IN_TRANSACTION:
@@ -388,7 +386,7 @@ class NativeProducer:
         self._end(deadline, commit=True)
 
     def abort_transaction(self, *, timeout: float = 60.0) -> None:
-        """EndTxn v5, which raises the epoch: what is still under way is refused when it arrives, and is not waited for."""
+        """EndTxn v5, which bumps the epoch: messages still in flight are rejected on arrival, and are not waited for."""
         self._check_allowed("abort_transaction")
         self._end(Deadline.after(timeout), commit=False)
 
@@ -396,8 +394,8 @@ class NativeProducer:
         """Commit the prepared transaction if `state` names it, else abort it (KIP-939, `completeTransaction`).
 
         Args:
-            state: What the database has stored; None where it has stored nothing.
-            timeout: Seconds to wait at most.
+            state: The state stored in the database; None if there is none.
+            timeout: Maximum wait in seconds.
 
         Raises: as `commit_transaction`.
         """
@@ -405,7 +403,7 @@ class NativeProducer:
         self._end(Deadline.after(timeout), commit=state is not None and state == self._prepared)
 
     def close(self) -> None:
-        """Drop what is queued and close the producer's own connections; no transaction is ended."""
+        """Drop queued messages and close the producer's own connections; no transaction is ended."""
         self._state = ProducerState.CLOSED
         self._sender.close()
         if self._owns_network:
@@ -422,9 +420,9 @@ class NativeProducer:
     def _check_allowed(self, call: str) -> None:
         if self._pid != os.getpid():
             raise UsageError(
-                f"{call}() in process {os.getpid()}, but the producer was made in {self._pid}: it does not survive a fork.",
+                f"{call}() in process {os.getpid()}, but the producer was created in {self._pid}: it does not survive a fork.",
                 transactional_id=self._id,
-                next_step="make a producer in each process, after the fork, with an id of its own",
+                next_step="create a producer in each process, after the fork, with its own id",
             )
         check_allowed(self._state, call, self._id)
 
@@ -435,7 +433,7 @@ class NativeProducer:
         self._accumulator.flush(deadline)
 
     def _let_markers_be_written(self, deadline: Deadline) -> None:
-        """See that the last transaction is complete: a broker that meets its unfinished markers waits 20 ms by itself."""
+        """Wait until the last transaction is complete: a broker that meets unfinished markers would back off for 20 ms."""
         if time.monotonic() - self._ended_at > _MARKERS_TIME:
             return
         limit, pause = deadline.within(_MARKERS_LIMIT), _MARKERS_PAUSE
@@ -443,14 +441,14 @@ class NativeProducer:
             try:
                 described = self._coordinator.describe(self._id, timeout=limit)
             except BrokerUnavailableError:
-                return  # it was a matter of milliseconds only; whether the broker takes the message is another question
+                return  # this wait only saves milliseconds; sending shows whether the broker is reachable
             if described is None or described.status not in _BETWEEN:
                 return
             limit.sleep(pause)
             pause *= 2
 
     def _end(self, deadline: Deadline, *, commit: bool) -> None:
-        """EndTxn of our epoch, and on with the one in the answer. Not knowing is noted before the request leaves."""
+        """EndTxn for our epoch; continue with the epoch in the answer. The state is uncertain before the request is sent."""
         if not self._has_content and self._prepared is None:
             self._state = ProducerState.READY
             return
@@ -472,7 +470,7 @@ class NativeProducer:
             raise error
         self._ended_at = time.monotonic()
         self._id_has_changed = answer.producer_id != self._producer_id
-        self._producer_id, self._epoch = answer.producer_id, answer.epoch  # from here on no call, so no KeyboardInterrupt
+        self._producer_id, self._epoch = answer.producer_id, answer.epoch  # no calls from here on, so no KeyboardInterrupt
         self._prepared = None
         self._state = ProducerState.READY
 
@@ -483,13 +481,13 @@ class NativeProducer:
         self._id_has_changed = False
         self._state = ProducerState.READY
 
-    def _hold_prepared(self, producer_id: int, epoch: int) -> PreparedTxnState:
+    def _adopt_prepared(self, producer_id: int, epoch: int) -> PreparedTxnState:
         self._prepared = PreparedTxnState(producer_id, epoch)
         self._state = ProducerState.PREPARED
         return self._prepared
 
     def _kept_by_describing(self, deadline: Deadline) -> PreparedTxnState | None:
-        """What `keepPreparedTxn` does, on a broker that does not take it: look first, and touch only what has ended."""
+        """Emulate `keepPreparedTxn` on a broker without support for it: describe first, and change only what has ended."""
         while not deadline.expired:
             described = self._coordinator.describe(self._id, timeout=deadline)
             if described is None:
@@ -498,7 +496,7 @@ class NativeProducer:
                 continue
             if described.status is TransactionStatus.ONGOING:
                 self._set_identity(described.producer_id, described.epoch, described.timeout_ms)
-                return self._hold_prepared(described.producer_id, described.epoch)
+                return self._adopt_prepared(described.producer_id, described.epoch)
             if described.status not in _BETWEEN:
                 answer = self._coordinator.end_transaction(
                     self._id,
@@ -507,23 +505,23 @@ class NativeProducer:
                     commit=False,
                     timeout=deadline,
                 )
-                if answer.proven:  # for everybody who aborts this epoch: only InitProducerId gives an epoch that is ours alone
+                if answer.proven:  # same answer for all who abort this epoch: only InitProducerId gives an epoch of our own
                     return self.init_transactions(timeout=deadline.left)
             deadline.sleep(_PAUSE)
         raise self._not_ended(deadline.seconds)
 
     def _check_broker(self, deadline: Deadline) -> None:
-        """See that EndTxn gives each transaction its epoch: without it, two transactions could not be told apart."""
+        """Check that EndTxn gives each transaction its own epoch: otherwise two transactions could not be distinguished."""
         if not self._coordinator.knows_end_by_epoch(timeout=deadline):
             raise ConfigurationError(
-                "The native producer needs transaction.version 2 (KIP-890), and this cluster has an older one.",
+                "The native producer requires transaction.version 2 (KIP-890), but this cluster has an older version.",
                 transactional_id=self._id,
                 cause="the brokers are older than Apache Kafka 4.0, or were upgraded without `kafka-features.sh upgrade`",
                 next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
             )
 
     def _timeout_ms(self, deadline: Deadline | None = None) -> int:
-        """What to send with InitProducerId; a broker does not look at it under two-phase commit."""
+        """The timeout for InitProducerId; under two-phase commit brokers ignore it."""
         if self._chosen_timeout_ms is None:
             self._chosen_timeout_ms = (
                 DEFAULT_TRANSACTION_TIMEOUT_MS
@@ -537,8 +535,8 @@ class NativeProducer:
 
     def _not_ended(self, timeout: float) -> BrokerError:
         return BrokerUnavailableError(
-            f"Kafka did not bring the last transaction of the id to an end within {timeout:g} s.",
+            f"Kafka did not complete the last transaction of the id within {timeout:g} s.",
             transactional_id=self._id,
-            cause="markers can't be written (a partition without a leader?)",
-            next_step="try again; what is prepared stays prepared",
+            cause="its markers can't be written (a partition without a leader?)",
+            next_step="retry; prepared transactions stay prepared",
         )

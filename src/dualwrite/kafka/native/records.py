@@ -1,4 +1,4 @@
-"""Record batches of version 2 (KIP-98), encoded when a batch is full; transactional ones, with the producer's timestamps."""
+"""Transactional record batches of version 2 (KIP-98) with the producer's timestamps, encoded when a batch is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualwrite.kafka.native.compression import NAMES, Compression, compression_b
 
 
 def unsigned_varint(number: int) -> bytes:
-    """Encode a number from 0 on, as flexible requests do with lengths (KIP-482)."""
+    """Encode a non-negative number, as flexible requests do for lengths (KIP-482)."""
     encoded = bytearray()
     while number > 0x7F:  # noqa: PLR2004  (what fits seven bits)
         encoded.append(number & 0x7F | 0x80)
@@ -25,27 +25,27 @@ def unsigned_varint(number: int) -> bytes:
 
 
 def signed_varint(number: int) -> bytes:
-    """Encode a number of 64 bits with its sign, as records do with lengths, counts and deltas (KIP-98)."""
+    """Encode a signed 64-bit number, as records do for lengths, counts and deltas (KIP-98)."""
     return unsigned_varint(number << 1 ^ number >> 63)
 
 
 SMALL: Final = 1 << 14
-"""Numbers from 0 up to this one stand in `SIGNED`: most lengths, and every offset of a batch of librdkafka's default size."""
+"""`SIGNED` contains the numbers below this: most lengths, and every offset in a batch of librdkafka's default size."""
 
 SIGNED: Final = tuple(map(signed_varint, range(SMALL)))
 """`SIGNED[number] == signed_varint(number)`, ten times as fast."""
 
 
-# The header has two parts, since the checksum covers what comes after it:
+# The header has two parts, since the checksum covers what follows it:
 # base offset, length of what follows, partition leader epoch, version, checksum
 _UP_TO_CHECKSUM: Final = struct.Struct(">qiibI")
 # attributes, last offset delta, first and greatest timestamp, producer id and epoch, base sequence, number of records
 _AFTER_CHECKSUM: Final = struct.Struct(">hiqqqhii")
 
 BATCH_OVERHEAD: Final = _UP_TO_CHECKSUM.size + _AFTER_CHECKSUM.size
-"""Bytes of a batch beside its records."""
+"""Bytes of a batch in addition to its records."""
 
-_COUNTED_LENGTH: Final = BATCH_OVERHEAD - 12  # the length does not count the base offset and itself
+_COUNTED_LENGTH: Final = BATCH_OVERHEAD - 12  # the length does not include the base offset and itself
 _NO_LEADER_EPOCH: Final = -1
 _VERSION: Final = 2
 _TRANSACTIONAL: Final = 0x10
@@ -55,14 +55,14 @@ _GREATEST_SEQUENCE: Final = 2**31 - 1
 _NO_ATTRIBUTES: Final = b"\0"
 NULL: Final = signed_varint(-1)  # in place of a length
 NO_HEADERS: Final = signed_varint(0)
-_HEADER_NAMES: Final = 1 << 10  # kept encoded: producers have few, and use them again
+_HEADER_NAMES: Final = 1 << 10  # cached in encoded form: producers reuse a few names
 _join: Final = b"".join
 
 RECORD_OVERHEAD: Final = 40
-"""Bytes of a record beside key, value and headers, at most: attributes, time delta, offset, four lengths."""
+"""Maximum bytes of a record in addition to key, value and headers: attributes, time delta, offset, four lengths."""
 
 HEADER_OVERHEAD: Final = 10
-"""Bytes of a header beside name and value, at most."""
+"""Maximum bytes of a header in addition to name and value."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -71,11 +71,11 @@ Record = tuple[bytes | None, bytes | None, Headers | None, int]
 
 
 class BatchBuilder:
-    """The records of one batch for one partition, which are encoded together when it is built. For one thread.
+    """The records of one batch for one partition, encoded together when it is built. Not thread-safe.
 
     Attributes:
-        records: The records; a list that the producer's hot path appends to by itself, with `size`.
-        size: Bytes that the records take when they are encoded, at most: the sum of `size_bound`.
+        records: The records; the producer's hot path appends to this list directly, and updates `size`.
+        size: An upper bound for the bytes of the encoded records: the sum of `size_bound`.
     """
 
     __slots__ = ("records", "size")
@@ -86,7 +86,7 @@ class BatchBuilder:
 
     @property
     def count(self) -> int:
-        """Records so far."""
+        """The number of records so far."""
         return len(self.records)
 
     def append(self, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp_ms: int) -> None:
@@ -95,27 +95,27 @@ class BatchBuilder:
         self.records.append((key, value, headers, timestamp_ms))
 
     def build(self, *, producer_id: int, epoch: int, base_sequence: int, compression: Compression) -> bytes:
-        """The batch as a Produce request takes it. May be called again, for instance with another epoch.
+        """The batch in the format of a Produce request. May be called again, for example with another epoch.
 
-        Records that compression does not make smaller go uncompressed, as librdkafka sends them.
+        Records that compression does not make smaller are sent uncompressed, as by librdkafka.
 
         Raises:
             UsageError: There are no records.
         """
         if not self.records:
-            raise UsageError("A batch without records can't be built.")
+            raise UsageError("A batch must have at least one record.")
         encoded, greatest = _encoded_records(self.records)
         times = (self.records[0][3], greatest)
         return _batch(encoded, times, len(self.records), producer_id, epoch, base_sequence, compression)
 
 
 class EncodedRecords:
-    """The records of one batch, encoded already: in a BatchBuilder's place when the batch is built.
+    """The records of one batch, already encoded; replaces a BatchBuilder when the batch is built.
 
     Args:
-        content: The records, one behind the other.
-        count: How many.
-        timestamp_ms: Of all of them.
+        content: The concatenated records.
+        count: The number of records.
+        timestamp_ms: The timestamp of all records.
         size: See BatchBuilder.
     """
 
@@ -142,7 +142,7 @@ def _batch(
     base_sequence: int,
     compression: Compression,
 ) -> bytes:
-    """The header before the records; `times` are the first timestamp and the greatest."""
+    """The records with the batch header; `times` are the first and the greatest timestamp."""
     attributes = _TRANSACTIONAL
     if compression.code:
         compressed = compression.compress(encoded)
@@ -150,21 +150,21 @@ def _batch(
             encoded = compressed
             attributes |= compression.code
     rest = _AFTER_CHECKSUM.pack(attributes, count - 1, *times, producer_id, epoch, base_sequence, count)
-    # The interpreter's lock is kept: the checksum of a megabyte takes 50 µs, getting the lock back up to 5 ms.
+    # Keep the GIL: the checksum of a megabyte takes 50 µs, reacquiring the GIL up to 5 ms.
     checksum = crc32c(encoded, crc32c(rest), gil_release_mode=0)
     first = _UP_TO_CHECKSUM.pack(0, _COUNTED_LENGTH + len(encoded), _NO_LEADER_EPOCH, _VERSION, checksum)
     return _join((first, rest, encoded))
 
 
 def next_sequence(base: int, count: int) -> int:
-    """The sequence number `count` records after `base`: after 2^31-1 comes 0, as in Java's DefaultRecordBatch."""
+    """The sequence number `count` records after `base`; wraps from 2^31-1 to 0, as in Java's DefaultRecordBatch."""
     return (base + count) & _GREATEST_SEQUENCE
 
 
 def split(batch: bytes, into: int) -> list[BatchBuilder]:
-    """The records of a batch that `build` made, in order, in up to `into` builders of about equal size; none is empty.
+    """Split a batch that `build` made into up to `into` non-empty builders of about equal size, in order.
 
-    For a batch that a broker finds too large: a batch of several records comes apart into at least two, if `into` allows it.
+    For a batch that a broker rejects as too large: several records are split into at least two builders, if `into` allows it.
     """
     attributes, *others = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
     records = compression_by_name(NAMES[attributes & _COMPRESSION_BITS]).decompress(batch[BATCH_OVERHEAD:])
@@ -184,19 +184,19 @@ def split(batch: bytes, into: int) -> list[BatchBuilder]:
 
 
 def size_bound(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
-    """The bytes that a record takes, at most."""
+    """An upper bound for the bytes of an encoded record."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
-    if headers:  # a character of a name takes four bytes at most
+    if headers:  # a character of a name needs at most four bytes
         size += sum(HEADER_OVERHEAD + 4 * len(name) + len(content or b"") for name, content in headers)
     return size
 
 
 def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
-    """The records one behind the other, and the greatest timestamp; under half a microsecond for one without headers."""
+    """The concatenated records, and the greatest timestamp; takes under half a microsecond per record without headers."""
     first_timestamp = greatest = previous = records[0][3]
     start = _NO_ATTRIBUTES + _varint(0)
     parts: list[bytes] = []
-    alike = (-1, -1, -1)  # timestamp, length of the value and of the offset: what `before` and `between` were made for
+    alike = (-1, -1, -1)  # timestamp, length of value and encoded offset: the key of `before` and `between`
     before = between = b""
     alike_keyed = (-1, -1, -1, -1)
     before_keyed = key_part = value_part = b""
@@ -232,7 +232,7 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
         else:
             key_length, content = (SIGNED[len(key)] if len(key) < SMALL else signed_varint(len(key))), key
         if value is None:
-            value_length, value = NULL, b""  # noqa: PLW2901  (written as nothing, after a length that says "null")
+            value_length, value = NULL, b""  # noqa: PLW2901  (no bytes, after a length that means null)
         else:
             value_length = SIGNED[len(value)] if len(value) < SMALL else signed_varint(len(value))
         encoded_headers = _encoded_headers(headers) if headers else NO_HEADERS

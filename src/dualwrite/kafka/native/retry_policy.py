@@ -1,4 +1,4 @@
-"""What Kafka's error codes mean for a transaction that is being sent: try again, look the leader up again, or it has failed."""
+"""What Kafka's error codes mean for a transaction being sent: retry, look up the leader again, or fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dualwrite.kafka.client.errors import (
     ErrorKind,
 )
 
-NO_ANSWER: Final = E.NETWORK_EXCEPTION  # Kafka's code for clients that got none
+NO_ANSWER: Final = E.NETWORK_EXCEPTION  # Kafka's client-side code for a missing answer
 
 
 class Verdict(Enum):
@@ -29,13 +29,13 @@ class Verdict(Enum):
 
     STORED = "stored"
     AGAIN = "again"
-    """The same again, after a while."""
+    """Retry after a pause."""
     LOOK_UP = "look up"
-    """The same again, after looking up the leader or the coordinator."""
+    """Retry after looking up the leader or the coordinator."""
     IN_ORDER = "in order"
-    """The same again if an earlier batch is not stored yet; else the partition has lost records."""
+    """Retry if an earlier batch is not stored yet; otherwise the partition has lost records."""
     SPLIT = "split"
-    """Smaller batches, or a message that is too large."""
+    """Split the batch; a batch of one message is too large."""
     FAILED = "failed"
     """The transaction can only be aborted."""
 
@@ -46,7 +46,7 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
         E.DUPLICATE_SEQUENCE_NUMBER: Verdict.STORED,  # an earlier attempt was stored
         **dict.fromkeys(
             (
-                E.CORRUPT_MESSAGE,  # damaged on the way
+                E.CORRUPT_MESSAGE,  # damaged in transit
                 E.REQUEST_TIMED_OUT,
                 E.NOT_ENOUGH_REPLICAS,
                 E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
@@ -59,7 +59,7 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
             (
                 E.COORDINATOR_NOT_AVAILABLE,
                 E.NOT_COORDINATOR,
-                E.UNKNOWN_TOPIC_OR_PARTITION,  # not known there yet, or no more
+                E.UNKNOWN_TOPIC_OR_PARTITION,  # not yet, or no longer, known to that broker
                 E.LEADER_NOT_AVAILABLE,
                 E.NOT_LEADER_OR_FOLLOWER,
                 E.BROKER_NOT_AVAILABLE,
@@ -82,17 +82,17 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
 _REPLICAS: Final = ErrorKind(
     DeliveryError,
     cause="fewer replicas are in sync than the topic's min.insync.replicas",
-    next_step="see which brokers are down",
+    next_step="check which brokers are down",
 )
 _LOST_ORDER: Final = ErrorKind(
     DeliveryError,
-    cause="the partition has lost records that it had acknowledged (an unclean leader election?)",
-    next_step="the transaction can be tried again as a whole",
+    cause="the partition has lost acknowledged records (an unclean leader election?)",
+    next_step="retry the whole transaction",
 )
 _UNREACHABLE: Final = ErrorKind(
     BrokerUnavailableError,
-    cause="the partition's leader does not answer, or has moved and is not known yet",
-    next_step="see that the brokers run and can be reached at the addresses that they advertise",
+    cause="the partition's leader does not answer, or has moved and the new one is not known yet",
+    next_step="check that the brokers are running and reachable at their advertised addresses",
 )
 _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
     {
@@ -138,7 +138,7 @@ def verdict_on(code: int) -> Verdict:
 
 def failure(
     code: int,
-    doing: str,
+    action: str,
     kafka_transactional_id: str,
     *,
     message: str | None = None,
@@ -146,15 +146,15 @@ def failure(
     unreachable: type[BrokerError] = BrokerUnavailableError,
     **facts: Any,
 ) -> BrokerError:
-    """The error for a code, `otherwise` where the code has none of its own, `unreachable` where nobody answers for it.
+    """The error for a code: `otherwise` for a code without its own error, `unreachable` if the leader does not answer.
 
-    `doing` completes "Kafka failed at …", `message` is what the broker says of it.
+    `action` completes "Kafka error during …"; `message` is the broker's error message.
     """
     known = _KINDS.get(code)
     kind = known if known is not None and (known is not REFUSED or otherwise is DeliveryError) else ErrorKind(otherwise)
     name = error_name(code)
     return (unreachable if kind is _UNREACHABLE else kind.error)(
-        f"Kafka failed at {doing}: {name}{f' ({message})' if message else ''}.",
+        f"Kafka error during {action}: {name}{f' ({message})' if message else ''}.",
         transactional_id=kafka_transactional_id,
         cause=kind.cause,
         next_step=kind.next_step,

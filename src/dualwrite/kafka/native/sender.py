@@ -1,6 +1,7 @@
-"""Sends one transaction's batches to the partitions' leaders, several under way at once, and reads the answers.
+"""Sends a transaction's batches to the partition leaders, several in flight at once, and reads the answers.
 
-In the caller's thread: whatever has arrived is read whenever a batch is sent, and the rest when the transaction is prepared.
+Runs in the caller's thread: answers that have arrived are read whenever a batch is sent, the rest when the transaction is
+prepared.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from dualwrite.kafka.native.settings import NativeSettings
 
 log = logging.getLogger(__name__)
 
-PRODUCE_VERSION: Final = 12  # from it on a Produce adds its partitions to the transaction by itself (KIP-890)
+PRODUCE_VERSION: Final = 12  # since v12 a Produce adds its partitions to the transaction automatically (KIP-890)
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
 _MARKERS_PAUSE: Final = 0.002
 _MAX_MARKERS_PAUSE: Final = 0.05
-_LOOK_AROUND: Final = 0.5  # how often a wait looks at requests that get no answer
-_PATIENCE: Final = 0.05  # seconds that a connection is waited for at once, while there are other leaders to send to
-_PATIENCE_ALONE: Final = 1.0  # and while there is none
+_LOOK_AROUND: Final = 0.5  # seconds between checks for unanswered requests during a wait
+_PATIENCE: Final = 0.05  # seconds to wait for one connection while there are other leaders to send to
+_PATIENCE_ALONE: Final = 1.0  # and while there are none
 _LOOK_AT_OPENINGS: Final = 0.01
-_UNANSWERED: Final = 0.1  # seconds that an abort gives requests under way, before it gives up their connections
+_UNANSWERED: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
 _TopicData: Final = ProduceRequest.TopicProduceData
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A Produce request under way."""
+    """A Produce request in flight."""
 
     sent_at: float
     batches: dict[tuple[str, int], tuple[Partition, Batch]]
@@ -54,7 +55,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The transaction's requests under way on one connection, which others may use as well, and the answers that came."""
+    """The transaction's requests in flight on one (possibly shared) connection, and the answers that have arrived."""
 
     connection: Connection
     requests: dict[int, _Request] = field(default_factory=dict)
@@ -62,17 +63,17 @@ class _Line:
 
 
 class Sender:
-    """The partitions of the current transaction, and the connections to their leaders. For one thread.
+    """The partitions of the current transaction, and the connections to their leaders. Not thread-safe.
 
     Args:
         network: The connections.
-        settings: Sizes, limits, time-outs.
+        settings: Sizes, limits, timeouts.
         kafka_transactional_id: The id that every request carries.
 
     Attributes:
-        buffered: Bytes of records that are not stored yet, the ones being filled left out.
+        buffered: Bytes of records that are not stored yet, without the batches being filled.
         failure: Why the transaction can only be aborted, or None.
-        has_sent: Whether a Produce request of the transaction has left.
+        has_sent: Whether a Produce request of the transaction was sent.
     """
 
     def __init__(self, network: Network, settings: NativeSettings, kafka_transactional_id: str) -> None:
@@ -88,7 +89,7 @@ class Sender:
         self.has_sent = False
 
     def begin(self) -> None:
-        """A new transaction: forget the last one's batches; answers to them that still come are not looked at."""
+        """A new transaction: forget the previous one's batches, and ignore late answers to them."""
         self._lines.clear()
         self._waiting.clear()
         self.buffered = self._unstored = 0
@@ -96,11 +97,11 @@ class Sender:
         self.has_sent = False
 
     def add(self, partition: Partition, records: EncodedRecords | None = None) -> None:
-        """Close the partition's batch, to be sent by the next call of `push` or `flush`.
+        """Close the partition's batch; the next call of `push` or `flush` sends it.
 
         Args:
             partition: The partition.
-            records: A batch that was filled elsewhere, to be sent instead; the partition's own is to be closed before.
+            records: A batch that was filled elsewhere, to be sent instead; the partition's own batch must be closed before.
         """
         filled = partition.builder if records is None else records
         self.buffered += filled.size
@@ -112,10 +113,10 @@ class Sender:
         self._waiting[partition] = None
 
     def push(self, deadline: Deadline) -> None:
-        """Send what may be sent, and read what has arrived; waits for neither.
+        """Send what can be sent now, and read the answers that have arrived; does not wait for answers.
 
         Args:
-            deadline: For a look-up of leaders, or a connection, should one be due.
+            deadline: For looking up leaders or opening a connection, if necessary.
 
         Raises:
             BrokerError: The transaction has failed; see `failure`.
@@ -127,30 +128,30 @@ class Sender:
         """Wait until less than `limit` bytes are unacknowledged.
 
         Raises:
-            DeliveryError: It is not, by the deadline.
+            DeliveryError: More are still unacknowledged at the deadline.
             BrokerError: The transaction has failed.
         """
         with self.failure_kept():
             self._until(lambda: self.buffered < limit, deadline, "The producer's buffer stayed full")
 
     def flush(self, deadline: Deadline) -> None:
-        """Send everything that was added, and wait until it is stored.
+        """Send everything that was added and wait until it is stored.
 
         Raises:
-            DeliveryError: It is not, by the deadline.
+            DeliveryError: Not everything is stored by the deadline.
             BrokerError: The transaction has failed.
         """
         with self.failure_kept():
             self._until(lambda: self._unstored == 0, deadline, "Messages were not acknowledged")
 
     def raise_failure(self) -> None:
-        """Raise why the transaction can only be aborted, if there is a reason."""
+        """Raise the failure because of which the transaction can only be aborted, if there is one."""
         if self.failure is not None:
             raise self.failure
 
     @contextmanager
     def failure_kept(self) -> Iterator[None]:
-        """What does not end well leaves a transaction that can only be aborted, whatever stopped it."""
+        """Record any exception as the transaction's failure: afterwards it can only be aborted."""
         try:
             yield
         except BrokerError as error:
@@ -161,14 +162,14 @@ class Sender:
             raise
 
     def interrupted(self) -> None:
-        """KeyboardInterrupt or the like: what is half done can only be aborted, an answer may have been read and lost."""
+        """After KeyboardInterrupt or the like the transaction can only be aborted: an answer may have been read and lost."""
         self.failure = self.failure or DeliveryError("The delivery was interrupted.", transactional_id=self._id)
         self.close()
 
     def abandon(self, deadline: Deadline) -> None:
-        """Before an abort: what is under way is not waited for, but it must not keep the abort waiting either.
+        """Before an abort: give up requests in flight, so that they don't delay the abort.
 
-        A broker takes one request of a connection at a time, and may hold a Produce until all replicas have it.
+        A broker processes the requests of a connection one at a time, and may block on a Produce until all replicas have it.
         """
         soon = deadline.within(_UNANSWERED)
         with suppress(BrokerError), self.failure_kept():
@@ -177,13 +178,13 @@ class Sender:
         self.close()
 
     def close(self) -> None:
-        """Close the connections on which something is under way, and forget it; idle ones stay for whoever shares them."""
+        """Close the connections with requests in flight, and forget these; idle connections stay open for other users."""
         lines = list(self._lines.values())
         self._lines.clear()
         for line in lines:
             line.connection.close()
 
-    # --- the round --------------------------------------------------------------------------------------------------------
+    # --- the send loop ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], deadline: Deadline, what: str) -> None:
         while True:
@@ -191,7 +192,7 @@ class Sender:
             if left > 0:
                 self._pushed(deadline)
             else:
-                self._read_arrived()  # whatever is sent now can't be acknowledged in time
+                self._read_arrived()  # nothing sent now could be acknowledged before the deadline
             if done():
                 return
             if left <= 0:
@@ -211,17 +212,17 @@ class Sender:
         self.raise_failure()
 
     def _too_late(self, what: str, timeout: float) -> BrokerError:
-        """The error for records that were not stored in time: the last reason that a broker gave, else none."""
+        """The error for records that were not stored in time, with the last error code from a broker, if any."""
         reasons = [p for p in self._waiting if p.last_code]
         waited = f"{what} within {timeout:g} s"
         if reasons and reasons[0].last_code != ErrorCode.CONCURRENT_TRANSACTIONS:
             partition = reasons[0]
-            doing = f"delivering to {_name(partition)}"
-            return failure(partition.last_code, doing, self._id, message=waited, unreachable=DeliveryError)
+            action = f"delivery to {_name(partition)}"
+            return failure(partition.last_code, action, self._id, message=waited, unreachable=DeliveryError)
         return DeliveryError(
             f"{waited}.",
-            cause="the broker takes messages too slowly, or not at all",
-            next_step="see queue.buffering.max.kbytes, and the brokers' load",
+            cause="the broker accepts messages too slowly, or not at all",
+            next_step="check queue.buffering.max.kbytes and the brokers' load",
             transactional_id=self._id,
         )
 
@@ -231,7 +232,7 @@ class Sender:
         now = time.monotonic()
         limit = deadline.within(self._settings.answer_timeout)
         leaders = self._by_leader(now, limit)
-        # A leader that can't be connected to must not keep the others waiting, nor the caller who has more to send.
+        # An unreachable leader must not block the other leaders, or a caller that has more to send.
         patience = limit.within(_PATIENCE if self._lines or len(leaders) > 1 else _PATIENCE_ALONE)
         for address, ready in leaders.items():
             partitions = ready
@@ -241,22 +242,22 @@ class Sender:
                 if connection is None:
                     continue
                 line = self._line(address, connection)
-                while partitions and len(line.requests) < self._settings.under_way:
+                while partitions and len(line.requests) < self._settings.in_flight:
                     self._send(line, partitions, limit)
-                    partitions = [p for p in partitions if p.may_send(now, self._settings.under_way)]
+                    partitions = [p for p in partitions if p.may_send(now, self._settings.in_flight)]
             except ConnectionLostError as error:
                 self._connection_lost(address, error)
 
     def _line(self, address: Address, connection: Connection) -> _Line:
         if not connection.supports(ProduceRequest, PRODUCE_VERSION):
-            raise ConnectionLostError(address, f"the broker does not know Produce v{PRODUCE_VERSION}")
+            raise ConnectionLostError(address, f"the broker does not support Produce v{PRODUCE_VERSION}")
         line = self._lines.setdefault(address, _Line(connection))
-        if line.connection is not connection:  # somebody else has found it broken
+        if line.connection is not connection:  # another user has found it broken and replaced it
             raise ConnectionLostError(address, "closed")
         return line
 
     def _by_leader(self, now: float, deadline: Deadline) -> dict[Address, list[Partition]]:
-        ready = [p for p in self._waiting if p.may_send(now, self._settings.under_way)]
+        ready = [p for p in self._waiting if p.may_send(now, self._settings.in_flight)]
         unknown = {p.topic for p in ready if self.topics.leader(p.topic, p.index) is None}
         if unknown:
             self.topics.refresh(unknown, deadline)
@@ -271,7 +272,7 @@ class Sender:
         return leaders
 
     def _send(self, line: _Line, partitions: list[Partition], deadline: Deadline) -> None:
-        """One request with the next batch of as many of the partitions as go into it."""
+        """Send one request with the next batch of as many of the partitions as fit."""
         batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
         by_topic: dict[str, list[Any]] = {}
         size = 0
@@ -289,7 +290,7 @@ class Sender:
                 del self._waiting[partition]
         request = _Request(time.monotonic(), batches)
         self.has_sent = True
-        # Noted before it leaves, under a number that no answer has: a connection that breaks meanwhile finds it.
+        # Recorded before it is sent, under a number that no answer has, so that it is found if the connection breaks.
         line.requests[-1] = request
         number = line.connection.send(
             ProduceRequest(
@@ -307,7 +308,7 @@ class Sender:
     # --- answers ----------------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout: float) -> None:
-        """Wait until an answer arrives, `timeout` seconds at most, and read it."""
+        """Wait at most `timeout` seconds for an answer, and read it."""
         timeout = min(max(timeout, 0.0), _LOOK_AROUND)
         lines = list(self._lines.values())
         if not lines and self._network.has_openings:
@@ -332,7 +333,7 @@ class Sender:
         self._give_up_on_silent()
 
     def _read(self, line: _Line, timeout: float) -> None:
-        """Take the answers that have come, also those that somebody else has read; of a broken connection, all before that."""
+        """Process the answers that arrive within `timeout` seconds, including those read by other users of the connection."""
         address = line.connection.address
         try:
             if not line.inbox:
@@ -351,11 +352,11 @@ class Sender:
             for found in topic.partition_responses:
                 entry = request.batches.pop((topic.name, found.index), None)
                 if entry is not None:
-                    self._judge(*entry, found)
-        self._send_again(request, NO_ANSWER)  # what the answer did not speak of
+                    self._act_on(*entry, found)
+        self._send_again(request, NO_ANSWER)  # batches missing from the answer
 
-    def _judge(self, partition: Partition, batch: Batch, found: Any) -> None:
-        """Act on a partition's part of an answer."""
+    def _act_on(self, partition: Partition, batch: Batch, found: Any) -> None:
+        """Act on the answer for one batch."""
         code = found.error_code
         verdict = verdict_on(code)
         if verdict is Verdict.STORED:
@@ -370,19 +371,19 @@ class Sender:
         elif in_order or verdict in (Verdict.AGAIN, Verdict.LOOK_UP):
             if verdict is Verdict.LOOK_UP:
                 self.topics.distrust(partition.topic)
-            # Of a batch that only had to wait for another, the reason is the other's.
+            # If the batch only had to wait for an earlier one, keep the earlier one's reason.
             reason = (in_order and partition.last_code) or code
             partition.send_again(batch, time.monotonic() + self._backoff(code, batch.attempts), reason)
         else:
             facts: dict[str, Any] = {"size": len(batch.data)} if verdict is Verdict.SPLIT else {}
             self.failure = self.failure or failure(
-                code, f"delivering to {_name(partition)}", self._id, message=found.error_message, **facts
+                code, f"delivery to {_name(partition)}", self._id, message=found.error_message, **facts
             )
             return
         self._waiting[partition] = None
 
     def _connection_lost(self, address: Address, error: Exception) -> None:
-        """Send again, to whoever is the leader then, what had no answer on the connections to an address."""
+        """Retry, with the then current leader, all batches unanswered on the connection to an address."""
         log.debug("%s: %s", self._id, error)
         line = self._lines.pop(address, None)
         if line is not None:
@@ -416,7 +417,7 @@ class Sender:
         return float(pause * random.uniform(0.8, 1.2))  # noqa: S311  (spreads retries; no secret)
 
     def _next_attempt_in(self) -> float:
-        """Seconds until a waiting batch may be sent again, where that is what it waits for."""
+        """Seconds until the next batch that is backing off may be retried."""
         now = time.monotonic()
         return min((p.not_before - now for p in self._waiting if p.not_before > now), default=_LOOK_AROUND)
 

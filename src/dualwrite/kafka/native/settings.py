@@ -1,4 +1,4 @@
-"""The settings of the native producer, read from the one dict in librdkafka's names."""
+"""The settings of the native producer, read from the dict with librdkafka's names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.compression import Compression, compression_by_name
 from dualwrite.kafka.native.partitioners import Partitioner, partitioner_by_name
 
-MAX_UNDER_WAY: Final = 5  # a broker remembers that many batches of a producer, so that it knows a repeated one (KIP-98)
-DEFAULT_BUFFER_BYTES: Final = 32 * 2**20  # as buffer.memory of Kafka's own producer
+MAX_IN_FLIGHT: Final = 5  # a broker remembers this many batches of a producer to detect duplicates (KIP-98)
+DEFAULT_BUFFER_BYTES: Final = 32 * 2**20  # as buffer.memory of Kafka's Java producer
 _KIB: Final = 1024
 
 
@@ -55,32 +55,32 @@ KNOWN_NAMES: Final = frozenset(
         "transaction.timeout.ms",
     }
 )
-"""Settings whose values our own code checks. Whether another name is one at all, and its value, librdkafka has to say."""
+"""Settings whose values our own code checks. All other names and their values are checked by librdkafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
-    """What the native producer takes from a KafkaConfig; the defaults are librdkafka's, but for the buffer.
+    """What the native producer reads from a KafkaConfig; the defaults are librdkafka's, except for the buffer.
 
     Args:
         batch_bytes: A partition's batch is sent when its records reach this size (`batch.size`).
         message_max_bytes: The largest message, and the largest request (`message.max.bytes`).
-        buffer_bytes: What may be unacknowledged before `send` blocks (`queue.buffering.max.kbytes`).
-        under_way: Produce requests under way to one broker (`max.in.flight.requests.per.connection`), 1 to 5.
+        buffer_bytes: Unacknowledged bytes at which `send` blocks (`queue.buffering.max.kbytes`).
+        in_flight: The limit for Produce requests in flight to one broker (`max.in.flight.requests.per.connection`), 1 to 5.
         request_timeout: Seconds that a broker may take to store a batch on all in-sync replicas (`request.timeout.ms`).
-        answer_timeout: Seconds until a broker that gives no answer is given up (`socket.timeout.ms`).
+        answer_timeout: Seconds after which a broker that does not answer is given up (`socket.timeout.ms`).
         metadata_max_age: Seconds after which a topic's partitions are looked up again
             (`topic.metadata.refresh.interval.ms`).
-        retry_backoff: Seconds to wait before the second attempt, doubled each time (`retry.backoff.ms`).
-        retry_backoff_max: Its limit (`retry.backoff.max.ms`).
+        retry_backoff: Seconds to wait before the first retry, doubled each time (`retry.backoff.ms`).
+        retry_backoff_max: The maximum of this wait (`retry.backoff.max.ms`).
         compression: How batches are compressed (`compression.type`, `compression.level`).
-        partitioner: How a key chooses the partition (`partitioner`).
+        partitioner: How a key determines the partition (`partitioner`).
     """
 
     batch_bytes: int
     message_max_bytes: int
     buffer_bytes: int
-    under_way: int
+    in_flight: int
     request_timeout: float
     answer_timeout: float
     metadata_max_age: float
@@ -91,21 +91,21 @@ class NativeSettings:
 
     @classmethod
     def of(cls, config: KafkaConfig) -> Self:
-        """Read and check the settings.
+        """Read and validate the settings.
 
         Raises:
-            ConfigurationError: A value is no number, or outside its limits; or the compression or partitioner is unknown.
-            MissingDependencyError: The compression's package is not installed.
+            ConfigurationError: A value is not a number or out of range, or the compression or partitioner is unknown.
+            MissingDependencyError: The package for the compression is not installed.
         """
         given = config.properties
         message_max = _number(given, ("message.max.bytes",), 1_000_000, 1_000, 1_000_000_000)
         buffer_kib = _number(given, ("queue.buffering.max.kbytes",), DEFAULT_BUFFER_BYTES // _KIB, 1, 2_147_483_647)
-        under_way = ("max.in.flight.requests.per.connection", "max.in.flight")
+        in_flight = ("max.in.flight.requests.per.connection", "max.in.flight")
         return cls(
             batch_bytes=min(_number(given, ("batch.size",), 1_000_000, 1, 2_147_483_647), message_max),
             message_max_bytes=message_max,
             buffer_bytes=buffer_kib * _KIB,
-            under_way=min(_number(given, under_way, MAX_UNDER_WAY, 1, 1_000_000), MAX_UNDER_WAY),
+            in_flight=min(_number(given, in_flight, MAX_IN_FLIGHT, 1, 1_000_000), MAX_IN_FLIGHT),
             request_timeout=_number(given, ("request.timeout.ms",), 30_000, 1, 900_000) / 1000,
             answer_timeout=config.socket_timeout,
             metadata_max_age=_number(given, ("topic.metadata.refresh.interval.ms",), 300_000, -1, 3_600_000) / 1000,
@@ -120,7 +120,7 @@ class NativeSettings:
 
 
 def _first(given: Mapping[str, Any], names: tuple[str, ...], default: Any) -> Any:
-    """The value of a setting that librdkafka may know by several names."""
+    """The value of a setting for which librdkafka has several names."""
     return next((given[name] for name in names if name in given), default)
 
 
@@ -131,5 +131,5 @@ def _number(given: Mapping[str, Any], names: tuple[str, ...], default: int, lowe
     except (TypeError, ValueError, OverflowError):
         number = lowest - 1
     if isinstance(value, bool | float) or not lowest <= number <= highest:
-        raise ConfigurationError(f"{names[0]} is {value!r}, not a whole number from {lowest} to {highest}.")
+        raise ConfigurationError(f"{names[0]} is {value!r}; it must be an integer from {lowest} to {highest}.")
     return number

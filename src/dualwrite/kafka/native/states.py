@@ -10,7 +10,7 @@ from dualwrite.errors import InvalidTransitionError
 
 
 class ProducerState(Enum):
-    """Where a producer stands. The value completes the sentence "the producer …"."""
+    """The state of a producer. The value completes the sentence "the producer …"."""
 
     UNINITIALIZED = "has no producer id yet"
     READY = "is between transactions"
@@ -18,7 +18,7 @@ class ProducerState(Enum):
     PREPARED = "has prepared its transaction"
     UNCERTAIN = "does not know whether its transaction was committed"
     ABORTING = "does not know whether its transaction was aborted"
-    FENCED = "was fenced: its transactional id was taken over, or its transaction ended by somebody else"
+    FENCED = "was fenced: its transactional id was taken over, or another process ended its transaction"
     CLOSED = "is closed"
 
 
@@ -40,7 +40,7 @@ ALLOWED: Final = MappingProxyType(
         ),
         ProducerState.PREPARED: ("commit_transaction", "abort_transaction", "complete_prepared_transaction", "close"),
         ProducerState.UNCERTAIN: ("commit_transaction", "abort_transaction", *_TAKING),
-        ProducerState.ABORTING: ("abort_transaction", *_TAKING),  # a commit might be of a part of it only
+        ProducerState.ABORTING: ("abort_transaction", *_TAKING),  # a commit might include only part of it
         ProducerState.FENCED: _TAKING,
         ProducerState.CLOSED: ("close",),
     }
@@ -49,15 +49,15 @@ ALLOWED: Final = MappingProxyType(
 
 
 def check_allowed(state: ProducerState, call: str, kafka_transactional_id: str) -> None:
-    """See that a method may be called now.
+    """Check that a method may be called in this state.
 
     Raises:
-        InvalidTransitionError: It may not; nothing was changed.
+        InvalidTransitionError: The state does not allow the call; nothing was changed.
     """
     allowed = ALLOWED[state]
     if call not in allowed:
         raise InvalidTransitionError(
-            f"{call}() is not possible: the producer {state.value}.",
+            f"{call}() is not allowed: the producer {state.value}.",
             transactional_id=kafka_transactional_id,
             next_step=f"allowed now: {', '.join(allowed)}",
             state=state,

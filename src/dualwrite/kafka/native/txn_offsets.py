@@ -1,4 +1,4 @@
-"""A consumer's offsets as part of the transaction: TxnOffsetCommit v5 to the group's coordinator (KIP-447, KIP-890)."""
+"""Adds a consumer's offsets to the transaction: TxnOffsetCommit v5 to the group's coordinator (KIP-447, KIP-890)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, verdict_on
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 
-TXN_OFFSET_COMMIT_VERSION: Final = 5  # from it on it adds the group to the transaction by itself (KIP-890)
+TXN_OFFSET_COMMIT_VERSION: Final = 5  # since v5 the broker adds the group to the transaction automatically (KIP-890)
 _PAUSE: Final = 0.005
 _Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 
 class _AgainError(Exception):
-    """An answer that passes by itself."""
+    """A transient error: retry."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -37,14 +37,14 @@ def commit_offsets(
     group: GroupMetadata,
     deadline: Deadline,
 ) -> None:
-    """Send the offsets until the group's coordinator has taken them; the same offsets twice are the same as once.
+    """Send the offsets until the group's coordinator has accepted them; the request is idempotent.
 
     Raises:
         ProducerFencedError: The consumer's generation is over, or the transaction is no longer ours.
-        BrokerAuthorizationError: The principal may not read with the group.
-        BrokerUnavailableError: The group's coordinator did not answer in time.
+        BrokerAuthorizationError: The principal lacks Read on the group.
+        BrokerUnavailableError: The group's coordinator did not answer within the time limit.
     """
-    doing = f"committing offsets of group {group.group_id!r}"
+    action = f"offset commit for group {group.group_id!r}"
 
     def once() -> None:
         try:
@@ -52,14 +52,14 @@ def commit_offsets(
             answer = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
         except (ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError) as error:
             code = getattr(error, "code", None)
-            if code and verdict_on(code) is Verdict.FAILED:  # FindCoordinator checks the right to the group, too
-                raise failure(code, doing, kafka_transactional_id) from error
+            if code and verdict_on(code) is Verdict.FAILED:  # FindCoordinator checks the ACLs of the group, too
+                raise failure(code, action, kafka_transactional_id) from error
             network.forget_coordinator(group.group_id, GROUP)
             raise _AgainError(NO_ANSWER) from error
         codes = [p.error_code for topic in answer.topics for p in topic.partitions if p.error_code]
         for code in codes:
             if verdict_on(code) is Verdict.FAILED:
-                raise failure(code, doing, kafka_transactional_id)
+                raise failure(code, action, kafka_transactional_id)
         if codes:
             if verdict_on(codes[0]) is Verdict.LOOK_UP:
                 network.forget_coordinator(group.group_id, GROUP)
@@ -68,7 +68,7 @@ def commit_offsets(
     try:
         repeated(once, (_AgainError,), deadline, pause=_PAUSE)
     except _AgainError as error:
-        raise failure(error.code, doing, kafka_transactional_id, message=f"within {deadline.seconds:g} s") from error
+        raise failure(error.code, action, kafka_transactional_id, message=f"within {deadline.seconds:g} s") from error
 
 
 def _request(
