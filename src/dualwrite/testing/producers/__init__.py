@@ -1,6 +1,6 @@
-"""The conformance suite of transactional producers: what the Protocol `TransactionalProducer` promises, on a real broker.
+"""The conformance suite for transactional producers: the contract of `TransactionalProducer`, tested on a real broker.
 
-Give it a producer by a scene, and pytest runs it::
+Provide a producer through a scene, and pytest runs the suite::
 
     class MyScene(ProducerScene):
         def make(self, kafka_transactional_id, settings):
@@ -14,8 +14,9 @@ Give it a producer by a scene, and pytest runs it::
             with MyScene(ProducerCapabilities(two_phase=True), coordinator) as scene:
                 yield scene
 
-What only some producers can do is told by `ProducerCapabilities`; tests of it are skipped for the others. The broker must
-have transaction.version 2 and make topics at first use; `strict_scene` may be given as well, on one that makes none.
+`ProducerCapabilities` declares what only some producers support; tests of a missing capability are skipped. The broker must
+have transaction.version 2 and create topics automatically; optionally, override `strict_scene` with a scene on a broker that
+does not.
 """
 
 from dualwrite.testing.producers.fencing import FencingConformance
@@ -35,7 +36,7 @@ class ProducerConformance(
     OffsetConformance,
     FencingConformance,
 ):
-    """All of it; each of its parts may be used by itself, too."""
+    """The whole suite; each base class can also be used separately."""
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Conformance of a producer that has lost its transaction or its id to somebody else: it learns so, and can do no harm."""
+"""Conformance: a producer that has lost its transaction or its id to another process is fenced, and does no harm."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_an
 
 
 class FencingConformance:
-    """Transactions that are ended from outside, as recovery does it, and ids that are taken over."""
+    """Transactions that are ended from outside, as by recovery, and ids that are taken over."""
 
     def test_a_prepared_transaction_that_was_aborted_from_outside_can_not_be_committed(self, scene: ProducerScene) -> None:
-        """EndTxn v5 by somebody else fences."""
+        """EndTxn v5 by another process fences."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         producer.send(topic, b"lost")
@@ -26,7 +26,7 @@ class FencingConformance:
         assert scene.values(topic) == []
 
     def test_a_prepared_transaction_that_was_committed_from_outside_stays_committed(self, scene: ProducerScene) -> None:
-        """Its producer gets the proof, or is told that it was fenced."""
+        """Its producer gets the proof, or a ProducerFencedError."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         producer.send(topic, b"kept")
@@ -39,7 +39,7 @@ class FencingConformance:
         assert scene.values(topic) == [b"kept"]
 
     def test_a_prepared_transaction_that_was_committed_from_outside_can_not_be_aborted(self, scene: ProducerScene) -> None:
-        """The message is seen, so an abort that returned would be a lie."""
+        """The message is visible, so abort must not return normally."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         producer.send(topic, b"kept")
@@ -51,9 +51,9 @@ class FencingConformance:
         assert scene.values(topic) == [b"kept"]
 
     def test_a_transaction_that_was_aborted_from_outside_can_not_be_prepared(self, scene: ProducerScene) -> None:
-        """Once the markers of the abort are written; messages after it are not stored, either.
+        """Once the abort markers are written; later messages of the transaction are not stored, either.
 
-        Several times, since a client with threads of its own may learn of it at any moment.
+        Repeated, since a client with background threads may detect it at any moment.
         """
         for _ in range(3):
             producer, topic = scene.new_producer(), scene.new_name("topic")
@@ -72,7 +72,7 @@ class FencingConformance:
             assert scene.values(topic) == [b"next"]
 
     def test_a_producer_whose_id_was_taken_over_is_fenced(self, scene: ProducerScene) -> None:
-        """Its prepared transaction was aborted by it, and it can't begin another."""
+        """The takeover aborts its prepared transaction, and it can't begin another."""
         kafka_id, topic = scene.new_name("id"), scene.new_name("topic")
         old = scene.new_producer(kafka_id)
         old.begin_transaction()
@@ -88,7 +88,7 @@ class FencingConformance:
         assert scene.values(topic) == [b"new"]
 
     def test_an_idle_producer_whose_id_was_taken_over_learns_it_with_its_next_transaction(self, scene: ProducerScene) -> None:
-        """Nothing of it is seen, and its successor is not disturbed."""
+        """None of its messages become visible, and its successor is not disturbed."""
         kafka_id, topic = scene.new_name("id"), scene.new_name("topic")
         old = scene.new_producer(kafka_id)
         old.begin_transaction()

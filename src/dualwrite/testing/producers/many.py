@@ -1,4 +1,4 @@
-"""Conformance of `send_many`: the same as `send` of each, one after another."""
+"""Conformance of `send_many`: the same result as repeated `send`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ManyConformance:
     """Many messages in one call."""
 
     def test_values_without_keys_arrive_once_and_in_order(self, scene: ProducerScene) -> None:
-        """Of every kind that `send` takes, over several batches, between messages that were sent one by one."""
+        """All types that `send` accepts, in several batches, between messages that were sent one by one."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         values: list[bytes | str | None] = [b"%06d" % number + bytes(number % 300) for number in range(_COUNT)]
@@ -34,7 +34,7 @@ class ManyConformance:
         assert [message.value for message in scene.read(topic)] == wanted
 
     def test_keys_choose_the_partition_as_they_do_one_by_one(self, scene: ProducerScene) -> None:
-        """And all messages of a call have one timestamp, unless it is given."""
+        """And a given timestamp applies to all messages of the call."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, 3, retention_ms="-1")  # the timestamp is old enough to be cleaned up at any moment
         keys = [b"key-%d" % number for number in range(50)]
@@ -50,7 +50,7 @@ class ManyConformance:
         assert sum(message.timestamp_ms == _SENT_AT for message in messages) == len(keys)
 
     def test_a_partition_is_taken_for_all(self, scene: ProducerScene) -> None:
-        """And one that does not exist is refused."""
+        """And a partition that does not exist is refused."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, 3)
         producer.begin_transaction()
@@ -63,7 +63,7 @@ class ManyConformance:
         scene.give_up(producer)
 
     def test_what_goes_wrong_on_the_way_leaves_a_transaction_that_can_be_aborted(self, scene: ProducerScene) -> None:
-        """A value that can't be sent, too few keys, an error of the iterable's own."""
+        """An invalid value, too few keys, an iterable that raises."""
 
         def broken() -> Iterator[bytes]:
             yield b"1"
@@ -89,7 +89,7 @@ class ManyConformance:
         assert [message.value for message in scene.read(topic)] == [b"good"]
 
     def test_an_iterable_may_send_something_itself(self, scene: ProducerScene) -> None:
-        """Nothing is lost by it."""
+        """No message is lost."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
 

@@ -1,4 +1,4 @@
-"""Conformance of what is sent: every message arrives once, as it was given, in order."""
+"""Conformance of sending: every message arrives exactly once, unchanged and in order."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ GIVEN_AND_SEEN: Final[tuple[tuple[dict[str, Any], tuple[Any, Any, Any]], ...]] =
     ({"value": b"v", "headers": _TWICE}, (None, b"v", _TWICE)),
     ({"value": b"x" * 500_000, "key": b"k" * 10_000}, (b"k" * 10_000, b"x" * 500_000, [])),
 )
-"""What is sent, and which key, value and headers a consumer must get of it."""
+"""Arguments of `send`, and the key, value and headers that a consumer must get."""
 
 
 class MessageConformance:
-    """Messages, one by one and many."""
+    """Single messages and many messages."""
 
     def test_a_message_arrives_as_it_was_given(self, scene: ProducerScene) -> None:
-        """Keys, values and headers of every kind, each message with a timestamp of its own."""
+        """All types of keys, values and headers, each message with its own timestamp."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, retention_ms="-1")  # the timestamps are old enough to be cleaned up at any moment
         producer.begin_transaction()
@@ -48,7 +48,7 @@ class MessageConformance:
         assert scene.read(topic) == wanted
 
     def test_a_message_without_a_timestamp_has_the_time_of_sending(self, scene: ProducerScene) -> None:
-        """By the producer's clock, which is also the test's."""
+        """According to the producer's clock, which is also the test's."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         before = time.time_ns() // 1_000_000
@@ -59,7 +59,7 @@ class MessageConformance:
         assert before <= message.timestamp_ms <= after
 
     def test_a_message_goes_to_the_partition_that_is_given(self, scene: ProducerScene) -> None:
-        """Whatever its key; the first and the last partition among them."""
+        """Regardless of its key; includes the first and the last partition."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, _PARTITIONS)
         producer.begin_transaction()
@@ -69,7 +69,7 @@ class MessageConformance:
         assert [(m.partition, m.value) for m in scene.read(topic)] == [(0, b"0")] * 2 + [(1, b"1")] + [(2, b"2")] * 2
 
     def test_a_key_stays_with_its_partition(self, scene: ProducerScene) -> None:
-        """Over transactions, and over producers."""
+        """Across transactions and producers."""
         topic = scene.new_name("topic")
         scene.make_topic(topic, _PARTITIONS)
         keys = [f"key {n}" for n in range(20)]

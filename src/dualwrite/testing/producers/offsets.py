@@ -10,10 +10,10 @@ from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_an
 
 
 class OffsetConformance:
-    """`send_offsets_to_transaction`, for a group whose consumers assign partitions by themselves."""
+    """`send_offsets_to_transaction`, for a group whose consumers assign their partitions manually."""
 
     def test_offsets_are_committed_with_the_messages(self, scene: ProducerScene) -> None:
-        """Not before, and for every partition that is named."""
+        """Not before, and for every given partition."""
         producer, source, topic = scene.new_producer(), scene.new_name("source"), scene.new_name("topic")
         group = GroupMetadata(scene.new_name("group"))
         scene.make_topic(source, 2)
@@ -28,7 +28,7 @@ class OffsetConformance:
         assert scene.values(topic) == [b"v"]
 
     def test_offsets_alone_are_a_transaction(self, scene: ProducerScene) -> None:
-        """It has a state, and the coordinator knows it."""
+        """The transaction has a state, and the coordinator knows it."""
         producer, source = scene.new_producer(), scene.new_name("source")
         group = GroupMetadata(scene.new_name("group"))
         scene.make_topic(source)
@@ -42,7 +42,7 @@ class OffsetConformance:
             assert scene.committed_offset(group.group_id, source, 0) == offset
 
     def test_offsets_of_an_aborted_transaction_are_not_committed(self, scene: ProducerScene) -> None:
-        """What was committed before stays."""
+        """Offsets committed before stay."""
         producer, source = scene.new_producer(), scene.new_name("source")
         group = GroupMetadata(scene.new_name("group"))
         scene.make_topic(source)
@@ -62,7 +62,7 @@ class OffsetConformance:
         assert prepare_and_commit(producer) is None
 
     def test_a_consumer_whose_generation_is_over_is_fenced(self, scene: ProducerScene) -> None:
-        """Its partitions may be somebody else's: the transaction can only be given up."""
+        """Its partitions may belong to another member: the transaction can only be aborted."""
         producer, source, topic = scene.new_producer(), scene.new_name("source"), scene.new_name("topic")
         scene.make_topic(source)
         gone = GroupMetadata(scene.new_name("group"), generation_id=7, member_id="gone")

@@ -1,4 +1,4 @@
-"""Conformance of what can't be sent: a clear error, nothing half committed, and a way to go on."""
+"""Conformance for refused messages: a clear error, no partial commit, and the producer can continue."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ WRONG_MESSAGES: Final[tuple[dict[str, Any], ...]] = (
     {"value": b"", "topic": None},
     {"value": b"", "topic": ["unhashable"]},
 )
-"""Arguments of `send` that no producer may take."""
+"""Arguments of `send` that every producer must refuse."""
 
 _LIMIT: Final = 2_000
 
 
 class RefusalConformance:
-    """Messages that are refused: by type, by size, by the topic."""
+    """Messages that are refused because of their type, their size, or the topic."""
 
     def test_a_message_of_a_wrong_type_is_refused_and_the_transaction_goes_on(self, scene: ProducerScene) -> None:
         """Before the first message of the transaction, and after it."""
@@ -59,7 +59,7 @@ class RefusalConformance:
         assert scene.values(topic) == [b"one", b"two"]
 
     def test_many_messages_of_which_one_is_wrong_are_refused_and_the_transaction_goes_on(self, scene: ProducerScene) -> None:
-        """How many of them were taken is left open; what was taken is in order, and there once."""
+        """How many of them were accepted is unspecified; the accepted ones arrive once and in order."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         values: list[Any] = [str(number) for number in range(10)]
@@ -84,7 +84,7 @@ class RefusalConformance:
             following = number + 1
 
     def test_a_partition_that_the_topic_does_not_have_is_told(self, scene: ProducerScene) -> None:
-        """By send or by prepare; nothing of the transaction is seen after it was given up."""
+        """By send or by prepare; after the abort, no message of the transaction is visible."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         producer.begin_transaction()
@@ -95,7 +95,7 @@ class RefusalConformance:
         self._go_on(scene, producer, topic)
 
     def test_a_message_above_the_producers_own_limit_is_refused_at_once(self, scene: ProducerScene) -> None:
-        """By the setting's name."""
+        """The error names the setting."""
         producer, topic = scene.new_producer(message_max_bytes=10_000), scene.new_name("topic")
         producer.begin_transaction()
         producer.send(topic, b"x" * 9_000)
@@ -104,7 +104,7 @@ class RefusalConformance:
         self._go_on(scene, producer, topic)
 
     def test_a_message_above_the_topics_limit_fails_the_transaction_before_it_is_committed(self, scene: ProducerScene) -> None:
-        """At prepare at the latest: the database has not committed then."""
+        """At prepare at the latest, before the database commits."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, max_message_bytes=str(_LIMIT))
         producer.begin_transaction()
@@ -116,7 +116,7 @@ class RefusalConformance:
         self._go_on(scene, producer, topic)
 
     def test_a_commit_without_prepare_does_not_pass_over_a_failed_delivery(self, scene: ProducerScene) -> None:
-        """Nothing is committed in part."""
+        """There is no partial commit."""
         producer, topic, other = scene.new_producer(), scene.new_name("topic"), scene.new_name("other")
         scene.make_topic(topic, max_message_bytes=str(_LIMIT))
         producer.begin_transaction()
@@ -127,13 +127,13 @@ class RefusalConformance:
         self._go_on(scene, producer, other)
 
     def test_after_a_failed_delivery_nothing_more_is_taken_and_prepare_fails(self, scene: ProducerScene) -> None:
-        """With the reason of the failure each time."""
+        """Each time with the reason of the failure."""
         producer, topic, other = scene.new_producer(), scene.new_name("topic"), scene.new_name("other")
         scene.make_topic(topic, max_message_bytes=str(_LIMIT))
         producer.begin_transaction()
         producer.send(topic, b"x" * 2 * _LIMIT)
         deadline = time.monotonic() + TIMEOUT
-        with pytest.raises(MessageTooLargeError):  # noqa: PT012  (when the answer is there)
+        with pytest.raises(MessageTooLargeError):  # noqa: PT012  (when the answer has arrived)
             while time.monotonic() < deadline:
                 producer.send(other, b"later")
         for _ in range(2):
@@ -144,14 +144,14 @@ class RefusalConformance:
     @pytest.mark.parametrize(
         ("settings", "timestamp", "name"),
         [
-            ({"cleanup_policy": "compact"}, None, "INVALID_RECORD"),  # it takes no message without a key
+            ({"cleanup_policy": "compact"}, None, "INVALID_RECORD"),  # does not accept messages without a key
             ({"message_timestamp_after_max_ms": "1000"}, 2**42, "INVALID_TIMESTAMP"),  # in the year 2109
         ],
     )
     def test_a_message_that_the_topic_refuses_fails_the_transaction_and_is_not_to_be_tried_again(
         self, scene: ProducerScene, settings: dict[str, str], timestamp: int | None, name: str
     ) -> None:
-        """By the broker's code: it would refuse the same message each time."""
+        """According to the broker's error code: it would refuse the same message every time."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, 1, **settings)
         producer.begin_transaction()
@@ -162,7 +162,7 @@ class RefusalConformance:
         self._go_on(scene, producer, topic)
 
     def test_small_messages_in_a_batch_too_large_for_the_topic_arrive_in_order(self, scene: ProducerScene) -> None:
-        """The batch is split until its parts are taken."""
+        """The batch is split until its parts are accepted."""
         if not scene.capabilities.splits_batches:
             pytest.skip("this producer does not split batches")
         producer, topic = scene.new_producer(), scene.new_name("topic")
@@ -175,7 +175,7 @@ class RefusalConformance:
         assert scene.values(topic) == sent
 
     def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
-        """Where the broker makes none; the transaction can be given up, and the next one is whole."""
+        """If the broker does not create topics; the transaction can be aborted, and the next one is complete."""
         scene = strict_scene
         producer, missing, there = scene.new_producer(), scene.new_name("missing"), scene.new_name("there")
         scene.make_topic(there)
@@ -189,12 +189,12 @@ class RefusalConformance:
 
     @pytest.fixture
     def strict_scene(self) -> ProducerScene:
-        """The scene on a broker that makes no topics by itself; to be given where there is one."""
-        pytest.skip("no broker that makes no topics by itself")
+        """A scene on a broker that does not create topics automatically; override it if you have one."""
+        pytest.skip("needs a broker that does not create topics automatically")
 
     @staticmethod
     def _go_on(scene: ProducerScene, failed: Any, topic: str) -> None:
-        """Give the transaction up, and see that the next one, to a topic that it wrote to, is all that is ever seen."""
+        """Abort the transaction, and check that only the next one to the same topic becomes visible."""
         producer = scene.give_up(failed)
         producer.begin_transaction()
         producer.send(topic, b"next", key=b"k")

@@ -1,4 +1,4 @@
-"""Where the conformance suite of producers takes place: what it needs of a broker, and of the producer under test."""
+"""The environment of the producer conformance suite: what it needs from a broker and the producer under test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 
 TIMEOUT: Final = 30.0
-"""Seconds for whatever must happen: far more than it takes."""
+"""Seconds for anything that must happen: far more than it takes."""
 
 _PAUSE: Final = 0.005
 _MORE_THAN_HALF_A_BATCH: Final = bytes(600_000)
@@ -28,9 +28,9 @@ class ProducerCapabilities:
 
     Args:
         two_phase: Its transactions never time out (KIP-939).
-        epoch_per_transaction: Each transaction has an epoch of its own, so that `producerId:epoch` names it (KIP-890).
-        checks_calls: A call at the wrong moment is an InvalidTransitionError, and changes nothing.
-        splits_batches: A batch that is too large for the topic, while its messages are not, is sent in parts.
+        epoch_per_transaction: Each transaction has its own epoch, so `producerId:epoch` identifies it (KIP-890).
+        checks_calls: A call in the wrong state raises InvalidTransitionError and changes nothing.
+        splits_batches: A batch that is too large for the topic is split, as long as each message is small enough.
     """
 
     two_phase: bool = False
@@ -47,7 +47,7 @@ class SeenMessage:
         partition: The partition.
         key: The key.
         value: The value.
-        headers: The headers, in order; empty where there are none.
+        headers: The headers, in order; empty if there are none.
         timestamp_ms: The producer's timestamp, in milliseconds since 1970.
     """
 
@@ -59,11 +59,11 @@ class SeenMessage:
 
 
 class ProducerScene(ABC):
-    """A broker, and producers on it; as a context manager it closes them.
+    """A broker and producers on it; as a context manager, it closes the producers.
 
     Args:
         capabilities: What the producer can do.
-        coordinator: A coordinator of the broker's.
+        coordinator: A client for the broker's transaction coordinator.
     """
 
     def __init__(self, capabilities: ProducerCapabilities, coordinator: TransactionCoordinator) -> None:
@@ -71,32 +71,32 @@ class ProducerScene(ABC):
         self.coordinator = coordinator
         self._opened = ExitStack()
 
-    # --- to be given ------------------------------------------------------------------------------------------------------
+    # --- to be implemented ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def make(self, kafka_transactional_id: str, settings: Mapping[str, Any]) -> TransactionalProducer:
-        """A new producer, not initialised, with these settings of Kafka's besides the usual ones."""
+        """Create a producer, not initialised, with these Kafka settings in addition to the usual ones."""
 
     @abstractmethod
     def make_topic(self, topic: str, partitions: int = 1, **settings: str) -> None:
-        """Make a topic, with settings of its own written with `_` for `.`: `max_message_bytes="2000"`."""
+        """Create a topic; topic settings are written with `_` instead of `.`: `max_message_bytes="2000"`."""
 
     @abstractmethod
     def read(self, topic: str) -> list[SeenMessage]:
-        """What a `read_committed` consumer sees of a topic now, by partition and offset; waits for no open transaction."""
+        """What a `read_committed` consumer sees of a topic now, by partition and offset; ignores open transactions."""
 
     @abstractmethod
     def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
-        """The offset that a consumer group has committed, or None; waits for no open transaction."""
+        """The offset that a consumer group has committed, or None; does not wait for open transactions."""
 
     # --- what tests use ---------------------------------------------------------------------------------------------------
 
     def new_name(self, kind: str) -> str:
-        """A name that nothing else has."""
+        """A unique name."""
         return f"{kind}-{uuid4().hex[:12]}"
 
     def new_producer(self, kafka_transactional_id: str | None = None, **settings: Any) -> TransactionalProducer:
-        """A new producer that is ready; settings of Kafka's are written with `_` for `.`."""
+        """Create and initialise a producer; Kafka settings are written with `_` instead of `.`."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
         producer = self.make(kafka_transactional_id or self.new_name("id"), given)
         self._opened.callback(producer.close)
@@ -104,13 +104,13 @@ class ProducerScene(ABC):
         return producer
 
     def values(self, topic: str) -> list[bytes | None]:
-        """The values of what is seen of a topic."""
+        """The values of the visible messages of a topic."""
         return [message.value for message in self.read(topic)]
 
     def described(
         self, producer: TransactionalProducer, wanted: Callable[[TransactionDescription], bool] = lambda _: True
     ) -> TransactionDescription:
-        """What the coordinator says of the producer's id, once it is as wanted."""
+        """The coordinator's description of the producer's id, once `wanted` accepts it."""
         deadline = time.monotonic() + TIMEOUT
         while True:
             found = self.coordinator.describe(producer.kafka_transactional_id)
@@ -122,7 +122,7 @@ class ProducerScene(ABC):
     def send_until_ongoing(self, producer: TransactionalProducer, topic: str) -> None:
         """Send until the coordinator knows the transaction.
 
-        A producer without a thread of its own tries again with its next batch, what a new topic's leader has refused.
+        A producer without its own thread retries a batch that a new topic's leader refused only when it sends the next one.
         """
         deadline = time.monotonic() + TIMEOUT
         while True:
@@ -134,7 +134,7 @@ class ProducerScene(ABC):
             time.sleep(_PAUSE)
 
     def end_from_outside(self, producer: TransactionalProducer, *, commit: bool) -> None:
-        """End the producer's ongoing transaction as recovery does: EndTxn of the described epoch."""
+        """End the producer's ongoing transaction as recovery does: by EndTxn for the described epoch."""
         found = self.described(producer, lambda d: d.status is TransactionStatus.ONGOING)
         answer = self.coordinator.end_transaction(
             producer.kafka_transactional_id, producer_id=found.producer_id, epoch=found.epoch, commit=commit
@@ -142,11 +142,11 @@ class ProducerScene(ABC):
         assert answer.proven, answer
 
     def give_up(self, producer: TransactionalProducer) -> TransactionalProducer:
-        """Abort; the producer to go on with: the same, or a new session of its id where it says that it must be replaced."""
+        """Abort; returns the producer to continue with: the same one, or a new session of the id if it must be replaced."""
         try:
             producer.abort_transaction(timeout=TIMEOUT)
         except BrokerError:
-            assert producer.must_be_replaced, "an abort that fails leaves a producer that says so"
+            assert producer.must_be_replaced, "abort failed, but the producer does not ask to be replaced"
         if not producer.must_be_replaced:
             return producer
         producer.close()
@@ -160,7 +160,7 @@ class ProducerScene(ABC):
 
 
 def prepare_and_commit(producer: TransactionalProducer) -> PreparedTxnState | None:
-    """The second half of a transaction."""
+    """Prepare and commit; returns the prepared state."""
     state = producer.prepare_transaction(timeout=TIMEOUT)
     producer.commit_transaction(timeout=TIMEOUT)
     return state

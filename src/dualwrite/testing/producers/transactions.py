@@ -1,4 +1,4 @@
-"""Conformance of a transaction's course: what is seen when, what prepare gives, and what may follow."""
+"""Conformance of a transaction: visibility of messages, the result of prepare, and the allowed calls."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _PREPARED: Final = ("commit_transaction", "abort_transaction")
 
 
 class TransactionConformance:
-    """Begin, send, prepare, commit or abort, in order and out of it."""
+    """Begin, send, prepare, commit or abort, in order and out of order."""
 
     def test_the_producer_fulfils_its_protocol(self, scene: ProducerScene) -> None:
-        """It has every name of it."""
+        """It has all methods and properties of the Protocol."""
         assert isinstance(scene.make(scene.new_name("id"), {}), TransactionalProducer)
 
-    # --- what is seen -----------------------------------------------------------------------------------------------------
+    # --- visibility -------------------------------------------------------------------------------------------------------
 
     def test_nothing_is_seen_before_the_commit_and_everything_after_it(self, scene: ProducerScene) -> None:
-        """Neither while messages are sent, nor once they are prepared."""
+        """Neither while messages are sent, nor after prepare."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         producer.begin_transaction()
@@ -67,7 +67,7 @@ class TransactionConformance:
         assert not producer.must_be_replaced
 
     def test_a_transaction_may_be_committed_without_being_prepared(self, scene: ProducerScene) -> None:
-        """The commit waits for every acknowledgement then."""
+        """Then commit waits for all acknowledgements."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         for number in range(100):
@@ -76,7 +76,7 @@ class TransactionConformance:
         assert scene.values(topic) == [b"%d" % number for number in range(100)]
 
     def test_nothing_is_seen_of_an_aborted_transaction(self, scene: ProducerScene) -> None:
-        """Aborted with messages under way, and once it was prepared; the producer goes on."""
+        """Aborted with messages in flight, and after prepare; the producer stays usable."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         for _ in range(2_000):
@@ -93,7 +93,7 @@ class TransactionConformance:
         assert scene.values(topic) == [b"kept"]
 
     def test_transactions_one_after_another_are_seen_in_their_order(self, scene: ProducerScene) -> None:
-        """Each begins while the markers of the one before may still be written."""
+        """Each begins while the markers of the previous one may still be being written."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         for number in range(20):
@@ -104,7 +104,7 @@ class TransactionConformance:
         assert scene.values(topic) == [f"{n} {x}".encode() for n in range(20) for x in "ab"]
 
     def test_an_empty_transaction_has_no_state_and_ends_either_way(self, scene: ProducerScene) -> None:
-        """Nothing was sent, so nothing need be asked of the coordinator."""
+        """Nothing was sent, so no request to the coordinator is needed."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         for prepared in (True, False):
             for end in (producer.commit_transaction, producer.abort_transaction):
@@ -121,7 +121,7 @@ class TransactionConformance:
     # --- prepare ----------------------------------------------------------------------------------------------------------
 
     def test_the_prepared_state_names_the_transaction_that_the_coordinator_describes(self, scene: ProducerScene) -> None:
-        """And it is the same when it was written down and read again."""
+        """And formatting and parsing it gives the same state."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         producer.send(topic, b"v")
@@ -136,7 +136,7 @@ class TransactionConformance:
         producer.abort_transaction(timeout=TIMEOUT)
 
     def test_every_transaction_has_a_state_of_its_own(self, scene: ProducerScene) -> None:
-        """However it ended."""
+        """Regardless of the outcome."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         states = []
         for end in (producer.commit_transaction, producer.abort_transaction) * 3:
@@ -148,7 +148,7 @@ class TransactionConformance:
         assert len(set(states)) == len(states)
 
     def test_a_prepared_transaction_is_committed_by_its_state(self, scene: ProducerScene) -> None:
-        """As recovery does it, when the producer is gone."""
+        """As recovery does, when the producer is gone."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         for number in range(100):
@@ -163,7 +163,7 @@ class TransactionConformance:
         assert scene.values(topic) == [b"%d" % number for number in range(100)]
 
     def test_closing_ends_no_transaction(self, scene: ProducerScene) -> None:
-        """Neither a prepared one nor another; closing twice is closing once."""
+        """Prepared or not; closing twice is allowed."""
         for prepared in (True, False):
             producer = scene.new_producer()
             producer.begin_transaction()
@@ -178,10 +178,10 @@ class TransactionConformance:
             assert scene.described(producer).status is TransactionStatus.ONGOING
             scene.end_from_outside(producer, commit=False)
 
-    # --- the wrong moment -------------------------------------------------------------------------------------------------
+    # --- calls in the wrong state -----------------------------------------------------------------------------------------
 
     def test_a_call_at_the_wrong_moment_is_refused_and_changes_nothing(self, scene: ProducerScene) -> None:
-        """Between transactions, inside one, and once it is prepared, when only commit and abort are allowed."""
+        """Between transactions, inside one, and after prepare, when only commit and abort are allowed."""
         if not scene.capabilities.checks_calls:
             pytest.skip("this producer does not check its calls")
         topic = scene.new_name("topic")
@@ -205,7 +205,7 @@ class TransactionConformance:
     # --- time -------------------------------------------------------------------------------------------------------------
 
     def test_a_transaction_that_grew_too_old_is_refused_before_the_commit(self, scene: ProducerScene) -> None:
-        """By prepare, and by the look at the clock after it; then it is aborted."""
+        """By prepare, and by `check_time_left` after it; then it is aborted."""
         if scene.capabilities.two_phase:
             pytest.skip("nothing times out under two-phase commit")
         topic = scene.new_name("topic")
@@ -228,7 +228,7 @@ class TransactionConformance:
         assert scene.values(topic) == []
 
     def test_under_two_phase_commit_there_is_always_time_left(self, scene: ProducerScene) -> None:
-        """The coordinator shows that it never ends the transaction by itself."""
+        """The coordinator's timeout shows that it never ends the transaction on its own."""
         if not scene.capabilities.two_phase:
             pytest.skip("without two-phase commit transactions time out")
         producer = scene.new_producer()
@@ -243,12 +243,12 @@ class TransactionConformance:
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finaliser, see below
     def test_an_interrupt_in_the_middle_of_sending_leaves_a_transaction_that_can_be_aborted(self, scene: ProducerScene) -> None:
-        """Ctrl-C at ten moments; what was sent until then is not seen, and the next transaction is whole."""
+        """Ctrl-C at ten moments; messages sent before are not visible, and the next transaction is complete."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         for number in range(10):
             producer.begin_transaction()
-            with pytest.raises(KeyboardInterrupt), _interrupt_after(0.003 * number) as rounds:  # noqa: PT012  (it comes anywhere)
+            with pytest.raises(KeyboardInterrupt), _interrupt_after(0.003 * number) as rounds:  # noqa: PT012  (it may come anywhere)
                 for _ in range(_ENOUGH):
                     producer.send(topic, b"x" * 20_000)
                     producer.send_many(topic, [b"x" * 1_000] * 100)
@@ -272,14 +272,14 @@ def _assert_refused(producer: TransactionalProducer, topic: str, *, allowed: tup
 
 
 _ENOUGH = 10_000
-"""Rounds of sending: about a gigabyte, in which the interrupt must have come, unless the process ignores SIGINT."""
+"""Rounds of sending: about a gigabyte, during which the interrupt must arrive unless the process ignores SIGINT."""
 
 
 @contextmanager
 def _interrupt_after(seconds: float) -> Iterator[list[None]]:
-    """Ctrl-C for the main thread, which adds to the list in each round of its work.
+    """Interrupt the main thread, which appends to the list in each round of its work.
 
-    Where it comes in a finaliser, Python prints and forgets it: it comes once more when the work has gone on for three rounds.
+    An interrupt in a finaliser is only printed by Python, so it is repeated if the work continues for three more rounds.
     """
     rounds: list[None] = []
     over = threading.Event()
@@ -294,7 +294,7 @@ def _interrupt_after(seconds: float) -> Iterator[list[None]]:
 
     thread = threading.Thread(target=interrupt, daemon=True)
     try:
-        thread.start()  # it may come before this has returned
+        thread.start()  # the interrupt may arrive before this returns
         yield rounds
     finally:
         over.set()
