@@ -1,4 +1,4 @@
-"""Coordinators, and transactions made by a plain client, for the tests of Kafka's side."""
+"""Fixtures for the Kafka-side tests: coordinators, and transactions of a plain client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def coordinator_v4(broker_v4: DevCluster) -> Iterator[WireTransactionCoordinator
 
 @pytest.fixture
 def new_coordinator() -> Iterator[Callable[..., WireTransactionCoordinator]]:
-    """Makes coordinators for settings of the test's own; closes them."""
+    """Creates coordinators with the test's own settings; closes them."""
     with ExitStack() as opened:
 
         def new(config: KafkaConfig | str, *, timeout: float = 20) -> WireTransactionCoordinator:
@@ -50,7 +50,7 @@ def new_coordinator() -> Iterator[Callable[..., WireTransactionCoordinator]]:
 def new_native(
     broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: Callable[[str], str]
 ) -> Iterator[Callable[..., NativeProducer]]:
-    """Makes producers on `broker`, not initialised, with further settings of Kafka's; closes them."""
+    """Creates producers on `broker`, not initialised, with additional Kafka settings; closes them."""
     with ExitStack() as opened:
 
         def new(kafka_id: str | None = None, *, two_phase: bool = False, **settings: Any) -> NativeProducer:
@@ -87,7 +87,7 @@ def ongoing_v4(broker_v4: DevCluster) -> Opener:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on which nothing listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -95,7 +95,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def silent_server() -> Iterator[int]:
-    """The port of a server that takes connections and never answers."""
+    """The port of a server that accepts connections and never answers."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

@@ -1,4 +1,4 @@
-"""Connections on a real broker: how many there are, and what becomes of one that was idle, expired, or inherited by a fork."""
+"""Connections to a real broker: how many there are, and what happens to an idle, expired or inherited (fork) one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NewName = Callable[[str], str]
 NewProducer = Callable[..., NativeProducer]
 
 SESSION_SECONDS: Final = limit(3)
-IDLE_SECONDS: Final = limit(4)  # longer than the pause between two heartbeats of a broker
+IDLE_SECONDS: Final = limit(4)  # longer than a broker's heartbeat interval
 
 
 @pytest.fixture(scope="module")
 def strict_host() -> Iterator[DevCluster]:
-    """A broker that wants a new login every few seconds (KIP-368), and closes what is idle for longer than others do."""
+    """A broker that requires a new login every few seconds (KIP-368), and closes idle connections sooner than usual."""
     settings = {
         "connections.max.reauth.ms": str(round(SESSION_SECONDS * 1000)),
         "connections.max.idle.ms": str(round(IDLE_SECONDS * 1000)),
@@ -47,7 +47,7 @@ def strict_host() -> Iterator[DevCluster]:
 
 @pytest.fixture
 def new_producer(strict_host: DevCluster, new_name: NewName) -> Iterator[NewProducer]:
-    """Makes producers on `strict_host`, ready to begin; closes them."""
+    """Creates producers on `strict_host`, ready to begin; closes them."""
     with ExitStack() as opened:
 
         def new(protocol: str = "PLAINTEXT", **settings: Any) -> NativeProducer:
@@ -79,7 +79,7 @@ def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
 
 
 def warm_topic(cluster: DevCluster, topic: str) -> None:
-    """Make a topic whose leader has taken a message already: a new one may be refused for a moment, and be sent again."""
+    """Create a topic and write a message: a new topic's leader may refuse messages for a moment, so that they are retried."""
     make_topic(cluster, topic)
     producer = NativeProducer(KafkaConfig.of(cluster.bootstrap_servers), f"warm-{topic}", two_phase=True)
     producer.init_transactions(timeout=LIMIT)
@@ -88,7 +88,7 @@ def warm_topic(cluster: DevCluster, topic: str) -> None:
 
 
 def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
-    """What follows the first message."""
+    """Send the rest of the transaction, after the first message."""
     warm, *found = [m.value() for m in read_topic(cluster.bootstrap_servers, topic)]
     assert warm == b"warm"
     return found
@@ -122,7 +122,7 @@ def test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coord
 
 
 def test_an_abort_does_not_wait_behind_what_is_under_way_on_a_shared_connection(broker: DevCluster, new_name: NewName) -> None:
-    """What one lane has left unanswered is neither taken for another's, nor repeated by it."""
+    """A request left unanswered by one lane is neither attributed to another lane nor repeated by it."""
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     config, topic = KafkaConfig.of(broker.bootstrap_servers), new_name("topic")
     warm_topic(broker, topic)
@@ -146,7 +146,7 @@ def test_an_abort_does_not_wait_behind_what_is_under_way_on_a_shared_connection(
 def test_a_connection_that_another_call_finds_broken_costs_the_lane_with_requests_under_way_no_message(
     broker: DevCluster, new_name: NewName
 ) -> None:
-    """What was under way is sent again, in order, on the connection that the other call has made."""
+    """Batches in flight are retried, in order, on the connection that the other call has opened."""
     config, topic = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "retry.backoff.ms": 1}), new_name("topic")
     coordinator = WireTransactionCoordinator(config, timeout=LIMIT)
     make_topic(broker, topic)
@@ -193,7 +193,7 @@ def test_a_lane_that_is_closed_leaves_the_others_connection_alone(broker: DevClu
 def test_a_connection_that_the_broker_has_closed_meanwhile_is_seen_before_anything_is_sent_on_it(
     strict_host: DevCluster, new_producer: NewProducer, new_name: NewName, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`connections.max.idle.ms`. The sender meets no broken connection, so nothing is sent again."""
+    """`connections.max.idle.ms`. The sender meets no broken connection, so nothing is retried."""
     producer, topic, servers = new_producer(), new_name("topic"), strict_host.bootstrap_servers
     warm_topic(strict_host, topic)
     commit_one(producer, topic, b"before")
@@ -201,14 +201,14 @@ def test_a_connection_that_the_broker_has_closed_meanwhile_is_seen_before_anythi
     until(lambda: not established(servers) & set(before), "the broker closes what nobody uses")
     with caplog.at_level(logging.DEBUG, logger="dualwrite.kafka"):
         commit_one(producer, topic, b"after")
-    assert servers not in caplog.text  # a broken connection is logged with its address
+    assert servers not in caplog.text  # a broken connection would be logged with its address
     assert values(strict_host, topic) == [b"before", b"after"]
 
 
 def test_a_session_is_renewed_on_its_connection_with_requests_under_way(
     strict_host: DevCluster, new_producer: NewProducer, new_name: NewName
 ) -> None:
-    """KIP-368: nothing is sent again, and no connection is made anew, over several lifetimes of the session."""
+    """KIP-368: over several session lifetimes, nothing is retried and no connection is replaced."""
     login = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "writer", "sasl.password": USERS["writer"]}
     producer, topic = new_producer("SASL_PLAINTEXT", **login), new_name("topic")
     warm_topic(strict_host, topic)
@@ -219,7 +219,7 @@ def test_a_session_is_renewed_on_its_connection_with_requests_under_way(
         producer.begin_transaction()
         for _ in range(50):
             producer.send(topic, b"%d" % sent, partition=0)
-            producer._accumulator.push(Deadline.after(LIMIT))  # several requests under way at once
+            producer._accumulator.push(Deadline.after(LIMIT))  # several requests in flight at once
             sent += 1
         producer.commit_transaction(timeout=LIMIT)
     assert established(strict_host.listeners["SASL_PLAINTEXT"]) == before
@@ -227,7 +227,7 @@ def test_a_session_is_renewed_on_its_connection_with_requests_under_way(
 
 
 def test_a_connection_looks_after_its_peer_by_keepalive_unless_that_is_switched_off() -> None:
-    """As those to databases: a peer that has gone without a word is found out after a minute, not after two hours."""
+    """As for databases: a peer that vanished is detected after a minute, not after two hours."""
     with WireServer() as server:
         for setting, expected in (({}, 1), ({"socket.keepalive.enable": "false"}, 0)):
             config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **setting})
@@ -248,7 +248,7 @@ forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:Depre
 
 
 def in_child(run: Callable[[], str]) -> str:
-    """What `run` gives in a forked child."""
+    """The result of `run` in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

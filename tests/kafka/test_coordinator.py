@@ -146,7 +146,7 @@ def test_an_id_that_is_unknown_ends_nothing(coordinator: WireTransactionCoordina
 def test_an_abort_with_nothing_ongoing_raises_the_epoch(
     coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
 ) -> None:
-    """How recovery fences old holders: a compare-and-set on the described epoch."""
+    """How recovery fences previous owners: a compare-and-set on the described epoch."""
     name = new_name("id")
     ongoing(name, new_name("topic")).commit_transaction(LIMIT)
     found = settled(coordinator, name)
@@ -240,7 +240,7 @@ def test_the_brokers_longest_timeout_is_read(coordinator: WireTransactionCoordin
     assert coordinator.transaction_max_timeout_ms() == 900_000
 
 
-# --- trouble ----------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_broker_that_is_not_there_is_named_with_the_setting_within_the_time_limit(free_port: int) -> None:

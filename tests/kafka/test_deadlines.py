@@ -1,7 +1,7 @@
-"""A time limit holds for everything that a call waits for: name look-up, connecting, TLS, login, the coordinator, the answer.
+"""A time limit covers everything that a call waits for: name lookup, connecting, TLS, login, the coordinator, the answer.
 
-In each of these tests every other limit is ten minutes: where the call's own is not handed down, the test runs into pytest's.
-The servers are none that answer as a broker would: no real one stops at the very point that a test is about.
+In these tests every other limit is ten minutes: if the call's limit is not passed down, the test runs into pytest's timeout.
+The servers are fakes, since no real broker stops exactly at the point that a test is about.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ LOGIN = {
 }
 LOADING, CONCURRENT_TRANSACTIONS = 14, 51
 BLACK_HOLE = 2
-"""The node whose address takes no packets."""
+"""The node whose address drops packets."""
 
 
 @pytest.fixture
 def black_hole() -> Iterator[int]:
-    """A port that takes no packets: its queue of connections is full, so that the system drops what comes."""
+    """A port that drops packets: its accept queue is full, so the system ignores new connections."""
     with ExitStack() as opened:
         listener = opened.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
@@ -80,7 +80,7 @@ def config_of(port: int, **more: Any) -> KafkaConfig:
 
 
 def describe_in_vain(port: int, **more: Any) -> None:
-    """Both an open limit and one for the call alone; the error says how long it was."""
+    """Both with an existing deadline and with a limit for this call only; the error states the limit."""
     for own, given in ((LIMIT, None), (600.0, LIMIT)):
         coordinator = WireTransactionCoordinator(config_of(port, **more), timeout=own)
         try:
@@ -127,7 +127,7 @@ def test_a_coordinator_that_keeps_loading_is_not_asked_beyond_the_limit() -> Non
 
 
 def test_an_answer_that_comes_byte_by_byte_is_not_read_beyond_the_limit() -> None:
-    """Each byte is in time, the answer is not."""
+    """Each byte arrives within the limit, the whole answer does not."""
     with _Trickle() as port:
         describe_in_vain(port)
 
@@ -201,7 +201,7 @@ def test_recovery_keeps_to_its_own_limit_whatever_the_coordinators_is(black_hole
 
 
 def test_all_generations_of_an_id_have_one_limit(store: SqlStateStore) -> None:
-    """Each of them ends too late by itself: the limit is over before the second is looked at."""
+    """Each of them ends too late: the limit is over before the second one is described."""
     ended = lambda _: EndTxnResponse(error_code=CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1)  # noqa: E731
     with WireServer({EndTxnRequest: ended, DescribeTransactionsRequest: ongoing}) as server:
         claim = store.claim("orders", "test", timeout=LIMIT)
@@ -239,7 +239,7 @@ def test_connect_keeps_to_its_limit_where_nothing_answers(black_hole: int, store
 
 
 def led_by(server: WireServer, black_hole: int, leaders: list[int]) -> Callable[[Any], Any]:
-    """Metadata in which every topic has one partition for each leader: the server, or a node at the black hole."""
+    """Metadata in which every topic has one partition per leader: the server, or a node at the black hole."""
 
     def metadata(request: Any) -> Any:
         answer = server.metadata(request)
@@ -268,7 +268,7 @@ def led_by(server: WireServer, black_hole: int, leaders: list[int]) -> Callable[
 
 @pytest.fixture
 def new_producer() -> Iterator[Callable[..., NativeProducer]]:
-    """Makes producers in a transaction, for a server, with ten minutes for each connection and answer."""
+    """Creates producers in a transaction, for a server, with ten minutes for each connection and answer."""
     with ExitStack() as opened:
 
         def new(server: WireServer, *, delivery_timeout: float = 600.0) -> NativeProducer:
@@ -312,7 +312,7 @@ def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiti
 def test_a_prepare_of_librdkafkas_keeps_to_its_limit_where_the_coordinator_takes_no_packets(
     broker: DevCluster, black_hole: int, new_name: Callable[[str], str]
 ) -> None:
-    """The messages are stored; whether the transaction is ours can't be seen."""
+    """The messages are stored, but whether the transaction is ours can't be checked."""
     config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "transaction.timeout.ms": 60_000})
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=600)
     producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
@@ -325,11 +325,11 @@ def test_a_prepare_of_librdkafkas_keeps_to_its_limit_where_the_coordinator_takes
     coordinator.close()
 
 
-# --- servers that are none -------------------------------------------------------------------------------------------------
+# --- fake servers ----------------------------------------------------------------------------------------------------------
 
 
 class _released_at_the_end:  # noqa: N801  (read as a phrase)
-    """Lets the handlers go before the server's block waits for them."""
+    """Releases the handlers before the server's context manager waits for them."""
 
     def __init__(self, event: threading.Event) -> None:
         self._event = event
@@ -342,7 +342,7 @@ class _released_at_the_end:  # noqa: N801  (read as a phrase)
 
 
 class _Trickle:
-    """Announces an answer of a thousand bytes to whoever connects, and sends one every few milliseconds."""
+    """Announces an answer of a thousand bytes to each client, and sends one byte every few milliseconds."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

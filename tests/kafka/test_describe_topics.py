@@ -1,4 +1,4 @@
-"""What a cluster says of topics: replicas, limits, rights, and what is missing; nothing is made by asking."""
+"""Describing topics: replicas, limits, ACLs, and missing topics; describing creates nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_three_brokers_of_which_one_goes_down(new_name: NewName) -> None:
             return {least: [finding.severity for finding in judge_topic(topic)] for least, topic in found.items()}
 
         def wait_for(expected: dict[int, list[Severity]]) -> None:
-            # brokers learn of topics and of each other's end by and by
+            # brokers learn about topics, and about brokers that are down, only after a while
             until(lambda: severities() == expected, severities, pause=0.1, seconds=2 * LIMIT)
 
         wait_for({1: [Severity.WEAK], 2: [], 3: [Severity.NOTE]})

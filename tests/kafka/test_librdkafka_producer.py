@@ -1,4 +1,4 @@
-"""What is LibrdkafkaProducer's own: sessions, its names for transactions, its settings. The rest: test_producer_conformance."""
+"""Tests specific to LibrdkafkaProducer: sessions, transaction states, settings. For the rest see test_producer_conformance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NewProducer = Callable[..., LibrdkafkaProducer]
 
 @pytest.fixture
 def new_producer(broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName) -> Iterator[NewProducer]:
-    """Makes producers on `broker`, initialised, with further settings of Kafka's; closes them."""
+    """Creates producers on `broker`, initialised, with additional Kafka settings; closes them."""
     with ExitStack() as opened:
 
         def new(*, kafka_id: str | None = None, **settings: Any) -> LibrdkafkaProducer:
@@ -52,7 +52,7 @@ def new_producer(broker: DevCluster, coordinator: WireTransactionCoordinator, ne
 def described(
     coordinator: WireTransactionCoordinator, kafka_id: str, *, until: tuple[TransactionStatus, ...] = ()
 ) -> TransactionDescription:
-    """The description, once its status is one of `until` (any, where none is given)."""
+    """The description, once its status is one of `until` (any status, if empty)."""
 
     def look() -> TransactionDescription | None:
         found = coordinator.describe(kafka_id)
@@ -101,7 +101,7 @@ def test_an_aborted_transaction_leaves_the_session_usable_and_the_evidence_in_pl
 def test_an_abort_before_prepare_waits_for_what_is_under_way(
     new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
 ) -> None:
-    """An abort with messages in flight would make librdkafka raise its epoch, which takes the evidence away (F7)."""
+    """An abort with messages in flight would make librdkafka bump its epoch, which destroys the evidence (rule F7)."""
     producer, topic = new_producer(), new_name("topic")
     producer.begin_transaction()
     for _ in range(500):
@@ -190,7 +190,7 @@ def test_a_transaction_that_recovery_committed_by_endtxn_v5_fences_its_client_an
 def test_a_transaction_that_was_aborted_from_outside_can_not_be_prepared(
     new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, attempt: int
 ) -> None:
-    """Several times, since it is a race: with flush() it ended in a SystemError, or in what no `except` clause catches."""
+    """Repeated, since it is a race: with flush() it ended in a SystemError, or in something that no `except` clause catches."""
     producer, topic = new_producer(), new_name("topic")
     producer.begin_transaction()
     producer.send(topic, b"v")

@@ -1,4 +1,4 @@
-"""The log tells how a transaction ended, whatever its coordinator has forgotten: for both producers, on a real broker."""
+"""The log shows how a transaction ended, even if its coordinator has forgotten it: for both producers, on a real broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def topic(broker: DevCluster, new_name: NewName) -> str:
 
 
 def prepared(producer: TransactionalProducer, topic: str, count: int = 1) -> tuple[PreparedTxnState, Delivery]:
-    """A transaction with messages in partition 1, flushed and named."""
+    """A prepared transaction with messages in partition 1."""
     producer.begin_transaction()
     for number in range(count):
         producer.send(topic, f"message {number}", partition=1)

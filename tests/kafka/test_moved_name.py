@@ -1,4 +1,4 @@
-"""A name that leads to another Kafka cluster after a reconnect: what was begun on the first one is not looked for there."""
+"""A host name that resolves to another Kafka cluster after a reconnect: no transaction of the first one is looked up there."""
 
 from __future__ import annotations
 

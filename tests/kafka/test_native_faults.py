@@ -1,4 +1,4 @@
-"""NativeProducer while something breaks: the broker paused or killed, the caller interrupted at any moment, rights missing."""
+"""NativeProducer under faults: the broker paused or killed, the caller interrupted at any moment, ACLs missing."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ IMPATIENT = {"socket.timeout.ms": 500, "socket.connection.setup.timeout.ms": 500
 
 @pytest.fixture(scope="module")
 def frail() -> Iterator[DevCluster]:
-    """A broker that the tests of this module may break; it works again after each. A pause does not end its session."""
+    """A broker that the tests of this module may break; each test restores it. A pause does not end its session."""
     with started(config={"broker.session.timeout.ms": "9000"}) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def new_native(frail: DevCluster, new_name: NewName) -> Iterator[NewProducer]:
-    """Makes producers on `frail`, ready to begin, with a coordinator each; closes them."""
+    """Creates producers on `frail`, ready to begin, each with its own coordinator; closes them."""
     with ExitStack() as opened:
 
         def new(*, delivery_timeout: float = 60.0, begun: bool = False, **settings: Any) -> NativeProducer:
@@ -64,7 +64,7 @@ def new_native(frail: DevCluster, new_name: NewName) -> Iterator[NewProducer]:
 
 @contextmanager
 def paused(cluster: DevCluster) -> Iterator[None]:
-    time.sleep(0.01)  # right after a transaction, a producer asks whether its markers are written
+    time.sleep(0.01)  # right after a transaction, a producer checks whether its markers are written
     cluster.pause()
     try:
         yield
@@ -91,7 +91,7 @@ def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
 def test_a_full_buffer_blocks_until_the_delivery_timeout_and_holds_no_more_than_its_size(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, timeouts: str, partitions: int
 ) -> None:
-    """However large the sockets' own buffers are, and over however many partitions the messages are spread."""
+    """Regardless of the size of the socket buffers and the number of partitions."""
     settings = IMPATIENT if timeouts == "impatient" else {"socket.connection.setup.timeout.ms": 500}
     buffer_kib = 4_096
     producer = new_native(delivery_timeout=1.5, **{"queue.buffering.max.kbytes": buffer_kib}, **settings)
@@ -157,7 +157,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
         producer.commit_transaction(timeout=0.5)
     assert producer.state is ProducerState.UNCERTAIN
     assert producer.must_be_replaced
-    if arrives:  # surely: by somebody else, who sends the same
+    if arrives:  # for certain: by another client that sends the same request
         coordinator = WireTransactionCoordinator(KafkaConfig.of(frail.bootstrap_servers))
         assert coordinator.end_transaction(
             producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
@@ -172,7 +172,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
 def test_a_transaction_whose_abort_was_not_answered_can_not_be_committed(
     frail: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:
-    """It would be a commit of what has been sent until then, and the rest would be lost."""
+    """It would commit what has been sent so far, and lose the rest."""
     producer, topic = new_native(**IMPATIENT), new_name("topic")
     producer.begin_transaction()
     producer.send(topic, b"sent")
@@ -222,7 +222,7 @@ def fence(cluster: DevCluster, producer: NativeProducer) -> None:
 
 
 def brought_to(state: ProducerState, cluster: DevCluster, kafka_id: str, topic: str) -> NativeProducer:
-    """A producer in this state, by the calls that lead there."""
+    """A producer brought into this state by the calls that lead there."""
     config = KafkaConfig.of({"bootstrap.servers": cluster.bootstrap_servers, **IMPATIENT})
     producer = NativeProducer(config, kafka_id, two_phase=True)
     if state is ProducerState.UNINITIALIZED:
@@ -268,13 +268,13 @@ def test_a_call_that_a_state_does_not_allow_is_refused_by_name_and_changes_nothi
         producer.send("never", b"v")
 
 
-# --- interrupted at any call ----------------------------------------------------------------------------------------------
+# --- interrupts in any call -----------------------------------------------------------------------------------------------
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt at the n-th call inside the native producer: where CPython raises it for a signal, but exactly.
+    """Raises KeyboardInterrupt at the n-th call inside the native producer: where CPython would for a signal, but reproducibly.
 
-    CPython looks for signals when a Python function begins, and when a C function has returned.
+    CPython checks for signals when a Python function begins, and when a C function has returned.
     """
 
     def __init__(self, count: int) -> None:
@@ -315,11 +315,11 @@ SENDS: dict[str, Callable[[NativeProducer, str, list[bytes]], None]] = {
 def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_message_of_a_commit(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """What may still be committed after it is committed: every message that was taken, in order, each at most once."""
+    """What may be visible after the commit: every accepted message, in order, each at most once."""
     monkeypatch.setattr(accumulator, "WORTHWHILE_BYTES", 0)
     producer, topic = new_native(**{"batch.size": 300}), new_name("topic")
     make_topic(frail, topic)
-    expected: list[tuple[list[bytes], list[bytes]]] = []  # taken before, perhaps taken
+    expected: list[tuple[list[bytes], list[bytes]]] = []  # accepted before, perhaps accepted
     count, refused = 0, 0
     while True:
         count += 1 if count < 150 else 5
@@ -351,7 +351,7 @@ def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_messa
 
 
 def split_off(found: list[bytes | None], prefix: bytes) -> tuple[list[bytes], list[bytes | None]]:
-    """The values at the beginning that have the prefix, and the rest."""
+    """The leading values that have the prefix, and the rest."""
     mine = []
     for value in found:
         if value is None or not value.startswith(prefix):
@@ -365,7 +365,7 @@ def split_off(found: list[bytes | None], prefix: bytes) -> tuple[list[bytes], li
 def test_an_interrupt_at_any_moment_of_ending_leaves_a_state_that_tells_the_truth(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, call: str
 ) -> None:
-    """Whatever the state allows then ends the transaction, and it is seen if and only if a commit returned."""
+    """Any call that the state then allows ends the transaction, and it is visible if and only if a commit returned."""
     producer, topic = new_native(), new_name("topic")
     make_topic(frail, topic)
     expected: list[bytes] = []
@@ -387,7 +387,7 @@ def test_an_interrupt_at_any_moment_of_ending_leaves_a_state_that_tells_the_trut
             committed = call != "abort_transaction" and "commit_transaction" in ALLOWED[producer.state]
             try:
                 (producer.commit_transaction if committed else producer.abort_transaction)(timeout=LIMIT)
-            except DeliveryError:  # interrupted while messages were under way
+            except DeliveryError:  # interrupted while messages were in flight
                 committed = False
                 producer.abort_transaction(timeout=LIMIT)
         if committed:
@@ -448,7 +448,7 @@ def test_a_broker_that_is_killed_after_prepare_commits_what_was_prepared(
     assert len(found) == len(sent) + 1
 
 
-# --- rights ---------------------------------------------------------------------------------------------------------------
+# --- ACLs -----------------------------------------------------------------------------------------------------------------
 
 TOPIC, GROUP, TRANSACTIONAL_ID = 2, 3, 5
 READ, WRITE, DESCRIBE = 3, 4, 8
@@ -456,7 +456,7 @@ READ, WRITE, DESCRIBE = 3, 4, 8
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[DevCluster]:
-    """An authorizer, and two-phase commit switched off; the plain listener's user may do everything, `writer` nothing."""
+    """An authorizer, and two-phase commit disabled; the plain listener's user may do everything, `writer` nothing."""
     config = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
@@ -484,7 +484,7 @@ def grant(cluster: DevCluster, operation: int, resource_type: int, name: str) ->
 
 
 def until_granted(call: Callable[[], Any]) -> None:
-    """Call again while the right is missing: what was granted takes a moment to reach the broker."""
+    """Retry while the permission is missing: a new ACL takes a moment to reach the broker."""
 
     def granted() -> bool:
         try:

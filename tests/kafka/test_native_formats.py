@@ -1,5 +1,5 @@
-"""The native producer's formats beside the real ones: a broker and librdkafka's consumer read its batches, and librdkafka's
-producer sends every key to the same partition.
+"""The native producer's formats tested with real clients: a broker and librdkafka's consumer read its batches, and
+librdkafka's producer sends every key to the same partition.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fixtures.pace import LIMIT, until
 NewName = Callable[[str], str]
 Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 
-PASSING = (3, 6, 14, 15, 16, 51)  # the topic or the coordinator is new to the broker, or markers are being written
+PASSING = (3, 6, 14, 15, 16, 51)  # the topic or the coordinator is not ready yet, or markers are being written
 PARTITIONS = 7
-NOW = int(time.time() * 1000)  # retention goes by the timestamps: a broker deletes records of another year
+NOW = int(time.time() * 1000)  # retention uses the timestamps: a broker deletes old records
 
 
 def answered(call: Callable[[], Any], code_of: Callable[[Any], int]) -> Any:
@@ -53,7 +53,7 @@ def produced_code(answer: Any) -> int:
 
 
 def commit(servers: str, transactional_id: str, topic: str, make_batch: Callable[[int, int], bytes]) -> None:
-    """One transaction with the batch that `make_batch` gives for (producer id, epoch), on partition 0."""
+    """One transaction with the batch that `make_batch` returns for (producer id, epoch), on partition 0."""
     network = Network(KafkaConfig.of(servers))
     try:
         begun = answered(
@@ -110,7 +110,7 @@ def as_read(message: Message) -> Any:
 
 
 def all_kinds() -> list[Record]:
-    """A megabyte and a half, so more than one block of every codec: some that shrinks much, and some that does not."""
+    """1.5 MB, so more than one block of every codec: partly compressible, partly not."""
     noise = random.Random(5)
     return [
         (None, b"plain", [], NOW),
@@ -166,7 +166,7 @@ def test_a_part_of_a_batch_that_was_too_large_is_a_batch(broker: DevCluster, new
 
 HASHED = ("consistent", "murmur2", "fnv1a")
 PARTITIONERS = ("random", *HASHED, *(f"{name}_random" for name in HASHED))
-SENT_AGAIN = 60  # that all fall into one of seven partitions by chance: once in 10^49
+SENT_AGAIN = 60  # the chance that all fall into the same of seven partitions is 10^-49
 
 
 def keys() -> list[bytes]:
@@ -186,11 +186,11 @@ def seven_partitions(broker: DevCluster) -> str:
 def partitions_of(
     servers: str, topic: str, partitioner: str, sent: list[bytes | None], sticky_ms: int = 0
 ) -> dict[bytes | None, list[int]]:
-    """Where librdkafka's producer puts messages of these keys."""
+    """The partitions that librdkafka's producer chooses for these keys."""
     settings = {"bootstrap.servers": servers, "partitioner": partitioner, "sticky.partitioning.linger.ms": sticky_ms}
     producer = Producer(settings)
     producer.produce(topic, b"v", partition=0)
-    assert producer.flush(LIMIT) == 0  # until it knows every partition's leader, librdkafka does not stay with a partition
+    assert producer.flush(LIMIT) == 0  # until it knows every partition's leader, librdkafka does not stick to a partition
     found: dict[bytes | None, list[int]] = defaultdict(list)
 
     def delivered(error: KafkaError | None, message: Any) -> None:
@@ -231,7 +231,7 @@ def test_what_has_no_partition_of_its_own_is_what_librdkafka_spreads(
 def test_what_leaves_the_choice_to_the_producer_is_what_librdkafka_sticks_with(
     broker: DevCluster, seven_partitions: str, name: str, key: bytes | None
 ) -> None:
-    """As above, with librdkafka told to stay with a partition for longer than the test takes."""
+    """As above, with librdkafka configured to stick to a partition for longer than the test takes."""
     found = partitions_of(broker.bootstrap_servers, seven_partitions, name, [key] * SENT_AGAIN, sticky_ms=900_000)
     spreads = len({partition for where in found.values() for partition in where}) > 1
     partition = partitioner_by_name(name)

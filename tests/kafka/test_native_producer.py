@@ -1,4 +1,4 @@
-"""What is NativeProducer's own: taking an id, epochs, KIP-939, its settings. The rest: test_producer_conformance."""
+"""Tests specific to NativeProducer: taking over ids, epochs, KIP-939, settings. For the rest see test_producer_conformance."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def send_one(producer: NativeProducer, topic: str, value: bytes = b"v") -> Prepa
 def described(
     coordinator: WireTransactionCoordinator, producer: NativeProducer, *, until: S | None = None
 ) -> TransactionDescription:
-    """What the coordinator says, once no markers are being written, or the status is the one that is waited for."""
+    """The coordinator's description, once no markers are being written, or once the status is `until`."""
 
     def look() -> TransactionDescription | None:
         found = coordinator.describe(producer.kafka_transactional_id)
@@ -124,7 +124,7 @@ def test_an_abort_does_not_wait_for_what_is_under_way(new_native: NewProducer, n
     assert committed(topic) == [b"0", b"1", b"2"]
 
 
-# --- taking an id -----------------------------------------------------------------------------------------------------
+# --- taking over an id ------------------------------------------------------------------------------------------------
 
 
 def test_an_id_is_created_only_where_it_is_unknown(
@@ -192,7 +192,7 @@ def test_init_transactions_aborts_what_an_earlier_holder_left_and_fences_it(
     with pytest.raises(ProducerFencedError):
         old.commit_transaction(timeout=LIMIT)
     assert old.must_be_replaced
-    ready(old)  # a fenced producer may take the id again
+    ready(old)  # a fenced producer may acquire the id again
     send_one(old, topic, b"again")
     old.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"again"]
@@ -271,7 +271,7 @@ def test_with_nothing_prepared_the_id_can_be_used_and_its_earlier_holder_is_fenc
 
 
 class InterleavedCoordinator(WireTransactionCoordinator):
-    """A real coordinator's connections; somebody else acts right before the first EndTxn that is sent through it."""
+    """A real coordinator's connections; another process acts right before the first EndTxn that is sent through them."""
 
     somebody_else: Callable[[], Any] | None = None
 
@@ -285,7 +285,7 @@ class InterleavedCoordinator(WireTransactionCoordinator):
 def test_two_that_take_an_id_at_once_never_share_an_epoch(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed
 ) -> None:
-    """Both abort the same epoch, and both get the same answer: on one epoch, a batch would be acknowledged and not stored."""
+    """Both abort the same epoch and get the same answer: with a shared epoch, a batch would be acknowledged but not stored."""
     first, topic = ready(new_native()), new_name("topic")
     send_one(first, topic, b"before")
     first.commit_transaction(timeout=LIMIT)
@@ -309,7 +309,7 @@ def test_two_that_take_an_id_at_once_never_share_an_epoch(
 
 
 class DeafCoordinator(WireTransactionCoordinator):
-    """A real coordinator's connections, over which the first EndTxn does not even leave."""
+    """A real coordinator's connections; the first EndTxn is not even sent."""
 
     deaf = True
 
@@ -323,13 +323,13 @@ class DeafCoordinator(WireTransactionCoordinator):
 def test_a_transaction_whose_abort_did_not_get_through_is_not_committed_in_part(
     broker: DevCluster, new_name: NewName, committed: Committed
 ) -> None:
-    """Its first message is stored, the others never left: only another abort is allowed."""
+    """Its first message is stored, the others were never sent: only another abort is allowed."""
     config, topic = KafkaConfig.of(broker.bootstrap_servers), new_name("topic")
     coordinator = DeafCoordinator(config)
     producer = ready(NativeProducer(config, new_name("id"), coordinator))
     try:
         coordinator.deaf = False
-        send_one(producer, topic, b"before")  # now the topic is known, and the next message is taken at once
+        send_one(producer, topic, b"before")  # now the topic is known, and the next message is accepted at once
         producer.commit_transaction(timeout=LIMIT)
         coordinator.deaf = True
         producer.begin_transaction()
@@ -349,7 +349,7 @@ def test_a_transaction_whose_abort_did_not_get_through_is_not_committed_in_part(
     assert committed(topic) == [b"before", b"next"]
 
 
-# --- what can't be ----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kafka_id", ["", None, 5])
@@ -411,7 +411,7 @@ def test_an_unreachable_broker_is_named_with_the_setting(free_port: int) -> None
 def test_every_compression_arrives(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed, compression: str
 ) -> None:
-    """Of batches that shrink, batches that don't, and batches that must be split: the topic takes 200 kB, a batch has 1 MB."""
+    """Compressible, incompressible, and batches that must be split: the topic's limit is 200 kB, a batch has 1 MB."""
     topic, noise = new_name("topic"), random.Random(3)
     make_topic(broker, topic, max_message_bytes="200000")
     sent = [b"%d" % n * 20 for n in range(20_000)] + [noise.randbytes(1_000) for _ in range(2_000)]
@@ -468,7 +468,7 @@ def test_a_message_of_megabytes_is_sent_where_all_three_limits_allow_it(
 def test_changing_the_producer_moves_no_key(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, partitioner: str
 ) -> None:
-    """The same dict of settings for confluent-kafka and for ours."""
+    """With the same settings for confluent-kafka and the native producer."""
     topic = new_name("topic")
     make_topic(broker, topic, 7)
     keys = [b"key %d" % n for n in range(30)] + ["schlüssel".encode(), b"\0", b"\xff" * 40]
@@ -502,7 +502,7 @@ LOGINS = {
 
 @pytest.mark.parametrize("how", LOGINS)
 def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_name: NewName, how: str) -> None:
-    """Large enough for answers that arrive in parts, and for several TLS records in one read."""
+    """Large enough that answers arrive in parts, and one read returns several TLS records."""
     protocol, login = LOGINS[how]
     settings = {"bootstrap.servers": strict_broker.listeners[protocol], "security.protocol": protocol, **login}
     if protocol.endswith("SSL"):

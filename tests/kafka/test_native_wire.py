@@ -1,4 +1,4 @@
-"""NativeProducer and answers that no released broker gives, such as an accepted `keepPreparedTxn`: a wire-level test server."""
+"""NativeProducer with answers that no released broker gives, such as accepting `keepPreparedTxn`, from a fake server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = PreparedTxnState(1, 1)
 
 
 def one_topic(request: Any, server: WireServer) -> Any:
-    """A Metadata answer in which every topic has one partition, led by the server."""
+    """A Metadata answer in which every topic has one partition, with the server as its leader."""
     answer = server.metadata(request)
     found = MetadataResponse.MetadataResponseTopic
     partition = found.MetadataResponsePartition(
@@ -49,7 +49,7 @@ def prepare_one(producer: NativeProducer) -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_accepted_keep_prepared_txn_is_ended_with_the_new_producer_id_and_epoch(commit: bool) -> None:
-    """KIP-939: the answer names the kept transaction, EndTxn carries what fences its holder."""
+    """KIP-939: the answer names the kept transaction, and EndTxn carries the epoch that fences its owner."""
     kept_one = lambda _: init_producer_id_answer(epoch=9, ongoing_producer_id=70, ongoing_epoch=3)  # noqa: E731
     with WireServer({InitProducerIdRequest: kept_one}) as server:
         producer = on_server(server)
@@ -106,7 +106,7 @@ def test_an_id_whose_last_transaction_does_not_end_is_told_in_time() -> None:
 
 
 def test_a_batch_without_an_answer_is_sent_again_as_it_was() -> None:
-    """A broker that stores a batch, and whose answer says nothing of it."""
+    """A broker that stores a batch, but leaves it out of its answer."""
     answers: list[Any] = []
 
     def produce(request: Any) -> Any:
@@ -125,7 +125,7 @@ def test_a_batch_without_an_answer_is_sent_again_as_it_was() -> None:
         producer.close()
 
 
-# --- what a newer broker says, and how often ours is asked -----------------------------------------------------------------
+# --- unknown answers of newer brokers, and the number of requests -----------------------------------------------------------
 
 
 def described_as(state: str, request: Any) -> Any:
@@ -180,7 +180,7 @@ def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() 
 
 
 def test_brokers_are_given_our_version() -> None:
-    """KIP-511: it stands in their metrics and logs."""
+    """KIP-511: it appears in their metrics and logs."""
     with WireServer() as server:
         coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=5)
         coordinator.describe("orders")
@@ -190,7 +190,7 @@ def test_brokers_are_given_our_version() -> None:
 
 
 def test_an_answer_that_another_call_has_read_counts_also_where_the_connection_broke_after_it() -> None:
-    """A producer and its coordinator share a connection: whoever reads, each gets its own answers, and nothing is repeated."""
+    """A producer and its coordinator share a connection: each gets its own answers, whoever reads them; nothing is repeated."""
     with WireServer() as server:
         server._handlers[MetadataRequest] = lambda request: one_topic(request, server)
         config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1})

@@ -1,4 +1,4 @@
-"""What the probe finds on brokers of every kind, and that it leaves nothing behind on any of them."""
+"""The results of the probe on all kinds of brokers; it leaves nothing behind on any of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ALL_OF_IT = BrokerCapabilities(
 
 
 def known(found: BrokerCapabilities) -> BrokerCapabilities:
-    """The capabilities apart from the cluster's id, which every cluster has."""
+    """The capabilities without the cluster id, which differs for each cluster."""
     assert found.cluster_id
     return replace(found, cluster_id="")
 
@@ -161,7 +161,7 @@ def test_a_broker_before_4_0(new_coordinator: Coordinators) -> None:
     assert not found.native
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- ACLs -------------------------------------------------------------------------------------------------------------
 
 TRANSACTIONAL_ID, CLUSTER = 5, 4
 WRITE, DESCRIBE, DESCRIBE_CONFIGS, TWO_PHASE_COMMIT = 4, 8, 10, 15
@@ -169,12 +169,12 @@ WRITE, DESCRIBE, DESCRIBE_CONFIGS, TWO_PHASE_COMMIT = 4, 8, 10, 15
 
 @dataclass
 class Guarded:
-    """A broker with an authorizer; the plain listener's user may do everything, `writer` what it is granted."""
+    """A broker with an authorizer; the plain listener's user may do everything, `writer` only what is granted to it."""
 
     cluster: DevCluster
 
     def grant(self, operation: int, resource_type: int, name: str) -> None:
-        """Allow `writer` an operation on everything whose name begins with `name`; waits until the broker acts on it."""
+        """Allow `writer` an operation on all names that start with `name`; waits until the broker applies it."""
         acl = CreateAclsRequest.AclCreation(
             resource_type=resource_type,
             resource_name=name,
@@ -200,7 +200,7 @@ class Guarded:
         }
 
     def probe_until(self, name: str, done: Callable[[BrokerCapabilities | BrokerAuthorizationError], bool]) -> Any:
-        """Probe as `writer` until the result is as wanted: a granted right takes a moment to reach the broker."""
+        """Probe as `writer` until `wanted` accepts the result: a new ACL takes a moment to reach the broker."""
 
         def look() -> BrokerCapabilities | BrokerAuthorizationError | None:
             found: BrokerCapabilities | BrokerAuthorizationError
@@ -246,7 +246,7 @@ def test_each_right_that_is_missing_is_told_apart(guarded: Guarded, new_coordina
     guarded.grant(TWO_PHASE_COMMIT, TRANSACTIONAL_ID, "orders")
     assert known(guarded.probe_until(name, lambda found: found.two_phase)) == ALL_OF_IT
     with pytest.raises(BrokerAuthorizationError):
-        probe(guarded.settings)  # its rights are to ids that begin with "orders"
+        probe(guarded.settings)  # its ACLs are for ids that start with "orders"
     for used in (name, PROBE_ID):
         assert_nothing_left(new_coordinator(guarded.cluster.bootstrap_servers), used)
 
@@ -263,7 +263,7 @@ def test_a_wrong_password_is_told(strict_broker: DevCluster) -> None:
         probe({**settings, "sasl.password": "wrong"})
 
 
-# --- nobody there -----------------------------------------------------------------------------------------------------
+# --- unreachable brokers ----------------------------------------------------------------------------------------------
 
 
 def test_a_broker_that_is_not_there_or_silent_is_told_by_address(free_port: int, silent_server: int) -> None:
@@ -281,7 +281,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 def probed(by_two_phase: dict[bool, int], **server: Any) -> tuple[BrokerCapabilities, list[Any]]:
-    """Probe a server that answers InitProducerId by whether `enable2Pc` is set, and what it was asked."""
+    """Probe a server whose answer to InitProducerId depends on `enable2Pc`; also returns the requests it received."""
 
     def answer(request: Any) -> Any:
         return init_producer_id_answer(error_code=by_two_phase[request.enable2_pc])

@@ -1,4 +1,4 @@
-"""Every producer of dualwrite's passes the conformance suite, on a broker that makes topics and on one that makes none."""
+"""Every producer passes the conformance suite, on a broker that creates topics automatically and on one that does not."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class ClusterScene(ProducerScene):
 
 
 class Conformance(ProducerConformance):
-    """The suite, and what it needs of confluent-kafka, for one producer."""
+    """The suite for one producer, with the tests that need confluent-kafka."""
 
     capabilities: ProducerCapabilities
 
-    # A topic that the broker does not know is waited for, 5 s: it might be on its way.
+    # The producer waits 5 s for a topic that the broker does not know: it may be in creation.
     test_a_topic_that_does_not_exist_is_told_by_name = pytest.mark.slow(
         ProducerConformance.test_a_topic_that_does_not_exist_is_told_by_name
     )
@@ -86,7 +86,7 @@ class Conformance(ProducerConformance):
 
     @pytest.mark.parametrize("instance", [None, "static member"])
     def test_a_real_consumers_progress_is_part_of_the_transaction(self, scene: ClusterScene, instance: str | None) -> None:
-        """What confluent-kafka's consumer says of its group is what the coordinator of the group knows (KIP-447)."""
+        """The group metadata of confluent-kafka's consumer matches what the group's coordinator knows (KIP-447)."""
         producer, source = scene.new_producer(), scene.new_name("source")
         producer.begin_transaction()
         producer.send(source, b"in")

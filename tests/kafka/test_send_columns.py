@@ -1,4 +1,4 @@
-"""Messages by column: the broker has what `send_many` would have given it, in whatever way the columns are taken."""
+"""Messages from columns: the broker gets the same as from `send_many`, whichever way the columns are encoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def topic(broker: DevCluster, new_name: NewName) -> str:
 
 @pytest.fixture
 def by_column(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages were encoded together, batch by batch."""
+    """The number of messages encoded together, for each batch."""
     counts: list[int] = []
     encoded = RecordColumns.encoded
 
@@ -103,7 +103,7 @@ def test_a_partition_that_is_given_takes_all_in_order(
     producer = begun(new_native())
     producer.send_columns(topic, pa.array(VALUES), keys=keys, partition=1)
     producer.commit_transaction(timeout=LIMIT)
-    assert sum(by_column) == COUNT - 1  # the first begins the transaction
+    assert sum(by_column) == COUNT - 1  # the first one begins the transaction
     found = by_partition(broker, topic)
     assert found[1] == list(zip([None] * COUNT if keys is None else keys.to_pylist(), VALUES, strict=True))
     assert found[0] == found[2] == []
@@ -124,7 +124,7 @@ def test_without_keys_batches_go_to_any_partition(
 @pytest.mark.parametrize(
     ("keys", "values"),
     [
-        (pa.array([None, *KEYS[1:]]), pa.array(VALUES)),  # a key that leaves the partition open
+        (pa.array([None, *KEYS[1:]]), pa.array(VALUES)),  # a key that does not determine the partition
         (pa.array([b"", *KEYS[1:]]), pa.array(VALUES)),  # as for librdkafka's default partitioner
         (pa.array(KEYS, pa.large_binary()), pa.array(VALUES)),
         (pa.array(KEYS).cast(pa.string()), pa.array(VALUES)),

@@ -1,4 +1,4 @@
-"""A broker that makes no topics by itself and asks for a login: unknown topics, SASL, TLS, and wrong passwords."""
+"""A broker that does not create topics and requires a login: unknown topics, SASL, TLS, and wrong passwords."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def test_a_certificate_of_an_unknown_authority_is_told_at_once(
 def test_ssl_ca_location_pins_the_authority_also_where_the_system_trusts_the_broker(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As librdkafka has it: what the system trusts counts only where neither ssl.ca.location nor ssl.ca.pem is given."""
+    """As with librdkafka: the system's authorities are used only if neither ssl.ca.location nor ssl.ca.pem is given."""
     settings = settings_for(strict_broker, "SSL")
-    monkeypatch.setenv("SSL_CERT_FILE", settings.pop("ssl.ca.location"))  # the system's authorities, to OpenSSL
+    monkeypatch.setenv("SSL_CERT_FILE", settings.pop("ssl.ca.location"))  # where OpenSSL finds the system's authorities
     assert new_coordinator(KafkaConfig.of(settings)).describe("no-such-id") is None
     other = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(other)
@@ -161,7 +161,7 @@ def test_a_login_at_a_listener_without_sasl_is_an_error_that_names_security_prot
 def test_a_mechanism_that_the_broker_does_not_offer_is_an_error_that_names_those_it_does(
     new_coordinator: NewCoordinator,
 ) -> None:
-    """Our brokers offer all that we speak."""
+    """The test brokers offer all mechanisms that dualwrite supports, hence a fake answer."""
     refused = lambda _: SaslHandshakeResponse(error_code=33, mechanisms=["GSSAPI", "OAUTHBEARER"])  # noqa: E731
     with WireServer({SaslHandshakeRequest: refused}) as server:
         login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **LOGIN}
@@ -182,7 +182,7 @@ def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(
 def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_aborted(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName
 ) -> None:
-    """librdkafka itself tells after 30 s."""
+    """librdkafka itself would report it only after 30 s."""
     config = KafkaConfig.of(strict_broker.bootstrap_servers)
     coordinator = new_coordinator(config)
     producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
