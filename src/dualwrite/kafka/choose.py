@@ -17,7 +17,7 @@ from dualwrite.settings import Settings
 log = logging.getLogger(__name__)
 
 NATIVE_LANES: Final = 3
-"""Enough that a transaction need not wait for the previous one's markers (DESIGN.md §2)."""
+"""Enough that a transaction need not wait for the previous one's markers (docs/how-it-works/kafka-and-two-phase-commit.md)."""
 
 LIBRDKAFKA_LANES: Final = 1
 """Each lane is a separate client with its own threads and connections."""

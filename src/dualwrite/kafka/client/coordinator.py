@@ -188,7 +188,7 @@ class WireTransactionCoordinator:
     def create_producer_id(
         self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
     ) -> InitProducerIdAnswer:
-        """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (DESIGN.md §2).
+        """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
 
         It carries a producer id that no producer has, which the coordinator compares with the id's current one.
         """

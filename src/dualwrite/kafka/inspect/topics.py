@@ -88,12 +88,12 @@ def _described(network: Network, names: list[str], deadline: Deadline) -> list[T
         raise BrokerError(f"Metadata answered {error_name(answer.error_code)}.", code=answer.error_code)
     there = [topic.name for topic in answer.topics if topic.error_code in _EXISTS]
     settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
-    auto_create = _makes_topics(network, deadline) if len(there) < len(names) else None
+    auto_create = _creates_topics(network, deadline) if len(there) < len(names) else None
     found = {topic.name: topic for topic in answer.topics}
     return [_facts(name, found[name], settings.get(name, {}), auto_create=auto_create) for name in names]
 
 
-def _makes_topics(network: Network, deadline: Deadline) -> bool | None:
+def _creates_topics(network: Network, deadline: Deadline) -> bool | None:
     node, address = next(iter(network.brokers(deadline).items()))
     found = described_settings(network.connection(address, deadline), BROKER_RESOURCE, [str(node)], [_AUTO_CREATE], deadline)
     value = found.get(str(node), {}).get(_AUTO_CREATE)

@@ -1,10 +1,10 @@
 """TransactionalProducer over confluent-kafka (librdkafka): any broker from 3.0 on, without two-phase commit.
 
 Its transactions are limited by `transaction.timeout.ms`. All transactions of a session have the same (producerId, epoch), so
-the prepared state includes the coordinator's start time (DESIGN.md §2), read by DescribeTransactions at prepare.
+the prepared state includes the coordinator's start time, read by DescribeTransactions at prepare.
 
-Remaining gap (DESIGN.md §4): librdkafka retries requests internally. A duplicate of its EndTxn or InitProducerId, delayed in
-the network until the next transaction, can't be ruled out.
+Remaining gap (docs/how-it-works/promise.md): librdkafka retries requests internally. A duplicate of its EndTxn or
+InitProducerId, delayed in the network until the next transaction, can't be ruled out.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class LibrdkafkaProducer:
 
     def _look_up(self, topic: str, deadline: Deadline) -> None:
         """Check that a topic exists before the first message to it: librdkafka itself would report it after 30 s."""
-        for_making = deadline.within(_TOPIC_WAIT)
+        creation_deadline = deadline.within(_TOPIC_WAIT)
         problem: KafkaError | None = None
         while True:
             try:
@@ -312,7 +312,7 @@ class LibrdkafkaProducer:
                 self._reports.add_topic(topic)
                 return
             # A broker that creates topics automatically answers "unknown" meanwhile.
-            if (problem is not None and not is_retriable(problem)) or for_making.expired:
+            if (problem is not None and not is_retriable(problem)) or creation_deadline.expired:
                 raise broker_error(problem, self._id, f"lookup of topic {topic!r}")
             deadline.sleep(_POLL)
 

@@ -90,7 +90,7 @@ class Topics:
                 raise failure(code, f"lookup of topic {topic!r}", self._id)
 
     def _looked_up(self, topic: str, deadline: Deadline) -> Layout:
-        for_making = deadline.within(_TOPIC_WAIT)
+        creation_deadline = deadline.within(_TOPIC_WAIT)
         while True:
             try:
                 code = self._ask({topic}, deadline).get(topic, 0)
@@ -100,7 +100,7 @@ class Topics:
             else:
                 if not code:
                     return self._layouts[topic]
-                if verdict_on(code) is Verdict.FAILED or for_making.expired:
+                if verdict_on(code) is Verdict.FAILED or creation_deadline.expired:
                     raise failure(code, f"lookup of topic {topic!r}", self._id)
             deadline.sleep(_PAUSE)
 

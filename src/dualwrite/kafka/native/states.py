@@ -22,12 +22,12 @@ class ProducerState(Enum):
     CLOSED = "is closed"
 
 
-_TAKING: Final = ("init_transactions", "adopt", "create", "close")
+_ACQUIRING: Final = ("init_transactions", "adopt", "create", "close")
 
 ALLOWED: Final = MappingProxyType(
     {
-        ProducerState.UNINITIALIZED: _TAKING,
-        ProducerState.READY: ("begin_transaction", *_TAKING),
+        ProducerState.UNINITIALIZED: _ACQUIRING,
+        ProducerState.READY: ("begin_transaction", *_ACQUIRING),
         ProducerState.IN_TRANSACTION: (
             "send",
             "send_many",
@@ -39,9 +39,9 @@ ALLOWED: Final = MappingProxyType(
             "close",
         ),
         ProducerState.PREPARED: ("commit_transaction", "abort_transaction", "complete_prepared_transaction", "close"),
-        ProducerState.UNCERTAIN: ("commit_transaction", "abort_transaction", *_TAKING),
-        ProducerState.ABORTING: ("abort_transaction", *_TAKING),  # a commit might include only part of it
-        ProducerState.FENCED: _TAKING,
+        ProducerState.UNCERTAIN: ("commit_transaction", "abort_transaction", *_ACQUIRING),
+        ProducerState.ABORTING: ("abort_transaction", *_ACQUIRING),  # a commit might include only part of it
+        ProducerState.FENCED: _ACQUIRING,
         ProducerState.CLOSED: ("close",),
     }
 )
