@@ -354,7 +354,7 @@ class WireTransactionCoordinator:
         if missing := sorted(leaderless & described.partitions):
             named = ", ".join(f"{topic}-{index}" for topic, index in missing[:_NAMED])
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            raise _NoLeaderError(f"no leader to write the transaction's marker for {named}{more}")
+            raise _NoLeaderError(f"{named}{more} has no leader to write the transaction's marker")
 
     # --- retries ------------------------------------------------------------------------------------------------------
 
