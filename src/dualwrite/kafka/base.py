@@ -141,7 +141,7 @@ class TransactionalProducer(Protocol):
         """Commit; when it returns, the coordinator has answered NONE, which proves the commit.
 
         Raises:
-            ProducerFencedError: Another process ended the transaction; describe it to find out how.
+            ProducerFencedError: Another process, or a timeout, ended the transaction; describe it to find out how.
             BrokerUnavailableError: No proof within the time limit; the transaction may be committed or ongoing.
         """
         ...
