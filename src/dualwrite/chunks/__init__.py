@@ -1,1 +1,1 @@
-"""A job in which each partition commits by itself, chunk by chunk, once however often the job runs."""
+"""Jobs whose partitions commit independently, chunk by chunk; each chunk is committed once, however often the job runs."""

@@ -1,4 +1,4 @@
-"""A partition's Arrow batches, cut into chunks of as many rows as a transaction is to have."""
+"""Splits a partition's Arrow batches into chunks with the number of rows that a transaction should have."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T")
 def arrow_chunks(
     batches: Iterable[pa.RecordBatch], rows_per_transaction: int | None, content: Callable[[pa.Table], T]
 ) -> Iterator[Chunk[T]]:
-    """Chunks in the order of the batches; none where there is no row.
+    """Chunks in the order of the batches; no chunk if there are no rows.
 
-    A chunk's rows are in memory, as Arrow has them, until those of the next are.
+    A chunk's rows stay in memory, in Arrow's format, until the next chunk is complete.
 
     Args:
-        batches: The partition's, all of one schema.
-        rows_per_transaction: Rows of a chunk (the last has what is left), or None: one chunk of all.
-        content: Makes what the job's function gets of a chunk's table; called only for chunks that are to be written.
+        batches: The partition's batches, all with the same schema.
+        rows_per_transaction: Rows per chunk (the last chunk has the remainder), or None for a single chunk.
+        content: Converts a chunk's table to what the job's function receives; called only for chunks that must be written.
     """
     for table in cut(batches, rows_per_transaction):
         yield Chunk(table.num_rows, table_digest(table), partial(content, table))
 
 
 def cut(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.Table]:
-    """Tables of `rows` rows, and one of what is left; nothing is copied."""
+    """Tables of `rows` rows, and one with the remainder; no data is copied."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

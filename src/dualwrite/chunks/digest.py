@@ -1,9 +1,10 @@
-"""A digest of rows that does not depend on their order, nor on how Arrow has them in memory.
+"""A digest of rows that depends neither on their order nor on Arrow's memory layout.
 
-Spark gives a partition's rows in another order after a shuffle: a chunk is the same if it has the same rows. So each row is
-written as one text, by column and in Arrow, hashed, and the hashes are added up. About 1.5 µs a row of a dozen columns.
+After a shuffle, Spark may return a partition's rows in a different order: two chunks are the same if they have the same rows.
+So each row is converted to one text, column by column in Arrow, and hashed; the digest is the sum of the hashes. This takes
+about 1.5 µs for a row of a dozen columns.
 
-Digests are stored: what this gives for the same rows must never change.
+Digests are stored: the result for the same rows must never change.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _BYTES: Final = pa.large_binary()
 
 
 def table_digest(table: pa.Table) -> str:
-    """The digest of a table's rows and of its columns' names, in 32 hexadecimal digits.
+    """The digest of a table's rows and column names, as 32 hexadecimal digits.
 
-    Two values are equal here if they print alike; times are compared as instants, whatever their time zone.
+    Two values are equal here if their text is equal; times are compared as instants, regardless of their time zone.
     """
     total = _hash(repr(table.column_names).encode())
     for batch in table.to_batches():
@@ -36,7 +37,7 @@ def _hash(data: bytes) -> int:
 
 
 def _row_texts(batch: pa.RecordBatch) -> list[bytes]:
-    """Each row as one text, from which it could be read back."""
+    """Each row as one text; different rows have different texts."""
     columns = [_texts(column) for column in batch.columns]
     if not columns:
         return [b""] * batch.num_rows
@@ -45,7 +46,7 @@ def _row_texts(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Each value as a text that no other value has and that can be told from what follows; the empty text for a null."""
+    """Each value as a text that no other value has and whose end is unambiguous; the empty text for a null."""
     kind = column.type
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())  # noqa: PLR2004  (bits, not a setting)
@@ -69,7 +70,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _has_text(kind: Any) -> bool:
-    """Whether Arrow prints it by itself; it does not for lists, structs and maps."""
+    """Whether Arrow can cast the type to text; it can't for lists, structs and maps."""
     types = pa.types
     checks = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_null)
     return any(each(kind) for each in checks)

@@ -1,8 +1,8 @@
-"""The contract of chunk markers: which chunks of a job are committed, told by the very transactions that committed them.
+"""The contract of chunk markers, which record the committed chunks of a job.
 
-A marker is written in the database transaction of its chunk, so that it stands there exactly if the chunk's rows do. Where it
-is kept depends on the store: a table for SQL, a column family for RocksDB, nodes for ZooKeeper. A store of your own has a
-method `chunk_markers()` that returns a ChunkMarkers of your own; it runs wherever the tasks do.
+A marker is written in the database transaction of its chunk, so it exists if and only if the chunk's rows do. Where it is
+stored depends on the store: a table for SQL, a column family for RocksDB, nodes for ZooKeeper. To support a store of your own,
+give it a method `chunk_markers()` that returns your implementation of ChunkMarkers; it runs in the tasks' processes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dualwrite.errors import ConfigurationError, StoreCommitFailedError, StoredS
 from dualwrite.transaction import Transaction
 
 WHOLE_JOB: Final = -1
-"""The number of the partition under which the one marker stands that is of the job itself: how it is cut."""
+"""The partition number of the one marker that belongs to the job itself and stores its plan."""
 
 MAX_JOB_ID_LENGTH: Final = 200
-"""Characters of a job's id."""
+"""Maximum length of a job id, in characters."""
 
 MAX_DIGEST_LENGTH: Final = 64
-"""Characters of a marker's digest."""
+"""Maximum length of a marker's digest, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkMarker:
-    """That a chunk is committed.
+    """Records that a chunk is committed.
 
     Args:
-        number: Which chunk of its partition, from 0.
+        number: The chunk's number within its partition, from 0.
         rows: How many rows it has.
-        digest: Of what these rows hold, at most MAX_DIGEST_LENGTH characters.
+        digest: A digest of these rows, at most MAX_DIGEST_LENGTH characters.
     """
 
     number: int
@@ -43,15 +43,15 @@ class ChunkMarker:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """How a job is cut into chunks. A job that runs again must be cut as it was.
+    """How a job is divided into chunks. Every run of the same job must be divided in the same way.
 
     Args:
-        job_id: The job: runs of the same id write each chunk once between them.
-        partitions: How many partitions it has, or None where that can't be known beforehand.
-        rows_per_transaction: Rows of a chunk, or None: the whole partition is one.
+        job_id: The job; all runs with the same id together write each chunk once.
+        partitions: How many partitions it has, or None if that can't be known in advance.
+        rows_per_transaction: Rows per chunk, or None if each partition is a single chunk.
 
     Raises:
-        ConfigurationError: The id or a number can't be used.
+        ConfigurationError: The id or a number is not valid.
     """
 
     job_id: str
@@ -63,27 +63,27 @@ class JobPlan:
         for name in ("partitions", "rows_per_transaction"):
             number = getattr(self, name)
             if number is not None and (not isinstance(number, int) or number < 1):
-                raise ConfigurationError(f"{name} is {number!r}; it must be a whole number from 1 on, or None.")
+                raise ConfigurationError(f"{name} must be an integer of at least 1, or None, not {number!r}.")
 
     def __str__(self) -> str:
-        partitions = "partitions of unknown number" if self.partitions is None else f"{self.partitions} partitions"
+        partitions = "unknown number of partitions" if self.partitions is None else f"{self.partitions} partitions"
         rows = (
-            "one transaction each" if self.rows_per_transaction is None else f"{self.rows_per_transaction} rows a transaction"
+            "one transaction each" if self.rows_per_transaction is None else f"{self.rows_per_transaction} rows per transaction"
         )
         return f"{partitions}, {rows}"
 
     @property
     def marker(self) -> ChunkMarker:
-        """The plan as the marker of the whole job."""
+        """The job's own marker, which stores the plan."""
         text = json.dumps({"partitions": self.partitions, "rows": self.rows_per_transaction}, separators=(",", ":"))
         return ChunkMarker(0, 0, text)
 
     @classmethod
     def of(cls, job_id: str, marker: ChunkMarker) -> Self:
-        """The plan that a marker of the whole job holds.
+        """The plan stored in a job's own marker.
 
         Raises:
-            StoredStateError: It can't be read.
+            StoredStateError: The stored text is not a plan.
         """
         try:
             found = json.loads(marker.digest)
@@ -91,49 +91,53 @@ class JobPlan:
         except (ValueError, KeyError, TypeError) as error:
             raise StoredStateError(
                 f"The stored plan of the job {job_id!r} can't be read: {marker.digest!r}.",
-                cause="it was changed by hand or by a newer release",
-                next_step="put it back, or upgrade; nothing was changed",
+                cause="it was changed manually or by a newer release",
+                next_step="restore it, or upgrade dualwrite; nothing was changed",
                 text=marker.digest,
             ) from error
 
     def agrees_with(self, other: JobPlan) -> bool:
-        """Whether both cut the job alike, as far as both know."""
+        """Whether both divide the job in the same way; an unknown number of partitions agrees with any number."""
         alike = None in (self.partitions, other.partitions) or self.partitions == other.partitions
         return alike and self.rows_per_transaction == other.rows_per_transaction
 
 
 def validate_job_id(job_id: str) -> str:
-    """Return the id if it can be one: 1 to 200 characters that print.
+    """Return the id if it is valid: 1 to 200 printable characters.
 
     Raises:
-        ConfigurationError: It can't.
+        ConfigurationError: The id is not valid.
     """
     if not isinstance(job_id, str) or not 0 < len(job_id) <= MAX_JOB_ID_LENGTH or not job_id.isprintable():
         raise ConfigurationError(
-            f"A job's id is a text of 1 to {MAX_JOB_ID_LENGTH} printable characters, not {str(job_id)[:60]!r}.",
-            next_step="choose a name that stays when the job is run again, such as 'flights-2013-01'",
+            f"A job id must be a string of 1 to {MAX_JOB_ID_LENGTH} printable characters, not {str(job_id)[:60]!r}.",
+            next_step="choose a name that stays the same when the job is run again, such as 'flights-2013-01'",
         )
     return job_id
 
 
 class ChunkMarkers(ABC):
-    """Keeps the markers of one store. `transaction` is always one of a writer on that store.
+    """Stores and reads the markers in one store. `transaction` always belongs to a writer on that store.
 
-    What the database raises goes through as it is, as from a statement of the user's.
+    The database's errors are passed on unchanged, as they would be for a statement in the user's block.
     """
 
     def prepare(self) -> None:  # noqa: B027  (there may be nothing to prepare)
-        """Make what a first marker needs, or raise where somebody must: StateTableMissingError, StoreUnavailableError.
+        """Create what the first marker needs, if it is missing.
 
-        Called before each task attempt's first transaction, and by several at once.
+        Called before the first transaction of each task attempt, by several attempts at once.
+
+        Raises:
+            StateTableMissingError: What is missing has to be created beforehand (`dualwrite db upgrade`).
+            StoreUnavailableError: The database can't be reached.
         """
 
     @abstractmethod
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
-        """The markers of a partition by their numbers, all that were committed before the writer claimed its id.
+        """The markers of a partition by chunk number, including all that were committed before the writer claimed its id.
 
         Args:
-            transaction: An open one.
+            transaction: An open transaction.
             job_id: The job.
             partition: Number of the partition, or WHOLE_JOB.
         """
@@ -142,13 +146,16 @@ class ChunkMarkers(ABC):
     def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
         """Add a marker as part of the transaction.
 
-        Where one of its number has been committed, by anybody, the transaction must fail: here (`committed_meanwhile`) or
-        when it commits, by StoreCommitFailedError.
+        If any writer has already committed a marker with this number, the transaction must fail: here (`committed_meanwhile`)
+        or in its commit, with StoreCommitFailedError.
         """
 
     @abstractmethod
     def forget(self, job_id: str) -> int:
-        """Remove all markers of a job, in transactions of its own; how many chunks they stood for. Harmless to repeat.
+        """Remove all markers of a job, in separate transactions. Idempotent.
+
+        Returns:
+            How many chunks had a marker.
 
         Raises:
             StoreError: The database's own errors, translated.
@@ -156,14 +163,14 @@ class ChunkMarkers(ABC):
 
 
 def committed_meanwhile(job_id: str, partition: int, marker: ChunkMarker) -> StoreCommitFailedError:
-    """The error for a marker that stands there already: another attempt has written the chunk, and ours is rolled back.
+    """The error for a marker that exists already: another attempt has written the chunk, and our transaction is rolled back.
 
-    Retriable, since at the next try the fence tells more.
+    Retriable: on the next attempt the fence check shows whether the id was taken over.
     """
     what = f"The plan of the job {job_id!r}" if partition == WHOLE_JOB else f"Chunk {marker.number} of the job {job_id!r}"
     return StoreCommitFailedError(
-        f"{what} was committed by another attempt meanwhile; nothing of this transaction is left.",
-        cause="tasks of a job begin at once, a task has a speculative copy, or the job runs twice at once",
-        next_step="let the other attempt end, then run the job again",
+        f"{what} was committed by another attempt in the meantime; this transaction was rolled back.",
+        cause="tasks of the job started at the same time, a task has a speculative copy, or the job runs twice at once",
+        next_step="wait for the other attempt to end, then run the job again",
         partition=partition,
     )

@@ -1,4 +1,4 @@
-"""Chunk markers in RocksDB: keys of the column family `kafka_job_chunk`, in the batch of their chunk."""
+"""Chunk markers in RocksDB: keys in the column family `kafka_job_chunk`, written in the same batch as their chunk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dualwrite.transaction import Transaction
 
 FAMILY: Final = "kafka_job_chunk"
 
-_SEPARATOR: Final = b"\0"  # no job's id has it
+_SEPARATOR: Final = b"\0"  # can't occur in a job id
 _DIGITS: Final = 10
 _ZERO: Final = b"0" * _DIGITS
 
 
 class RocksDBChunkMarkers(ChunkMarkers):
-    """See ChunkMarkers. A key is the job's id, partition and chunk. Keys and values are bytes, whatever the database takes.
+    """See ChunkMarkers. A key is the job's id, partition and chunk. Keys and values are bytes in either mode of rocksdict.
 
     Args:
         store: The store.
@@ -31,7 +31,7 @@ class RocksDBChunkMarkers(ChunkMarkers):
         self._store = store
 
     def prepare(self) -> None:
-        """See ChunkMarkers; makes the column family."""
+        """See ChunkMarkers; creates the column family."""
         self._store.create_column_family(FAMILY)
 
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
@@ -46,7 +46,7 @@ class RocksDBChunkMarkers(ChunkMarkers):
         return found
 
     def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
-        """See ChunkMarkers; one process has the database, so that a look before the write is enough."""
+        """See ChunkMarkers; only one process can open the database, so a check before the write is enough."""
         key = _partition_key(job_id, partition) + b"%0*d" % (_DIGITS, marker.number)
         family = transaction.db.column_family(FAMILY)
         if key in family:
@@ -54,7 +54,7 @@ class RocksDBChunkMarkers(ChunkMarkers):
         family.put(key, json.dumps([marker.rows, marker.digest]).encode())
 
     def forget(self, job_id: str) -> int:
-        """See ChunkMarkers; the plan last."""
+        """See ChunkMarkers; the plan is removed last."""
         self.prepare()
         store = self._store
         family = store.rdict.get_column_family(FAMILY)
@@ -67,8 +67,8 @@ class RocksDBChunkMarkers(ChunkMarkers):
                 if not key.startswith(plan):
                     family.delete(key)
                     counted += 1
-            family.delete(plan + _ZERO, _synced())  # RocksDB syncs its log as a whole: what was deleted before stays so, too
-        except Exception as error:  # rocksdict has no class of its own for its errors
+            family.delete(plan + _ZERO, _synced())  # syncs RocksDB's whole log, so the deletions before it are durable, too
+        except Exception as error:  # rocksdict has no exception class of its own
             raise StoreError(
                 f"The markers of the job {job_id!r} in {store.description} can't be removed.", cause=str(error)
             ) from error
@@ -78,7 +78,7 @@ class RocksDBChunkMarkers(ChunkMarkers):
 
 
 def _partition_key(job_id: str, partition: int) -> bytes:
-    """What the keys of a partition begin with."""
+    """The common prefix of a partition's keys."""
     return _SEPARATOR.join((job_id.encode(), b"%0*d" % (_DIGITS, partition), b""))
 
 

@@ -27,7 +27,7 @@ _DELETE: Final = delete(t).where(_OF_JOB)
 
 
 class SqlChunkMarkers(ChunkMarkers):
-    """See ChunkMarkers. The statements go through `tx.session`, which every SQL store has, whatever its `tx.db` is.
+    """See ChunkMarkers. The statements run through `tx.session`, which every SQL store offers, whatever its `tx.db` is.
 
     Args:
         store: The store.
@@ -37,15 +37,15 @@ class SqlChunkMarkers(ChunkMarkers):
         self._store = store
 
     def prepare(self) -> None:
-        """See ChunkMarkers; the table is made by `dualwrite db upgrade`."""
+        """See ChunkMarkers; `dualwrite db upgrade` creates the table."""
         try:
             self._store.short_transactions.query(
                 lambda connection: connection.execute(_LOOK).first(), "looking for chunk markers"
             )
         except StateTableMissingError as error:
             raise StateTableMissingError(
-                f"The table {CHUNK_TABLE_NAME} is missing in {self._store.description}, or older than this dualwrite.",
-                cause="the database was upgraded for an earlier release",
+                f"The table {CHUNK_TABLE_NAME} in {self._store.description} is missing or out of date.",
+                cause="the database was last upgraded for an earlier release",
                 next_step=error.next_step,
             ) from error
 
@@ -55,7 +55,7 @@ class SqlChunkMarkers(ChunkMarkers):
         return {row.chunk_number: ChunkMarker(row.chunk_number, row.row_count, row.digest) for row in found}
 
     def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
-        """See ChunkMarkers; the primary key refuses a second one."""
+        """See ChunkMarkers; the primary key rejects a duplicate."""
         row = {
             "job_id": job_id,
             "partition_number": partition,
@@ -71,7 +71,7 @@ class SqlChunkMarkers(ChunkMarkers):
 
     def forget(self, job_id: str) -> int:
         """See ChunkMarkers."""
-        counted = 0  # over all attempts: the answer to the COMMIT that deleted them may be lost
+        counted = 0  # the maximum over all attempts: a COMMIT whose answer was lost may have deleted them already
 
         def work(connection: Connection) -> None:
             nonlocal counted

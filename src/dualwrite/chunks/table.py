@@ -1,4 +1,4 @@
-"""The table `kafka_job_chunk`: one row for each committed chunk of a job, and one for each job (alembic revision 0003)."""
+"""The table `kafka_job_chunk`: one row per committed chunk of a job, and one per job (alembic revision 0003)."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ chunk_table: Final = Table(
     Column("digest", String(MAX_DIGEST_LENGTH), nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
-"""Partition -1 is the job itself: there the digest is how the job is cut, as JSON text."""
+"""The row with partition -1 belongs to the job itself: its digest column has the job's plan, as JSON text."""

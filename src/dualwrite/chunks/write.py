@@ -1,15 +1,15 @@
-"""One partition of a job, chunk by chunk: each a transaction of its own, written once however often the job runs.
+"""Writes one partition of a job chunk by chunk: each in its own transaction, and once, however often the job runs.
 
 A *chunk* is what one transaction writes: the rows of a partition, or some of them. Its marker is written in its database
-transaction, so a later attempt sees which chunks are committed and passes them over. What that rests on:
+transaction, so a later attempt sees which chunks are committed and skips them. This relies on the following:
 
-- Opening the writer claims the partition's transactional id and settles what an earlier attempt left, an unknown outcome
-  included. From then on no earlier attempt can commit, so the markers that are read afterwards are all that there will ever be.
-- Chunks are committed in order. Those with a marker are the first ones.
-- A committed chunk must hold the same rows when it comes again (its marker has their digest, see `digest`), and the job must
-  be cut as it was (see JobPlan). Otherwise rows would be lost or doubled: the attempt ends with an error and writes nothing.
+- Opening the writer claims the partition's transactional id and resolves what an earlier attempt left in doubt, including an
+  unknown outcome. After that no earlier attempt can commit, so the markers read afterwards are complete.
+- Chunks are committed in order, so the chunks with a marker come first.
+- On a later run a committed chunk must have the same rows (its marker has their digest, see `digest`), and the job must be
+  divided as before (see JobPlan). Otherwise rows would be lost or duplicated: the attempt fails and writes nothing.
 
-Needs no Spark.
+This module does not need Spark.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ DEFAULT_ATTEMPTS: Final = 3
 
 _PLAN_ATTEMPTS: Final = 5
 _WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.05)
-_FOR_NOW: Final = (
+_KEEP_ROWS: Final = (
     "materialize the rows before a job's first run (as files, or a table that no longer changes), and keep the number of "
-    "partitions; with rows_per_transaction also their order in each"
+    "partitions; with rows_per_transaction, also the order of rows in each partition"
 )
-_ANEW: Final = "To begin anew, undo what was committed and call forget_job, or take another job id"
+_START_OVER: Final = "To start over, undo what was committed and call forget_job, or use another job id"
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Chunk(Generic[T]):
     """Rows for one transaction.
 
     Args:
-        rows: How many.
-        digest: The same for the same rows, and another for others.
-        content: Makes what the job's function gets.
+        rows: How many rows.
+        digest: A digest of the rows: equal for the same rows, different for others.
+        content: Returns what the job's function receives.
     """
 
     rows: int
@@ -65,8 +65,8 @@ class PartitionReport:
         partition: Number of the partition.
         rows: Rows that it wrote.
         chunks: Chunks that it wrote, each in a transaction.
-        rows_before: Rows of the chunks that had been committed before.
-        chunks_before: How many these were.
+        rows_before: Rows in the chunks that had been committed before.
+        chunks_before: How many chunks had been committed before.
     """
 
     partition: int
@@ -86,31 +86,31 @@ def write_chunks(
     markers: ChunkMarkers | None = None,
     attempts: int = DEFAULT_ATTEMPTS,
 ) -> PartitionReport:
-    """Write the chunks of a partition that have not been committed yet, each in a transaction.
+    """Write those chunks of a partition that have not been committed yet, each in a transaction.
 
     Args:
-        writer: Open, under an id that is this partition's alone: the same for all attempts, and for all runs of the job that
-            may overlap.
-        chunks: The whole partition's, from the first on, in the same order at each attempt.
-        fn: Writes one chunk, with the transaction and the chunk's content.
-        plan: How the job is cut.
+        writer: An open writer whose id belongs to this partition alone: the same id for all attempts, and for all runs of the
+            job that may overlap.
+        chunks: All chunks of the partition, starting with the first, in the same order on each attempt.
+        fn: Writes one chunk; called with the transaction and the chunk's content.
+        plan: How the job is divided into chunks.
         partition: Number of the partition, from 0.
-        markers: Where the markers are kept, instead of what suits the writer's store.
-        attempts: How often one chunk's transaction is tried at most, after errors that leave nothing behind (conflicts).
+        markers: The markers to use instead of those of the writer's store.
+        attempts: Maximum number of attempts for one chunk's transaction, after errors that leave nothing behind (conflicts).
 
     Raises:
-        JobPlanChangedError: The job was cut in another way before.
-        ChunkChangedError: A committed chunk has other rows now, or is gone.
-        UsageError: The partition is none of the plan's.
-        FencedError: Another attempt of this partition has begun since. What is committed stays, and is passed over there.
-        DualWriteError: As `DualWriter.transaction`. A later attempt goes on rightly after any of them; after
-            LostTransactionError once it was acknowledged, but then the messages of that chunk are gone.
+        JobPlanChangedError: The job was divided differently before.
+        ChunkChangedError: A committed chunk has other rows now, or no longer exists.
+        UsageError: The plan has no partition with this number.
+        FencedError: Another attempt of this partition has started since. What is committed stays, and that attempt skips it.
+        DualWriteError: As `DualWriter.transaction`. A later attempt continues correctly after any of them; after
+            LostTransactionError only once it is acknowledged, and the messages of that chunk are lost.
     """
     if plan.partitions is not None and not 0 <= partition < plan.partitions:
         raise UsageError(
-            f"Partition {partition} of the job {plan.job_id!r}, which was said to have {plan.partitions}.",
+            f"The job {plan.job_id!r} has no partition {partition}: its plan has {plan.partitions}, counted from 0.",
             transactional_id=writer.transactional_id,
-            next_step="give the frame's own number of partitions",
+            next_step="pass the frame's actual number of partitions",
         )
     kept = markers_of(writer.store) if markers is None else markers
     return _Attempt(writer, kept, plan, partition, attempts).run(chunks, fn)
@@ -138,12 +138,12 @@ class _Attempt:
                 self._check_same(marker, chunk)
                 rows_before += marker.rows
                 chunks_before += 1
-        gone = [marker for number, marker in sorted(committed.items()) if number >= count]
-        if gone:
-            raise self._changed(gone[0], None)
+        missing = [marker for number, marker in sorted(committed.items()) if number >= count]
+        if missing:
+            raise self._changed(missing[0], None)
         done = PartitionReport(self.partition, rows, count - chunks_before, rows_before, chunks_before)
         log.info(
-            "job %r, partition %d: %d rows written in %d transactions; %d rows in %d had been before",
+            "job %r, partition %d: wrote %d rows in %d transactions; skipped %d rows in %d chunks that were committed before",
             *(self.plan.job_id, self.partition, done.rows, done.chunks, rows_before, chunks_before),
         )
         return done
@@ -151,29 +151,30 @@ class _Attempt:
     # --- what was committed before ----------------------------------------------------------------------------------------
 
     def _committed(self) -> Mapping[int, ChunkMarker]:
-        """The markers of the partition. The job's first transactions note the plan: of several at once, one succeeds."""
+        """The partition's markers. The job's first transactions record the plan; if several do so at once, one succeeds."""
         retrying = Retrying(
-            retry=retry_if_exception(_may_be_another_tasks), stop=stop_after_attempt(_PLAN_ATTEMPTS), wait=_WAIT, reraise=True
+            retry=retry_if_exception(_may_be_a_conflict), stop=stop_after_attempt(_PLAN_ATTEMPTS), wait=_WAIT, reraise=True
         )
         return retrying(self._committed_once)
 
     def _committed_once(self) -> Mapping[int, ChunkMarker]:
         job_id = self.plan.job_id
         with self.writer.transaction() as transaction:
-            noted = self.markers.read(transaction, job_id, WHOLE_JOB).get(0)
-            if noted is None:
+            recorded = self.markers.read(transaction, job_id, WHOLE_JOB).get(0)
+            if recorded is None:
                 self.markers.write(transaction, job_id, WHOLE_JOB, self.plan.marker)
             else:
-                self._check_plan(JobPlan.of(job_id, noted))
+                self._check_plan(JobPlan.of(job_id, recorded))
             return self.markers.read(transaction, job_id, self.partition)
 
     def _check_plan(self, before: JobPlan) -> None:
         if not self.plan.agrees_with(before):
             raise JobPlanChangedError(
-                f"The job {self.plan.job_id!r} is cut in another way than before: {before} then, {self.plan} now.",
+                f"The job {self.plan.job_id!r} is divided differently than before: {before} then, {self.plan} now.",
                 transactional_id=self.writer.transactional_id,
-                cause="rows would lie in other chunks than those that are committed, and be lost or doubled",
-                next_step=f"run it as it was: repartition the frame by number, and give the same rows_per_transaction. {_ANEW}",
+                cause="rows would be in other chunks than the committed ones, and be lost or duplicated",
+                next_step="run it as before: repartition the frame by number, and pass the same rows_per_transaction. "
+                f"{_START_OVER}",
                 job_id=self.plan.job_id,
                 before=str(before),
                 now=str(self.plan),
@@ -184,14 +185,14 @@ class _Attempt:
             raise self._changed(marker, chunk.rows)
 
     def _changed(self, marker: ChunkMarker, rows: int | None) -> ChunkChangedError:
-        now = "is gone" if rows is None else f"has other rows now ({rows})"
+        now = "no longer exists" if rows is None else f"has other rows now ({rows})"
         return ChunkChangedError(
             f"Chunk {marker.number} of partition {self.partition} of the job {self.plan.job_id!r}, which was committed with "
             f"{marker.rows} rows, {now}.",
             transactional_id=self.writer.transactional_id,
-            cause="the frame is not deterministic, or what it reads has changed: rows that are committed may come again "
-            "elsewhere, and others never",
-            next_step=f"{_FOR_NOW}. {_ANEW}",
+            cause="the frame is not deterministic, or what it reads has changed: committed rows may appear again in other "
+            "chunks, and other rows may be skipped",
+            next_step=f"{_KEEP_ROWS}. {_START_OVER}",
             job_id=self.plan.job_id,
             partition=self.partition,
             chunk=marker.number,
@@ -199,7 +200,7 @@ class _Attempt:
             rows=rows,
         )
 
-    # --- what is not ------------------------------------------------------------------------------------------------------
+    # --- what was not -----------------------------------------------------------------------------------------------------
 
     def _write(self, number: int, chunk: Chunk[T], fn: Callable[[Transaction, T], object]) -> None:
         content = chunk.content()
@@ -207,7 +208,7 @@ class _Attempt:
 
         def write(transaction: Transaction) -> None:
             fn(transaction, content)
-            # last: its lock would make a later attempt wait for one that was paused in the middle of `fn`
+            # last: with its lock held, a later attempt would have to wait for one that was paused during `fn`
             self.markers.write(transaction, self.plan.job_id, self.partition, marker)
 
         try:
@@ -215,11 +216,11 @@ class _Attempt:
         except FencedError as error:
             error.add_note(
                 f"dualwrite: another attempt of partition {self.partition} has taken over (a speculative copy of the task, or "
-                "the job runs twice at once). The chunks that this one committed stay, and are passed over there."
+                "the job runs twice at once). The chunks that this attempt committed stay, and the other attempt skips them."
             )
             raise
 
 
-def _may_be_another_tasks(error: BaseException) -> bool:
-    """Whether the transaction that notes the plan may have failed since another task's noted it; a driver's own error can."""
+def _may_be_a_conflict(error: BaseException) -> bool:
+    """Whether the error may come from another task recording the plan at the same time; a driver's own error may, too."""
     return error.retriable if isinstance(error, DualWriteError) else isinstance(error, Exception)

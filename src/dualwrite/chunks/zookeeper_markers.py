@@ -1,4 +1,4 @@
-"""Chunk markers in ZooKeeper: nodes `/kafka_job_chunk/<job>/<partition>/<chunk>`, in the multi of their chunk."""
+"""Chunk markers in ZooKeeper: nodes `/kafka_job_chunk/<job>/<partition>/<chunk>`, created in the multi of their chunk."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROOT: Final = "/kafka_job_chunk"
 
 
 class ZooKeeperChunkMarkers(ChunkMarkers):
-    """See ChunkMarkers. A node's name refuses a second one: the whole multi fails.
+    """See ChunkMarkers. Creating a node that exists already makes the whole multi fail.
 
-    Reads are plain ones, on the session that has claimed the id: it can't see less than that claim.
+    Plain reads are enough: they use the session that claimed the id, so they see at least everything before that claim.
 
     Args:
         store: The store.
@@ -46,7 +46,7 @@ class ZooKeeperChunkMarkers(ChunkMarkers):
         return found
 
     def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
-        """See ChunkMarkers; the nodes above are made in the same multi."""
+        """See ChunkMarkers; missing parent nodes are created in the same multi."""
         folder = _folder(job_id, partition)
         for path in (ROOT, folder.rpartition("/")[0], folder):
             if path in self._there:
@@ -59,7 +59,7 @@ class ZooKeeperChunkMarkers(ChunkMarkers):
         transaction.db.create(f"{folder}/{marker.number}", data, acl=self._acl)
 
     def forget(self, job_id: str) -> int:
-        """See ChunkMarkers; node by node, the plan last."""
+        """See ChunkMarkers; deletes node by node, the plan last."""
         store, counted = self._store, 0
         store.check()  # starts the client
         client, job = store.client, f"{ROOT}/{node_name(job_id)}"
