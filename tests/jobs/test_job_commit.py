@@ -111,7 +111,7 @@ def test_rows_that_are_gone(postgres_scene: JobScene) -> None:
     outcomes = scene.write(scene.run(), PARTS)
     with scene.store.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM staged WHERE number = 5")
-    with pytest.raises(BatchRefusedError, match="staged 7 rows, and 6 are there"):
+    with pytest.raises(BatchRefusedError, match="staged 7 rows, but 6 were found"):
         scene.commit(outcomes)
     scene.abort(outcomes)
     scene.assert_holds([])
@@ -138,7 +138,7 @@ def test_a_batch_that_was_committed_before(scene: JobScene) -> None:
 def test_a_batch_before_the_newest(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.commit(scene.write(scene.run(5), [[1]]))
-    with pytest.raises(BatchRefusedError, match="batch 4 of job 'job' comes after batch 5"):
+    with pytest.raises(BatchRefusedError, match="batch 4 of job 'job' is out of order: batch 5"):
         scene.write(scene.run(4), [[2]])
     scene.assert_holds([1])
 

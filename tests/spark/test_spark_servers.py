@@ -115,7 +115,7 @@ def test_a_commit_past_the_timeout_of_its_transactions(
     scene = make_scene(postgres_url, fragile, new_name("spark"))
     bounded = {"twoPhase": "false", "kafka.transaction.timeout.ms": str(TIMEOUT_MS)}
     scene.fail_at("job_before_commit", f"sleep:{TIMEOUT_MS // 1000 + 1}")
-    with pytest.raises(PySparkException, match=r"can't be committed in time.*transaction\.timeout\.ms"):
+    with pytest.raises(PySparkException, match=r"can't be committed within the time limit.*transaction\.timeout\.ms"):
         scene.write(scene.orders(range(30)), **bounded)
     assert scene.has_failed
     scene.assert_holds([])

@@ -76,7 +76,7 @@ def test_a_batch_that_is_committed() -> None:
 
 
 def test_a_batch_that_comes_too_late() -> None:
-    with pytest.raises(BatchRefusedError, match="comes after batch 9"):
+    with pytest.raises(BatchRefusedError, match="out of order: batch 9"):
         open_on(row_of(STREAM), again(STREAM), Committed(this=False, newest=9))
 
 
@@ -96,7 +96,7 @@ def test_a_released_prefix() -> None:
 def test_a_write_holds_its_prefix_while_it_is_open() -> None:
     row = row_of(WRITE)
     other = JobRun("orders", "another")
-    with pytest.raises(PrefixLeasedError, match="signs of life"):
+    with pytest.raises(PrefixLeasedError, match="sends heartbeats"):
         open_on(row, other)
     with pytest.raises(PrefixLeasedError):
         open_on(row, other, dead="somebody else's token")

@@ -1,1 +1,1 @@
-"""Many tasks, one commit: what the tasks of a job prepare in Kafka and stage in the database commits as one, or not at all."""
+"""Many tasks, one commit: what a job's tasks prepare in Kafka and stage in the database is committed together or not at all."""

@@ -1,7 +1,7 @@
-"""What a job is: many tasks, each with a Kafka transaction and staged rows of its own, and one decision over all of them.
+"""The data types of a job: many tasks, each with its own Kafka transaction and staged rows, and one decision for all of them.
 
-A *job* is a streaming query or one batch write. A *batch* of it is what commits as one: a micro-batch, or the whole write. A
-*run* is one go at a batch, by one driver: after a crash the same batch is run again.
+A *job* is a streaming query or one batch write. A *batch* is the part of a job that commits as a whole: a micro-batch, or the
+whole write. A *run* is one attempt at a batch, by one driver: after a crash the same batch is run again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from dualwrite.state import MAX_TRANSACTIONAL_ID_LENGTH, PreparedTxnState, valid
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One go at one batch of a job.
+    """One attempt at one batch of a job.
 
     Args:
-        prefix: What the transactional ids of its tasks begin with. One job at a time holds a prefix.
-        job_id: The job, by a name that stays over restarts; with `batch_id` it names what is committed at most once.
-        batch_id: The batch, counted up by the job; 0 for a job with only one.
-        keeps_lease: Whether the job holds its prefix between two batches as well, as a streaming query does.
-        token: Of this very run.
+        prefix: The prefix of its tasks' transactional ids. Only one job at a time can hold a prefix.
+        job_id: The job's name, which stays the same over restarts; together with `batch_id` it identifies what is committed
+            at most once.
+        batch_id: The batch's number, increased by the job; 0 for a job with only one batch.
+        keeps_lease: Whether the job also holds its prefix between two batches, as a streaming query does.
+        token: A unique token of this run.
     """
 
     prefix: str
@@ -35,23 +36,23 @@ class JobRun:
 
     @property
     def name(self) -> str:
-        """The batch, for people."""
+        """The batch, as messages name it."""
         return f"batch {self.batch_id} of job {self.job_id!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a task has prepared: it waits for the job's decision.
+    """What a task has prepared, waiting for the job's decision.
 
     Args:
         transactional_id: The logical id of the task attempt.
-        fence: The fence of its claim; the decision counts only while the row has it.
-        owner: Who claimed.
+        fence: The fencing token of its claim; the transaction can be committed only while the row has it.
+        owner: Who claimed the id.
         generation: The generation of the id that the transaction runs on.
         state: The prepared Kafka transaction.
-        delivery: Where its messages lie in Kafka's log.
+        delivery: Where its messages are in Kafka's log.
         began_at: When the Kafka transaction began, in seconds by the database's clock.
-        timeout: Seconds after which Kafka may abort it; None under two-phase commit.
+        timeout: Seconds after which Kafka may abort it; None with two-phase commit.
     """
 
     transactional_id: str
@@ -66,15 +67,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What one task attempt gives to the driver.
+    """What one task attempt reports to the driver.
 
     Args:
         run: The run that the task belongs to.
         partition: Number of the partition.
         attempt: Number of the attempt.
-        rows: How many rows it staged; each is a message as well.
-        prepared: What it prepared; None where the partition was empty, or the batch had been committed before.
-        already_committed: Whether the batch had been committed by an earlier run, so that nothing was written.
+        rows: How many rows it staged; each row is also a message.
+        prepared: What it prepared; None if the partition was empty or the batch had been committed before.
+        already_committed: Whether an earlier run had committed the batch, so that nothing was written.
     """
 
     run: JobRun
@@ -86,10 +87,10 @@ class TaskOutcome:
 
 
 SEPARATOR: Final = "."
-_NUMBERS_LENGTH: Final = 22  # two separators and two numbers of ten digits: Spark counts both in 32 bits
+_NUMBERS_LENGTH: Final = 22  # two separators and two numbers of ten digits: in Spark both are 32-bit integers
 
 MAX_PREFIX_LENGTH: Final = MAX_TRANSACTIONAL_ID_LENGTH - _NUMBERS_LENGTH
-"""Characters of a prefix."""
+"""Maximum length of a prefix, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class AttemptId:
     Args:
         prefix: The job's prefix.
         partition: Number of the partition, from 0.
-        attempt: Number of the attempt, from 0: retries and speculative copies have numbers of their own.
+        attempt: Number of the attempt, from 0: each retry and each speculative copy has its own number.
     """
 
     prefix: str
@@ -112,16 +113,16 @@ class AttemptId:
 
 
 def validate_prefix(prefix: str) -> str:
-    """Return the prefix if the ids of all task attempts can be made of it.
+    """Return the prefix if it is valid for the ids of all task attempts.
 
     Raises:
-        InvalidTransactionalIdError: It is empty, too long, or holds what no transactional id may hold.
+        InvalidTransactionalIdError: The prefix is empty, too long, or has a character that a transactional id can't have.
     """
     validate_transactional_id(prefix)
     if len(prefix) > MAX_PREFIX_LENGTH:
         raise InvalidTransactionalIdError(
-            f"The prefix has {len(prefix)} characters; {MAX_PREFIX_LENGTH} is the limit: {prefix[:40]!r}…",
-            cause="partition and attempt are appended to it, and a transactional id has at most "
+            f"The prefix has {len(prefix)} characters; the limit is {MAX_PREFIX_LENGTH}: {prefix[:40]!r}…",
+            cause="the partition and the attempt are appended to it, and a transactional id has at most "
             f"{MAX_TRANSACTIONAL_ID_LENGTH} characters",
         )
     return prefix

@@ -1,4 +1,4 @@
-"""The database's clock: one for all tasks and the driver, whatever the clocks of their machines say."""
+"""The database's clock: all tasks and the driver use it, so that differences between their machines' clocks don't matter."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _CLOCKS: Final = {
 
 
 def database_clock(connection: Connection) -> float:
-    """Seconds since 1970 by the database's clock, at the moment of the call and not of the transaction's begin."""
+    """Seconds since 1970 by the database's clock, at the time of the call, not at the start of the transaction."""
     return float(connection.scalar(_CLOCKS[connection.dialect.name]) or 0.0)

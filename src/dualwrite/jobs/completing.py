@@ -1,6 +1,7 @@
-"""What follows the decision: every transaction of the run is brought to its end at Kafka, in parallel, and settled.
+"""What follows the decision: the run's Kafka transactions are committed or aborted in parallel, and staged rows are deleted.
 
-The rows of the transactional ids say how each ends, so that this is recovery, and may be broken off and done again by anybody.
+The rows of the transactional ids say how each transaction ends, so this is recovery: it can be interrupted at any point, and
+any process can repeat it.
 """
 
 from __future__ import annotations
@@ -27,33 +28,35 @@ from dualwrite.stores.sql.dialect import ErrorClass
 
 log = logging.getLogger(__name__)
 
-_PAUSE: Final = 0.05
+_POLL_INTERVAL: Final = 0.05
+_LOCK_TIMEOUT: Final = 1.0
+_DELETING: Final = "deleting staged rows"
 
 
 def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
-    """Commit the winners of a run that was decided just now, under the claims of their tasks.
+    """Commit the winners of a run that has just been committed in the database, under the claims of their tasks.
 
     Returns:
-        What became of each; one that can't be completed now has its error there, and stays prepared.
+        The outcome for each id; if one can't be completed now, its report has the error, and it stays prepared.
     """
     claims = [Claim(winner.transactional_id, winner.fence, winner.owner) for winner in winners]
-    return _in_parallel(site, claims, lambda claim: _settled(site, claim))
+    return _in_parallel(site, claims, lambda claim: _resolve_under(site, claim))
 
 
 def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
-    """Settle ids by the states in their rows, each only while it has the fence that was read.
+    """Resolve the transactions of ids by the states in their rows, each only while its fence is still the given one.
 
-    One that was claimed since is left to its claimant.
+    An id that was claimed in the meantime is left to its claimant.
 
     Args:
-        site: Where.
+        site: The database and Kafka.
         ids: Transactional ids, each with its fence.
-        awaited: Those whose claimants are waited for, until what was prepared is settled.
+        awaited: Ids for which, if they were claimed in the meantime, we wait until the claimant has resolved what was prepared.
     """
     owner = describe_owner("job recovery")
     look = KafkaLook(site.store, site.coordinator)
 
-    def settle(claim: Claim) -> IdReport:
+    def resolve(claim: Claim) -> IdReport:
         name = claim.transactional_id
         row = site.store.read(name)
         if row is not None and row.fence == claim.fence:
@@ -66,11 +69,11 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
                 return _wait_until_resolved(site, claim)
             return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
 
-    return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], settle)
+    return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], resolve)
 
 
-def _settled(site: OpenSite, claim: Claim) -> IdReport:
-    """Settle under the task's own claim; where somebody has claimed since, see that it gets done."""
+def _resolve_under(site: OpenSite, claim: Claim) -> IdReport:
+    """Resolve under the task's own claim; if another process has claimed since, wait until it has resolved the id."""
     try:
         return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
     except FencedError:
@@ -78,7 +81,7 @@ def _settled(site: OpenSite, claim: Claim) -> IdReport:
 
 
 def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
-    """Wait until whoever claimed after us has settled what we left, as every claimant does first."""
+    """Wait until the process that claimed after us has resolved what we left; every claimant does this first."""
     name, state = claim.transactional_id, None
     deadline = time.monotonic() + site.site.timeouts.kafka
     while time.monotonic() < deadline:
@@ -86,73 +89,72 @@ def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
         if row is None or row.prepared_state is None or state not in (None, row.prepared_state):
             return IdReport(name, taken_over_by=row.owner if row else None)
         state = row.prepared_state
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_INTERVAL)
     raise BrokerUnavailableError(
-        "Somebody else has claimed the id of a committed task, and has not settled it in time.",
+        "Another process has claimed the id of a committed task and has not resolved its transaction within "
+        f"{site.site.timeouts.kafka:g} s.",
         transactional_id=name,
-        next_step="it stays prepared; `dualwrite recover` settles it",
+        next_step="the transaction stays prepared; `dualwrite recover` resolves it",
     )
 
 
-def _in_parallel(site: OpenSite, claims: Sequence[Claim], settle: Callable[[Claim], IdReport]) -> RecoveryReport:
+def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Claim], IdReport]) -> RecoveryReport:
     def one(claim: Claim) -> IdReport:
         try:
-            return settle(claim)
+            return resolve(claim)
         except DualWriteError as error:
-            log.warning("%s: not settled now: %s", claim.transactional_id, error)
+            log.warning("%s: could not be resolved now: %s", claim.transactional_id, error)
             return IdReport(claim.transactional_id, error=error)
 
     if not claims:
         return RecoveryReport()
-    with ThreadPoolExecutor(min(site.site.parallelism, len(claims)), "dualwrite-settle") as threads:
+    with ThreadPoolExecutor(min(site.site.parallelism, len(claims)), "dualwrite-resolve") as threads:
         return RecoveryReport(tuple(threads.map(one, claims)))
 
 
-log = logging.getLogger(__name__)
-
-_LOCK_TIMEOUT: Final = 1.0
-_DOING: Final = "deleting staged rows"
-
-
 def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
-    """Settle what earlier runs have left open, and delete what they have staged.
+    """Resolve the transactions that earlier runs left open, and delete the rows that they staged.
 
-    An id that a task of a newer run has claimed meanwhile has another fence: it is left to that task, which settles it before
-    it begins.
+    If a task of a newer run has claimed an id in the meantime, the id has another fence and is left to that task, which
+    resolves it before it starts.
 
     Args:
-        site: Where.
-        left: What was left behind, listed while the job's row was locked.
+        site: The database and Kafka.
+        left: The attempts left behind, listed while the job's row was locked.
         staged: Where their rows were staged.
     """
     report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_settled])
     for found in report:
         if found.outcome is not Outcome.NOTHING:
-            log.info("%s: swept generation %d: %s", found.transactional_id, found.generation, found.outcome.value)
+            log.info("%s: cleaned up generation %d: %s", found.transactional_id, found.generation, found.outcome.value)
     delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
     return report
 
 
 def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
-    """Delete what was staged under ids, up to a fence each; a claim that came later has another. How many rows there were.
+    """Delete the rows staged under each id by claims up to a given fence; later claims have higher fences.
 
-    MariaDB and MySQL lock the rows that a task is about to load, a paused one perhaps. They are passed over: its fence was
-    raised, so that it can but roll them back. What somebody else is about to delete is left to them, or to the next sweep.
+    On MariaDB and MySQL a task that is loading rows, perhaps a paused one, holds locks on them. Such rows are skipped: the
+    task's fence was raised, so it can only roll them back. Rows that another process is deleting are left to it, or to the
+    next cleanup.
+
+    Returns:
+        How many rows were deleted.
     """
     if not up_to:
         return 0
     short = replace(site.store.short_transactions, lock_timeout=_LOCK_TIMEOUT, work_time=site.site.commit_timeout)
     try:
-        return short.run(lambda connection: staged.delete(connection, up_to), _DOING)
+        return short.run(lambda connection: staged.delete(connection, up_to), _DELETING)
     except StoreUnavailableError as error:
         if not short.is_caused_by(error, ErrorClass.LOCKED):
             raise
     deleted = 0
-    for name, fence in short.query(lambda connection: staged.committed_keys(connection, up_to), _DOING):
+    for name, fence in short.query(lambda connection: staged.committed_keys(connection, up_to), _DELETING):
         try:
-            deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DOING)
+            deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DELETING)
         except StoreUnavailableError as error:
             if not short.is_caused_by(error, ErrorClass.LOCKED):
                 raise
-            log.info("The staged rows of %s (fence %d) are left to the next sweep: somebody has a lock on them.", name, fence)
+            log.info("The staged rows of %s (fence %d) are locked by another process and left to the next cleanup", name, fence)
     return deleted

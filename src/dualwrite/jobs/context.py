@@ -1,4 +1,4 @@
-"""Where a job writes: settings that cross process borders, and what is opened by them in each process."""
+"""Where a job writes: settings that can be sent to other processes, and the connections that each process opens from them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ DEFAULT_COMMIT_TIMEOUT: Final = 600.0
 
 @dataclass(frozen=True)
 class JobSite:
-    """Where a job writes. It can be pickled, and holds passwords if its settings do.
+    """Where a job writes. It can be pickled, and contains passwords if its settings do.
 
     Args:
-        url: The database, as for `store_from_url`; one that keeps tables.
-        kafka: Kafka's settings in librdkafka's names.
-        producer: Which producer; "auto" takes the best for the broker.
-        two_phase: True to require two-phase commit of the broker, False to do without, None to have it where it is offered.
+        url: The database, as for `store_from_url`; it must be a SQL database.
+        kafka: Kafka's settings, with librdkafka's names.
+        producer: Which producer to use; "auto" chooses the best one for the broker.
+        two_phase: True to require two-phase commit from the broker, False not to use it, None to use it if it is available.
         timeouts: Time limits.
         commit_timeout: Seconds that moving a batch's staged rows may take.
-        lease_timeout: Seconds without a sign of life, after which another batch write that holds the prefix is given up.
+        lease_timeout: Seconds without a heartbeat after which another batch write that holds the prefix is presumed dead.
         parallelism: How many transactions are completed at once.
-        schema: The schema in which the database has our tables.
+        schema: The schema of dualwrite's tables in the database.
     """
 
     url: str = field(repr=False)
@@ -54,12 +54,12 @@ class JobSite:
         if not keeps_a_table(self.url):
             raise ConfigurationError(
                 "A job stages its rows in tables, so it needs a SQL database.",
-                next_step="PostgreSQL, MariaDB, MySQL or SQLite; for other stores there is write_partitions",
+                next_step="use PostgreSQL, MariaDB, MySQL or SQLite; for other stores use write_partitions",
             )
 
     @contextmanager
     def opened(self) -> Iterator[OpenSite]:
-        """Connect; what was opened is closed at the end of the block."""
+        """Connect; the connections are closed at the end of the block."""
         store = SqlStateStore.from_url(self.url, schema=self.schema)
         try:
             coordinator = WireTransactionCoordinator(KafkaConfig.of(dict(self.kafka)), timeout=self.timeouts.kafka)
@@ -78,7 +78,7 @@ class OpenSite:
     Args:
         site: The settings.
         store: The database.
-        coordinator: Kafka's side.
+        coordinator: The client of Kafka's transaction coordinators.
     """
 
     site: JobSite
@@ -87,11 +87,11 @@ class OpenSite:
 
     @cached_property
     def ledger(self) -> JobLedger:
-        """The rows of jobs."""
+        """Access to the rows of jobs."""
         return JobLedger(self.store, patience=self.site.timeouts.claim)
 
     def producers(self, transactional_id: str) -> ProducerFactory:
-        """What makes the producers of an id; asks the cluster what it can do.
+        """The factory of an id's producers; asks the cluster for its capabilities.
 
         Raises: as `choose_producer`.
         """

@@ -1,4 +1,4 @@
-"""The one decision over a run: all of its tasks' rows and messages, or none. One database transaction."""
+"""The decision on a run: all of its tasks' rows and messages, or none of them. One database transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import state_table as t
 
 MARKERS_KEPT: Final = 10_000
-"""Batches of one job whose markers are kept; an older one that comes again is refused."""
+"""How many of a job's newest markers are kept; an older batch that is run again is refused."""
 
 _RECORD: Final = (
     update(t)
@@ -49,27 +49,27 @@ _RECORD: Final = (
 
 
 class Decided(Enum):
-    """What the decision over a run came to."""
+    """The decision on a run."""
 
     COMMITTED = "committed"
-    """This run's rows and messages are what the batch consists of."""
+    """The run's rows and messages are committed."""
 
     COMMITTED_BEFORE = "committed before"
-    """An earlier run of the batch was committed, and stays; this run is given up."""
+    """An earlier run of the batch was committed; this run is discarded."""
 
     ABORTED = "aborted"
-    """The run is given up; nothing of it was committed."""
+    """The run is aborted; nothing of it was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A decision.
+    """A decision and what remains to be done.
 
     Args:
-        decided: What it came to.
-        marker: The marker, where the batch is committed.
-        left: Attempts of the prefix that are of no open run and no winners of this one: to be settled, and what they staged
-            to be deleted.
+        decided: The decision.
+        marker: The marker, if the batch is committed.
+        left: Attempts of the prefix that belong to no open run and are not winners of this one: their transactions must be
+            resolved, and their staged rows deleted.
     """
 
     decided: Decided
@@ -78,13 +78,13 @@ class Verdict:
 
 
 class JobDecision:
-    """Decides over runs, and ends them. Safe to use from several threads.
+    """Decides on runs and closes them. Thread-safe.
 
     Args:
-        store: The database, which also keeps the rows of the transactional ids.
-        owner: Who decides, for people.
-        patience: Seconds to go on for where connections break.
-        lock_timeout: Seconds that one statement may take: moving a batch's rows is one.
+        store: The database, which also has the rows of the transactional ids.
+        owner: Who decides, as messages show it.
+        patience: Seconds for which to retry when connections break.
+        lock_timeout: Seconds that one statement may take; moving a batch's rows is one statement.
     """
 
     def __init__(self, store: SqlStateStore, *, owner: str, patience: float = 30.0, lock_timeout: float = 600.0) -> None:
@@ -93,21 +93,21 @@ class JobDecision:
         self._patience = patience
 
     def commit(self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]) -> Verdict:
-        """Decide for the run, in one transaction: the winners' states, their rows, the marker, the end of the run.
+        """Commit the run in one transaction: record the winners' states, move their rows, write the marker, close the run.
 
-        Where the answer to COMMIT is lost, the transaction runs again and finds the marker, or decides anew.
+        If the answer to COMMIT is lost, the transaction runs again and either finds the marker or decides again.
 
         Args:
-            run: The run, open.
+            run: The open run.
             winners: What its tasks have prepared.
             rows: How many rows they have staged.
-            move: Moves them into the table, and says how many there were.
+            move: Moves the rows into the table and returns how many there were.
 
         Raises:
             JobClosedError: The run is no longer open.
-            BatchRefusedError: A winner was fenced, or the rows are not all there. Nothing was committed.
+            BatchRefusedError: A winner was fenced, or rows are missing. Nothing was committed.
             TransactionTimeoutError: Kafka may abort one of the transactions before it is committed. Nothing was committed.
-            StoreError: Not to be decided now; where the connection broke in COMMIT, it may have committed.
+            StoreError: The decision could not be made now; if the connection broke during COMMIT, it may have been committed.
         """
         names = [winner.transactional_id for winner in winners]
 
@@ -115,7 +115,7 @@ class JobDecision:
             row = read_job(connection, run.prefix, LOCKED)
             found = read_marker(connection, run.job_id, run.batch_id)
             if found is not None:
-                return self._given_up(connection, run, row, found, winners=names)
+                return self._discarded(connection, run, row, found, winners=names)
             if row is None or not row.is_open_for(run):
                 raise closed(run, row)
             now = datetime.now(UTC)
@@ -123,7 +123,7 @@ class JobDecision:
                 _record(connection, run, winner, now)
             moved = move(connection)
             if moved != rows:
-                raise _refused(run, f"The tasks staged {rows} rows, and {moved} are there.")
+                raise _refused(run, f"The tasks staged {rows} rows, but {moved} were found.")
             named = tuple(Winner(one.transactional_id, one.generation, str(one.state)) for one in winners)
             marker = Marker(run.prefix, run.token, rows, named, now)
             _mark(connection, run, marker)
@@ -135,27 +135,27 @@ class JobDecision:
         return self._short.run(work, f"committing {run.name}", patience=self._patience)
 
     def abort(self, run: JobRun) -> Verdict:
-        """Give the run up, unless its batch is committed: close it, and fence its attempts.
+        """Abort the run, unless its batch is committed: close it and fence its attempts.
 
-        A run that no task has opened yet is noted as ended, so that a task that is late finds it so.
+        A run that no task has opened yet is recorded as closed, so that a late task can't open it.
         """
 
         def work(connection: Connection) -> Verdict:
             row = read_job(connection, run.prefix, LOCKED)
-            return self._given_up(connection, run, row, read_marker(connection, run.job_id, run.batch_id))
+            return self._discarded(connection, run, row, read_marker(connection, run.job_id, run.batch_id))
 
         return self._short.run(work, f"aborting {run.name}", patience=self._patience)
 
     def close(self, prefix: str, *, batch_id: int | None = None, release: bool = False) -> tuple[JobRow, Verdict] | None:
-        """Close what is open on a prefix, whoever opened it, and fence its attempts.
+        """Close the open run on a prefix, regardless of its owner, and fence its attempts.
 
         Args:
             prefix: The prefix.
-            batch_id: Only where this is the open batch.
-            release: Let the next job have the prefix, also where the one that holds it would keep it.
+            batch_id: If given, close the run only if it belongs to this batch.
+            release: Whether to release the prefix for another job, even if its job keeps the lease.
 
         Returns:
-            The row as it was, with what is left behind; None where there is none, or it is of another batch.
+            The row as it was, and what is left behind; None if there is no row or it belongs to another batch.
         """
 
         def work(connection: Connection) -> tuple[JobRow, Verdict] | None:
@@ -168,20 +168,20 @@ class JobDecision:
 
         return self._short.run(work, f"closing the job on {prefix!r}", patience=self._patience)
 
-    def _given_up(
+    def _discarded(
         self, connection: Connection, run: JobRun, row: JobRow | None, marker: Marker | None, *, winners: Collection[str] = ()
     ) -> Verdict:
-        """The run goes on no longer: its batch is committed, by it or by an earlier one, or it is aborted."""
+        """End a run that needs no commit: its batch is already committed, by this run or an earlier one, or it is aborted."""
         if row is not None and row.is_open_for(run):
             row = self._close(connection, row)
         elif marker is None:
-            row = self._note_ended(connection, run, row)
+            row = self._record_closed(connection, run, row)
         decided = _decided(marker, run.token)
         left = () if row is None else left_behind(connection, row)
         return Verdict(decided, marker, _without(left, winners if decided is Decided.COMMITTED else ()))
 
-    def _note_ended(self, connection: Connection, run: JobRun, row: JobRow | None) -> JobRow | None:
-        """Open and close it at once, if it could be opened: it can't be any more then. Which it can't, needs no note."""
+    def _record_closed(self, connection: Connection, run: JobRun, row: JobRow | None) -> JobRow | None:
+        """Record a run that could still be opened as closed, so that it can't be opened; other runs need no record."""
         try:
             outcome, new = opened(row, run, Committed(this=False, newest=None), owner=self._owner, staging_table="")
         except DualWriteError:
@@ -254,10 +254,11 @@ def _check_time_left(connection: Connection, run: JobRun, winners: Sequence[Prep
         elapsed = now - winner.began_at
         if elapsed > winner.timeout - reserve_for(winner.timeout):
             raise TransactionTimeoutError(
-                f"{run.name} can't be committed in time: a task's Kafka transaction is {elapsed:.1f} s old, Kafka may abort "
-                f"it at {winner.timeout:g} s, and {reserve_for(winner.timeout):g} s are kept for committing.",
+                f"{run.name} can't be committed within the time limit: a task's Kafka transaction is {elapsed:.1f} s old, "
+                f"Kafka may abort it after {winner.timeout:g} s, and {reserve_for(winner.timeout):g} s are reserved for the "
+                "commit.",
                 transactional_id=winner.transactional_id,
-                cause="the job takes longer than transaction.timeout.ms allows, from its first message to its commit",
+                cause="from its first message to its commit, the job takes longer than transaction.timeout.ms allows",
                 next_step=f"write smaller batches, or {MORE_TIME}",
                 elapsed=elapsed,
                 timeout=winner.timeout,
@@ -267,7 +268,7 @@ def _check_time_left(connection: Connection, run: JobRun, winners: Sequence[Prep
 def _refused(run: JobRun, what: str) -> BatchRefusedError:
     return BatchRefusedError(
         f"{run.name} was not committed. {what}",
-        cause="a task was replaced, or staged rows were taken away (a crash of the database empties an unlogged staging table)",
+        cause="a task was replaced, or staged rows were lost (a crash of the database empties an unlogged staging table)",
         next_step="run the batch again",
         prefix=run.prefix,
         job_id=run.job_id,

@@ -1,4 +1,4 @@
-"""What the driver does when its tasks are done: commit, or abort. Either may be broken off at any point and done again."""
+"""What the driver does after its tasks: commit or abort. Both can be interrupted at any point and repeated."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Mover(Protocol):
         """The name of the staging table, as `quoted_name` writes it."""
 
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]], /) -> int:
-        """Move the rows staged under these ids and fences; how many there were."""
+        """Move the rows staged under these ids and fences; return how many there were."""
 
 
 class JobCommitter:
     """Commits and aborts runs.
 
     Args:
-        site: Where, opened.
-        sink: What the tasks have staged, and where it goes.
+        site: The database and Kafka.
+        sink: Moves what the tasks have staged.
     """
 
     def __init__(self, site: OpenSite, sink: Mover) -> None:
         self._site = site
         self._sink = sink
         settings = site.site
-        self._judge = JobDecision(
+        self._decision = JobDecision(
             site.store,
             owner=describe_owner("job commit"),
             patience=settings.timeouts.claim,
@@ -64,43 +64,43 @@ class JobCommitter:
     def commit(self, outcomes: Sequence[TaskOutcome | None]) -> int:
         """Commit what the tasks have prepared: all of it, or nothing.
 
-        Returns without an error only when table and topic both have the batch.
+        Returns without an error only if the table and the topic both have the batch.
 
         Args:
-            outcomes: One of each task; a None is a task that nobody heard of.
+            outcomes: One outcome per task; None for a task that did not report.
 
         Returns:
-            How many rows and messages the batch has; 0 where it had been committed before.
+            How many rows and messages the batch has; 0 if it had been committed before.
 
         Raises:
-            BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are.
-            JobClosedError: Nothing was committed: another run took the job over.
-            ClusterMismatchError: Nothing was committed: the tasks have prepared on another Kafka cluster than the driver's.
-            TransactionTimeoutError: Nothing was committed: Kafka might have given up a transaction before its commit.
-            InDoubtTransactionError: The database did not answer: whether the batch is committed shows when it does. Or it is
-                committed there (`database_committed`), and Kafka did not answer. Either way everything stays prepared, and
-                the next run or recovery settles it.
-            LostTransactionError: The batch is committed in the database, and Kafka gave messages of it up.
+            BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are missing.
+            JobClosedError: Nothing was committed: another run replaced this one.
+            ClusterMismatchError: Nothing was committed: the tasks have prepared on a different Kafka cluster than the driver's.
+            TransactionTimeoutError: Nothing was committed: Kafka might have aborted a transaction before its commit.
+            InDoubtTransactionError: The database did not answer, so it is unknown whether the batch is committed; or it is
+                committed in the database (`database_committed`), and Kafka did not answer. In both cases everything stays
+                prepared, and the next run or recovery resolves it.
+            LostTransactionError: The batch is committed in the database, and Kafka has aborted some of its messages.
         """
-        told = _all_told(outcomes)
-        if not told:
+        reported = _all_reported(outcomes)
+        if not reported:
             return 0
-        run = _same_run(told)
-        winners = [outcome.prepared for outcome in told if outcome.prepared is not None]
-        rows = sum(outcome.rows for outcome in told)
+        run = _same_run(reported)
+        winners = [outcome.prepared for outcome in reported if outcome.prepared is not None]
+        rows = sum(outcome.rows for outcome in reported)
         hit("job_before_commit")
         if winners:
             check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
-        verdict = self._decided(run, winners, rows) if winners else self._judge.abort(run)  # the latter has nothing to write
+        verdict = self._decided(run, winners, rows) if winners else self._decision.abort(run)  # no winners: nothing to write
         hit("job_after_commit")
         completed = complete(self._site, winners) if verdict.decided is Decided.COMMITTED else RecoveryReport()
         hit("job_after_complete")
-        rest = self._settled(verdict, but={one.transactional_id for one in completed.ids})
+        rest = self._resolve_rest(verdict, completed={one.transactional_id for one in completed.ids})
         self._clear_staging(run, verdict, winners)
         if verdict.marker is None:
             log.info("%s: nothing to write", run.name)
             return 0
-        self._raise_for_what_is_left(run, verdict.marker, RecoveryReport(completed.ids + rest.ids))
+        self._raise_for_incomplete(run, verdict.marker, RecoveryReport(completed.ids + rest.ids))
         log.info("%s: %s rows and messages, %s", run.name, f"{verdict.marker.row_count:,}", verdict.decided.value)
         return rows if verdict.decided is Decided.COMMITTED else 0
 
@@ -114,85 +114,85 @@ class JobCommitter:
             return moved
 
         try:
-            return self._judge.commit(run, winners, rows, move)
+            return self._decision.commit(run, winners, rows, move)
         except StoreCommitFailedError:
             raise
         except StoreError as error:
             if not error.retriable:
                 raise
             raise InDoubtTransactionError(
-                f"The database did not answer while {run.name} was committed. Nothing was guessed: it stays prepared.",
+                f"The database did not answer the commit of {run.name}: its outcome is unknown, and it stays prepared.",
                 transactional_id=winners[0].transactional_id,
                 cause=str(error),
                 next_step="the next run of the job, or `dualwrite recover --prefix "
-                f"{shell_word(run.prefix)}`, settles it; don't write the batch again by other means",
+                f"{shell_word(run.prefix)}`, resolves it; don't write the batch again by other means",
                 state="",
                 database_committed=None,
             ) from error
 
     def abort(self, outcomes: Sequence[TaskOutcome | None], *, prefix: str, batch_id: int) -> None:
-        """Give the run up, unless its batch turns out to be committed: then it is completed. Raises nothing of ours.
+        """Abort the run; if its batch turns out to be committed, complete it instead. Raises no DualWriteError.
 
-        What can't be reached now stays prepared, for the next run or for recovery.
+        If the database or Kafka can't be reached, everything stays prepared for the next run or for recovery.
 
         Args:
-            outcomes: One of each task, as far as they are known.
-            prefix: The prefix, for where none is.
-            batch_id: The batch, likewise.
+            outcomes: One outcome per task, as far as they are known.
+            prefix: The prefix, for the case that no outcome is known.
+            batch_id: The batch, for the same case.
         """
-        told = [outcome for outcome in outcomes if outcome is not None]
+        reported = [outcome for outcome in outcomes if outcome is not None]
         try:
-            self._aborted(told, prefix, batch_id)
+            self._aborted(reported, prefix, batch_id)
         except DualWriteError as error:
-            log.warning("%s: the end of batch %d is left to recovery: %s", prefix, batch_id, error)
+            log.warning("%s: batch %d could not be aborted completely and is left to recovery: %s", prefix, batch_id, error)
 
-    def _aborted(self, told: Sequence[TaskOutcome], prefix: str, batch_id: int) -> None:
-        if told:
-            run = told[0].run
-            verdict = self._judge.abort(run)
+    def _aborted(self, reported: Sequence[TaskOutcome], prefix: str, batch_id: int) -> None:
+        if reported:
+            run = reported[0].run
+            verdict = self._decision.abort(run)
         else:
-            closed = self._judge.close(prefix, batch_id=batch_id)
+            closed = self._decision.close(prefix, batch_id=batch_id)
             if closed is None:
                 return
             row, verdict = closed
             run = JobRun(prefix, row.job_id, row.batch_id, row.keeps_lease, row.token)
         hit("job_after_abort")
-        report = self._settled(verdict)
+        report = self._resolve_rest(verdict)
         self._clear_staging(run, verdict)
         RecoveryReport(report.failed).raise_for_problems()
         log.warning("%s: %s", run.name, verdict.decided.value)
 
-    def _settled(self, verdict: Verdict, *, but: Collection[str] = ()) -> RecoveryReport:
-        """Settle what is left open: by attempts that lost, by earlier runs, and the winners of the run that was committed."""
+    def _resolve_rest(self, verdict: Verdict, *, completed: Collection[str] = ()) -> RecoveryReport:
+        """Resolve what is still open: of attempts that lost, of earlier runs, and of the winners of the committed run."""
         fences = {row.transactional_id: row.fence for row in verdict.left if not row.is_settled}
         names: set[str] = set()
-        if verdict.marker is not None:  # the run that was committed may have had another prefix
+        if verdict.marker is not None:  # the committed run may have had another prefix
             names = {winner.transactional_id for winner in verdict.marker.winners}
             stored = self._site.ledger.attempts(verdict.marker.prefix, names)
             fences.update((row.transactional_id, row.fence) for row in stored if not row.is_settled)
-        ids = [(name, fence) for name, fence in fences.items() if name not in but]
+        ids = [(name, fence) for name, fence in fences.items() if name not in completed]
         return resolve_ids(self._site, ids, awaited=names)
 
     def _clear_staging(self, run: JobRun, verdict: Verdict, winners: Sequence[Prepared] = ()) -> None:
-        """Delete what was staged. What fails here is done by the next sweep: nobody reads these rows any more."""
+        """Delete the staged rows. If this fails, the next cleanup does it: nothing reads these rows any more."""
         up_to = {row.transactional_id: row.fence for row in verdict.left}
         up_to.update((winner.transactional_id, winner.fence) for winner in winners)
         try:
             deleted = delete_staged(self._site, up_to, StagedRows(self._sink.staging_table))
         except DualWriteError as error:
-            log.warning("%s: its tasks' staged rows are left to the next sweep: %s", run.name, error)
+            log.warning("%s: its tasks' staged rows are left to the next cleanup: %s", run.name, error)
         else:
             log.debug("%s: %d staged rows deleted", run.name, deleted)
         hit("job_after_clear")
 
-    def _raise_for_what_is_left(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
-        """The batch is committed; raise where not all of its messages are visible, whoever found that."""
+    def _raise_for_incomplete(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
+        """Raise if the batch is committed in the database but not all of its messages are visible."""
         names = {winner.transactional_id for winner in marker.winners}
         failed = [one for one in report.failed if one.transactional_id in names]
         if failed:
             raise InDoubtTransactionError(
-                f"{run.name} is committed in the database, and {len(failed)} of its transactions could not be completed at "
-                "Kafka yet: their messages are prepared, and not visible.",
+                f"{run.name} is committed in the database, but {len(failed)} of its transactions could not be completed at "
+                "Kafka yet: their messages are prepared and not visible.",
                 transactional_id=failed[0].transactional_id,
                 cause=str(failed[0].error),
                 next_step="don't write it again: the next run of the job, or "
@@ -203,7 +203,7 @@ class JobCommitter:
         raise_for_lost(self._lost(marker))
 
     def _lost(self, marker: Marker) -> list[tuple[str, LostTransaction]]:
-        """What stands in the rows of the batch's transactions as lost or unverified, and nobody has acknowledged."""
+        """The batch's transactions that are recorded as lost or unverified and not yet acknowledged."""
         found = []
         for name, generation, state in marker.winners:
             row = self._site.store.read(name)
@@ -212,31 +212,31 @@ class JobCommitter:
         return found
 
 
-def _all_told(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:
-    told = [outcome for outcome in outcomes if outcome is not None]
-    if len(told) != len(outcomes):
+def _all_reported(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:
+    reported = [outcome for outcome in outcomes if outcome is not None]
+    if len(reported) != len(outcomes):
         raise BatchRefusedError(
-            f"{len(outcomes) - len(told)} of {len(outcomes)} tasks did not say what they prepared; nothing was committed.",
-            cause="a task failed, or its answer was lost",
+            f"{len(outcomes) - len(reported)} of {len(outcomes)} tasks did not report their result; nothing was committed.",
+            cause="a task failed, or its report was lost",
             next_step="run the batch again",
         )
-    partitions = {outcome.partition for outcome in told}
-    if len(partitions) != len(told):
+    partitions = {outcome.partition for outcome in reported}
+    if len(partitions) != len(reported):
         raise BatchRefusedError(
-            f"{len(told)} tasks wrote {len(partitions)} partitions; nothing was committed.",
-            cause="two attempts of one task were both counted",
+            f"{len(reported)} tasks wrote {len(partitions)} partitions; nothing was committed.",
+            cause="two attempts of the same task were both counted",
             next_step="run the batch again",
         )
-    return told
+    return reported
 
 
-def _same_run(told: Sequence[TaskOutcome]) -> JobRun:
-    runs = {outcome.run for outcome in told}
+def _same_run(reported: Sequence[TaskOutcome]) -> JobRun:
+    runs = {outcome.run for outcome in reported}
     if len(runs) != 1:
         raise BatchRefusedError(
             f"The tasks belong to {len(runs)} different runs; nothing was committed.",
             next_step="run the batch again",
-            job_id=told[0].run.job_id,
-            batch_id=told[0].run.batch_id,
+            job_id=reported[0].run.job_id,
+            batch_id=reported[0].run.batch_id,
         )
-    return told[0].run
+    return reported[0].run

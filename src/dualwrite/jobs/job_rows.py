@@ -1,4 +1,4 @@
-"""The job's row and a batch's marker, read and written inside a transaction of the caller's."""
+"""Reads and writes the job's row and a batch's marker within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dualwrite.stores.sql.table import state_table as t
 
 PLAIN: Final = select(j).where(j.c.prefix == bindparam("prefix"))
 SHARED: Final = PLAIN.with_for_update(read=True)
-"""Nobody opens, decides or closes before the transaction ends."""
+"""Until the transaction ends, no run on the prefix can be opened, decided or closed."""
 LOCKED: Final = PLAIN.with_for_update()
-"""Nobody claims either."""
+"""As SHARED; in addition, no task can claim an id."""
 
 _MARKER: Final = select(b).where(b.c.job_id == bindparam("job"), b.c.batch_id == bindparam("batch"))
 
@@ -39,11 +39,11 @@ class Marker:
     """A committed batch.
 
     Args:
-        prefix: The prefix that it was written under.
+        prefix: The prefix under which it was written.
         token: The run that was committed.
         row_count: How many rows it moved into the table.
-        winners: The transactions whose messages it consists of.
-        committed_at: When (UTC, aware; the driver's clock).
+        winners: The transactions with its messages.
+        committed_at: When it was committed (UTC, aware; the driver's clock).
     """
 
     prefix: str
@@ -54,13 +54,13 @@ class Marker:
 
 
 def read_job(connection: Connection, prefix: str, query: Any = PLAIN) -> JobRow | None:
-    """The row of a prefix by `PLAIN`, `SHARED` or `LOCKED`, or None where there is none."""
+    """The row of a prefix, read with `PLAIN`, `SHARED` or `LOCKED`; None if there is no row."""
     found = connection.execute(query, {"prefix": prefix}).one_or_none()
     return None if found is None else job_row(found)
 
 
 def job_row(found: Row[Any]) -> JobRow:
-    """A stored row as a value."""
+    """A stored row as a JobRow."""
     columns = found._asdict()
     columns["earlier_tokens"] = tuple(json.loads(columns["earlier_tokens"]))
     return JobRow(**columns)
@@ -74,7 +74,7 @@ def write_job(connection: Connection, row: JobRow, *, is_new: bool) -> None:
 
 
 def read_marker(connection: Connection, job_id: str, batch_id: int) -> Marker | None:
-    """The marker of a batch, or None where it was not committed."""
+    """The marker of a batch, or None if the batch is not committed."""
     found = connection.execute(_MARKER, {"job": job_id, "batch": batch_id}).one_or_none()
     if found is None:
         return None
@@ -89,8 +89,8 @@ class AttemptRow:
     Args:
         transactional_id: The logical id of the task attempt.
         token: The run.
-        fence: The fence of the id's row.
-        is_settled: Whether nothing is open on it.
+        fence: The fencing token in the id's row.
+        is_settled: Whether no transaction of the id is open.
     """
 
     transactional_id: str
@@ -100,7 +100,7 @@ class AttemptRow:
 
 
 def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] | None = None) -> list[AttemptRow]:
-    """The transactional ids that tasks have used under a prefix, or those of them that are given; sorted."""
+    """The transactional ids that tasks have used under a prefix, restricted to `ids` if given; sorted."""
     query = select(a.c.transactional_id, a.c.token, t.c.fence, t.c.generation, t.c.settled_generation).where(
         a.c.prefix == prefix, a.c.transactional_id == t.c.transactional_id
     )
@@ -114,19 +114,19 @@ def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] |
 
 
 def left_behind(connection: Connection, row: JobRow) -> tuple[AttemptRow, ...]:
-    """The attempts of a prefix that are of no open run: nobody but who settles them will claim them under their fences.
+    """The attempts of a prefix that belong to no open run: only cleanup and recovery claim them under their current fences.
 
-    To be asked while the job's row is locked, with the row as it will be: a run that opens later may claim each of them, and
-    has another fence then.
+    Call it while the job's row is locked, with the row as it will be written: a run that opens later may claim any of these
+    ids, but then with a new fence.
     """
     attempts = read_attempts(connection, row.prefix)
     return tuple(attempt for attempt in attempts if not (row.is_open and attempt.token == row.token))
 
 
 def fence_attempts(connection: Connection, prefix: str, token: str, owner: str, *, keep: Collection[str] = ()) -> None:
-    """Raise the fence of every id that a run's tasks have claimed, but for those to keep: none of them can go on.
+    """Raise the fence of every id that a run's tasks have claimed, except those in `keep`: none of these tasks can continue.
 
-    Every claim of such an id has been made under a lock on the job's row, which the caller has alone.
+    Every such id was claimed with a shared lock on the job's row; the caller must hold the exclusive lock.
     """
     of_run = select(a.c.transactional_id).where(a.c.prefix == prefix, a.c.token == token)
     losers = update(t).where(t.c.transactional_id.in_(of_run))

@@ -1,4 +1,4 @@
-"""Who may open a batch on a prefix: pure, over the job's row as it stands. `JobLedger` reads and writes the row."""
+"""The rules for opening a batch on a prefix: pure functions of the job's row. `JobLedger` reads and writes the row."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedErro
 from dualwrite.jobs.base import JobRun
 
 _TOKENS_KEPT: Final = 64
-"""Of earlier runs of the newest batch; those of earlier batches are told by their number."""
+"""How many tokens of earlier runs of the newest batch are kept; runs of earlier batches are identified by their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """What the database keeps of a prefix.
+    """What the database stores about a prefix.
 
     Args:
         prefix: The prefix.
@@ -24,10 +24,10 @@ class JobRow:
         batch_id: The batch of the newest run.
         token: The newest run.
         is_open: Whether the newest run is neither committed nor aborted.
-        keeps_lease: Whether the job holds the prefix also while it has nothing open.
-        earlier_tokens: Runs of this batch that were replaced.
+        keeps_lease: Whether the job holds the prefix even while it has no open run.
+        earlier_tokens: Tokens of runs of this batch that were replaced.
         staging_table: Where the newest run stages its rows.
-        owner: Who opened the newest run, for people.
+        owner: Who opened the newest run, as messages show it.
         updated_at: When the row last changed (UTC, aware).
     """
 
@@ -43,18 +43,18 @@ class JobRow:
     updated_at: datetime
 
     def is_open_for(self, run: JobRun) -> bool:
-        """Whether it is this run that is open."""
+        """Whether the given run is the open one."""
         return self.is_open and self.token == run.token
 
 
 class Opening(Enum):
-    """What opening a run came to."""
+    """The result of opening a run."""
 
     OPENED = "opened"
-    """The row names this run now; what an earlier one left open is closed by it."""
+    """The run is now the open one; an earlier run that was still open is closed."""
 
     JOINED = "joined"
-    """It was open already, by another task of the same run."""
+    """Another task of the same run had opened it already."""
 
     ALREADY_COMMITTED = "already committed"
     """An earlier run has committed the batch: there is nothing to write."""
@@ -62,11 +62,11 @@ class Opening(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What is known of the batches that a job has committed.
+    """The batches that a job has committed, as far as opening a run needs to know.
 
     Args:
-        this: Whether the batch in question is among them.
-        newest: The greatest batch id among them, or None where there is none.
+        this: Whether the batch in question is committed.
+        newest: The highest committed batch id, or None if no batch is committed.
     """
 
     this: bool
@@ -76,25 +76,25 @@ class Committed:
 def opened(
     row: JobRow | None, run: JobRun, committed: Committed, *, owner: str, staging_table: str, dead: str | None = None
 ) -> tuple[Opening, JobRow | None]:
-    """What opening comes to, and the row to write, or None where it stays as it is.
+    """The result of opening a run, and the row to write, or None if the row does not change.
 
     Args:
-        row: The row as it stands, or None where there is none.
-        run: The run that wants to begin.
+        row: The current row, or None if there is no row.
+        run: The run to open.
         committed: What its job has committed.
-        owner: Who opens, for people.
+        owner: Who opens it, as messages show it.
         staging_table: Where the run stages its rows.
-        dead: The token of an open run that was watched and gave no sign of life: it may be replaced.
+        dead: The token of an open run that was watched and sent no heartbeat: it may be replaced.
 
     Raises:
         PrefixLeasedError: Another job holds the prefix.
-        JobClosedError: The run was closed or replaced: whoever asks is a zombie.
-        BatchRefusedError: The job has committed a later batch, and not this one.
+        JobClosedError: The run was closed or replaced: the caller is a zombie.
+        BatchRefusedError: The job has committed a later batch, but not this one.
     """
     if committed.this:
         return Opening.ALREADY_COMMITTED, None
     if committed.newest is not None and committed.newest > run.batch_id:
-        raise _too_late(run, committed.newest)
+        raise _out_of_order(run, committed.newest)
     if row is not None and row.token == run.token:
         if not row.is_open:
             raise closed(run, row)
@@ -120,24 +120,27 @@ def opened(
 
 
 def after_close(row: JobRow, *, keeps_lease: bool | None = None) -> JobRow:
-    """The row once its run was committed or aborted; `keeps_lease` to change that, too."""
+    """The row after its run was committed or aborted, with a new value of `keeps_lease` if given."""
     keeps = row.keeps_lease if keeps_lease is None else keeps_lease
     return replace(row, is_open=False, keeps_lease=keeps, updated_at=datetime.now(UTC))
 
 
 def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
-    """The error of a run that is not, or no longer, the open one."""
+    """The error for a run that is not, or no longer, the open one."""
     if row is None:
         what = f"{run.name} is not open: the prefix {run.prefix!r} has no row."
     elif row.token == run.token:
         what = f"This run of {run.name} has been closed: it was committed or aborted."
     else:
-        state = "is open" if row.is_open else "was the newest"
-        what = f"This run of {run.name} was replaced: batch {row.batch_id} of job {row.job_id!r} {state}, by {row.owner!r}."
+        state = "open" if row.is_open else "closed"
+        what = (
+            f"This run of {run.name} was replaced by a run of batch {row.batch_id} of job {row.job_id!r} "
+            f"({state}, owner {row.owner!r})."
+        )
     return JobClosedError(
         what,
-        cause="the task outlived its run, or the job runs twice",
-        next_step="nothing of this task is kept; see that the job runs once",
+        cause="the task outlived its run, or the job runs twice at once",
+        next_step="nothing of this task is kept; make sure that the job runs only once at a time",
         prefix=run.prefix,
         job_id=run.job_id,
         batch_id=run.batch_id,
@@ -152,14 +155,14 @@ def _earlier_tokens(row: JobRow | None, run: JobRun) -> tuple[str, ...]:
 
 def _leased(run: JobRun, row: JobRow) -> PrefixLeasedError:
     if row.keeps_lease:
-        cause = "a streaming query holds its prefix as long as it exists, also while it is stopped"
+        cause = "a streaming query holds its prefix for as long as it exists, even while it is stopped"
     else:
-        cause = f"its batch {row.batch_id} is open since {row.updated_at:%Y-%m-%d %H:%M:%S%z}, and shows signs of life"
+        cause = f"its batch {row.batch_id} has been open since {row.updated_at:%Y-%m-%d %H:%M:%S%z} and still sends heartbeats"
     return PrefixLeasedError(
-        f"The prefix {run.prefix!r} is held by job {row.job_id!r} (opened by {row.owner!r}); {run.job_id!r} can't have it.",
+        f"The prefix {run.prefix!r} is held by job {row.job_id!r} (opened by {row.owner!r}); job {run.job_id!r} can't use it.",
         cause=cause,
-        next_step="give this job a transactionalIdPrefix of its own; or, if the other one is gone for good, "
-        f"`dualwrite recover --prefix {shell_word(run.prefix)} --release`",
+        next_step="give this job its own transactionalIdPrefix; or, if the other job will never run again, "
+        f"run `dualwrite recover --prefix {shell_word(run.prefix)} --release`",
         prefix=run.prefix,
         job_id=row.job_id,
         batch_id=row.batch_id,
@@ -167,11 +170,11 @@ def _leased(run: JobRun, row: JobRow) -> PrefixLeasedError:
     )
 
 
-def _too_late(run: JobRun, newest: int) -> BatchRefusedError:
+def _out_of_order(run: JobRun, newest: int) -> BatchRefusedError:
     return BatchRefusedError(
-        f"{run.name} comes after batch {newest} of the same job was committed.",
-        cause="the checkpoint was set back, or two queries share it",
-        next_step="nothing was written; go on from the newest checkpoint, or with a new query",
+        f"{run.name} is out of order: batch {newest} of the same job is already committed.",
+        cause="the checkpoint was reset to an earlier state, or two queries share it",
+        next_step="nothing was written; continue from the newest checkpoint, or start a new query",
         prefix=run.prefix,
         job_id=run.job_id,
         batch_id=run.batch_id,

@@ -1,8 +1,8 @@
-"""The job's rows in the database: a run is opened, and task attempts claim their ids under it.
+"""The job's rows in the database: runs are opened there, and task attempts claim their ids under an open run.
 
-Locks are taken in one order, the job's row before the rows of transactional ids: a claim shares the job's row, opening and
-deciding have it alone. So a task attempt is either claimed before its run is closed, and then fenced by the closing, or not
-at all.
+Locks are acquired in one order, the job's row before the rows of transactional ids: a claim locks the job's row in shared mode,
+opening and deciding lock it exclusively. So a task attempt either claims its id before its run is closed, and is then fenced
+when the run is closed, or can't claim it at all.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bin
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What opening a run came to.
+    """The result of opening a run.
 
     Args:
-        outcome: Whether it was opened, joined, or has been committed before.
-        earlier: The job's row as it was before, or None where there was none.
-        left: If it was opened: what earlier runs have used, to be settled.
+        outcome: Whether it was opened, joined, or had been committed before.
+        earlier: The job's row as it was before, or None if there was no row.
+        left: If it was opened: the attempts of earlier runs, whose transactions must be resolved.
     """
 
     outcome: Opening
@@ -67,11 +67,11 @@ class Opened:
 
 
 class JobLedger:
-    """Reads and writes the rows of jobs. Safe to use from several threads.
+    """Reads and writes the rows of jobs. Thread-safe.
 
     Args:
-        store: The database, which also keeps the rows of the transactional ids.
-        patience: Seconds to go on for where connections break.
+        store: The database, which also has the rows of the transactional ids.
+        patience: Seconds for which to retry when connections break.
     """
 
     def __init__(self, store: SqlStateStore, *, patience: float = 30.0) -> None:
@@ -82,18 +82,18 @@ class JobLedger:
     # --- a run begins -----------------------------------------------------------------------------------------------------
 
     def open(self, run: JobRun, *, owner: str, staging_table: str, lease_timeout: float = DEFAULT_LEASE_TIMEOUT) -> Opened:
-        """Open the run, or join it. What an earlier run left open on the prefix is closed, and its attempts are fenced.
+        """Open the run, or join it. If an earlier run is still open on the prefix, it is closed and its attempts are fenced.
 
-        Where a job without a lease of its own (a batch write) holds the prefix, its attempts are watched: if none gives a
-        sign of life for `lease_timeout` seconds, it is taken for dead.
+        If another batch write, which does not keep its lease, holds the prefix, its attempts are watched: if none of them
+        sends a heartbeat for `lease_timeout` seconds, it is presumed dead and replaced.
 
         Args:
             run: The run.
-            owner: Who opens, for people.
+            owner: Who opens it, as messages show it.
             staging_table: Where the run stages its rows.
-            lease_timeout: Seconds without a sign of life, after which an open batch write is given up.
+            lease_timeout: Seconds without a heartbeat after which an open batch write is presumed dead.
 
-        Raises: as `rules.opened`, and StoreError.
+        Raises: as `lease.opened`, and StoreError.
         """
         dead: str | None = None
         while True:
@@ -105,7 +105,7 @@ class JobLedger:
                     continue
                 if row.keeps_lease or dead == row.token or not self._seems_dead(row, lease_timeout):
                     raise
-                log.warning("%s: job %s gave no sign of life for %g s; taking over", run.prefix, row.job_id, lease_timeout)
+                log.warning("%s: job %s sent no heartbeat for %g s; taking over", run.prefix, row.job_id, lease_timeout)
                 dead = row.token
 
     def _open_once(self, run: JobRun, owner: str, staging_table: str, dead: str | None) -> Opened:
@@ -129,37 +129,37 @@ class JobLedger:
         return made
 
     def _seems_dead(self, row: JobRow, lease_timeout: float) -> bool:
-        """Watch an open run for signs of life: its row, and the beats of its attempts. By our own clock alone."""
+        """Whether an open run's row and its attempts' heartbeat counters don't change for `lease_timeout`, by our clock."""
 
-        def signs() -> tuple[Any, ...]:
+        def observed() -> tuple[Any, ...]:
             now = self.job(row.prefix)
             beats = self._short.query(
                 lambda connection: tuple(connection.execute(_BEATS, {"p": row.prefix, "run": row.token}).one()),
-                "looking for signs of life",
+                "looking for heartbeats",
             )
             return (None if now is None else (now.token, now.is_open), *beats)
 
-        first = signs()
+        first = observed()
         deadline = time.monotonic() + lease_timeout
         while time.monotonic() < deadline:
             time.sleep(min(_WATCH_PAUSE, lease_timeout / 4))
-            if signs() != first:
+            if observed() != first:
                 return False
         return True
 
     def claim(self, run: JobRun, first: AttemptId, task: str, owner: str, *, timeout: float) -> tuple[AttemptId, Claim]:
         """Claim an id for a task attempt, if the run is open, in one transaction.
 
-        Attempts of one partition that live at once must not share an id, and the engine's own numbers do not keep them apart:
-        Spark counts from 0 again when it runs a stage again, and leaves the first stage's tasks running. So an id that
-        another attempt of this run has is left to it, and the next number is taken.
+        Attempts of a partition that run at the same time must not share an id, and the engine's attempt numbers don't prevent
+        that: when Spark reruns a stage, it counts from 0 again and leaves the first stage's tasks running. So if another
+        attempt of this run has the id, the next number is tried.
 
         Args:
             run: The run.
-            first: The id to begin with.
-            task: A text that no other attempt has, 32 characters at most.
-            owner: Who claims, for people.
-            timeout: Seconds to wait at most.
+            first: The first id to try.
+            task: A unique text for this attempt, at most 32 characters.
+            owner: Who claims, as messages show it.
+            timeout: Maximum time to wait, in seconds.
 
         Raises:
             JobClosedError: The run is not, or no longer, the open one; nothing was claimed.
@@ -172,16 +172,16 @@ class JobLedger:
                 row = read_job(connection, run.prefix, SHARED)
                 if row is None or not row.is_open_for(run):
                     raise closed(run, row)
-                _take(connection, run, attempt, task)
+                _reserve(connection, run, attempt, task)
 
             try:
                 return attempt, self._store.claim_if(str(attempt), owner, under_the_open_run, timeout=timeout)
             except _TakenError:
-                log.info("%s: another attempt of this run has it", attempt)
-        raise AssertionError  # the numbers don't end
+                log.info("%s: used by another attempt of this run; trying the next number", attempt)
+        raise AssertionError  # the loop is infinite
 
     def beat(self, run: JobRun, transactional_id: str) -> bool:
-        """Give a sign of life; whether the run is still open and the attempt its own."""
+        """Send a heartbeat; return whether the run is still open and still owns the id."""
 
         def work(connection: Connection) -> bool:
             attempt = update(a).where(a.c.transactional_id == transactional_id, a.c.token == run.token)
@@ -190,16 +190,17 @@ class JobLedger:
             row = read_job(connection, run.prefix)
             return row is not None and row.is_open_for(run)
 
-        return self._short.run(work, "giving a sign of life", transactional_id)
+        return self._short.run(work, "sending a heartbeat", transactional_id)
 
     def check_fence(self, connection: Connection, claim: Claim) -> None:
-        """See that the claim is still the newest, and that nobody claims before the connection's transaction ends.
+        """Check that the claim is still the newest one, and block new claims until the connection's transaction ends.
 
-        The last statement before the COMMIT of staged rows: who fences the attempt after it sees them, and deletes them. A
-        process that is paused between the two loses its transaction, since nobody could open the next run before that.
+        This is the last statement before the COMMIT of staged rows: a process that fences the attempt later sees the rows and
+        deletes them. If our process is paused between the two statements, the database ends its transaction, because no other
+        process could open the next run until then.
 
         Raises:
-            FencedError: It is not.
+            FencedError: A newer claim exists.
         """
         self._short.dialect.limit_pause(connection)
         current = connection.execute(_CURRENT.with_for_update(read=True), {"id": claim.transactional_id}).first()
@@ -209,11 +210,11 @@ class JobLedger:
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def job(self, prefix: str) -> JobRow | None:
-        """The row of a prefix, or None."""
+        """The row of a prefix, or None if there is no row."""
         return self._short.query(lambda connection: read_job(connection, prefix), "reading a job's row")
 
     def jobs(self) -> list[JobRow]:
-        """The rows of all prefixes, sorted by them; none where the database has no tables for jobs yet."""
+        """The rows of all prefixes, sorted by prefix; empty if the database has no tables for jobs yet."""
         try:
             found = self._short.query(lambda connection: connection.execute(select(j)).all(), "listing jobs")
         except StateTableMissingError:
@@ -221,15 +222,15 @@ class JobLedger:
         return sorted(map(job_row, found), key=lambda row: row.prefix)
 
     def attempts(self, prefix: str, ids: Collection[str] | None = None) -> list[AttemptRow]:
-        """The transactional ids that tasks have used under a prefix, or those of them that are given; sorted."""
+        """The transactional ids that tasks have used under a prefix, restricted to `ids` if given; sorted."""
         return self._short.query(lambda connection: read_attempts(connection, prefix, ids=ids), "listing the ids of tasks")
 
     def attempts_among(self, ids: Collection[str]) -> frozenset[str]:
-        """Those of the ids that are task attempts of jobs."""
+        """Those of the given ids that belong to task attempts of jobs."""
         return self._ids(select(a.c.transactional_id)).intersection(ids)
 
     def attempts_at_work(self) -> frozenset[str]:
-        """The ids that tasks of open runs have; none where the database has no tables for jobs yet."""
+        """The ids used by tasks of open runs; empty if the database has no tables for jobs yet."""
         query = select(a.c.transactional_id).join(j, (j.c.prefix == a.c.prefix) & (j.c.token == a.c.token))
         try:
             return self._ids(query.where(j.c.is_open))
@@ -247,8 +248,12 @@ class _TakenError(Exception):
     """Another attempt of the same run has the id."""
 
 
-def _take(connection: Connection, run: JobRun, attempt: AttemptId, task: str) -> None:
-    """Note the id as this attempt's."""
+def _reserve(connection: Connection, run: JobRun, attempt: AttemptId, task: str) -> None:
+    """Record the id as used by this attempt.
+
+    Raises:
+        _TakenError: Another attempt of the same run has it.
+    """
     values = {"token": run.token, "task": task, "beats": 0}
     ours = update(a).where(a.c.transactional_id == str(attempt), or_(a.c.token != run.token, a.c.task == task))
     if connection.execute(ours.values(values)).rowcount:

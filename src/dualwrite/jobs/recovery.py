@@ -1,4 +1,4 @@
-"""Recovery of a job by hand: end its run, settle its ids, delete its rows."""
+"""Manual recovery of a job: close its run, resolve its transactions, delete its staged rows."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from dualwrite.recovery.report import IdReport, RecoveryReport
 
 
 def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> RecoveryReport:
-    """Close what is open on a prefix, settle all ids that its tasks have used, delete what they have staged.
+    """Close the open run on a prefix, resolve all ids that its tasks have used, and delete the rows that they have staged.
 
-    A driver that still runs finds its run closed, and commits nothing of it. Kafka is looked at first: where it does not
+    A driver that is still running finds its run closed and commits nothing of it. Kafka is queried first: if it does not
     answer, nothing is changed.
 
     Args:
-        site: Where, opened.
-        prefix: The prefix, exactly.
-        release: Let another job have the prefix, also where a streaming query holds it.
+        site: The database and Kafka.
+        prefix: The exact prefix.
+        release: Whether to release the prefix for another job, even if a streaming query holds it.
 
     Raises:
-        StoreError: The database refuses or can't be reached.
+        StoreError: The database rejects a statement or can't be reached.
         BrokerError: Kafka does not answer.
     """
     plan_job(site, prefix)
-    judge = JobDecision(site.store, owner=describe_owner("recoverer"), patience=site.site.timeouts.claim)
-    closed = judge.close(prefix, release=release)
+    decision = JobDecision(site.store, owner=describe_owner("recoverer"), patience=site.site.timeouts.claim)
+    closed = decision.close(prefix, release=release)
     if closed is None:
         return RecoveryReport()
     row, verdict = closed
-    swept = cleanup(site, verdict.left, StagedRows(row.staging_table))
+    resolved = cleanup(site, verdict.left, StagedRows(row.staging_table))
     settled = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_settled)
     lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in settled if found and found.lost)
-    return RecoveryReport((*swept.ids, *lost_before))
+    return RecoveryReport((*resolved.ids, *lost_before))
 
 
 def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
-    """What `recover_job` would settle at Kafka now, and why. Changes nothing.
+    """What `recover_job` would do at Kafka now, and why. Changes nothing.
 
     Raises: as `recover_job`.
     """

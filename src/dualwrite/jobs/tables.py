@@ -1,4 +1,4 @@
-"""The tables of jobs: who holds a prefix, what was committed, which transactional ids tasks have used (revision 0003)."""
+"""The tables of jobs: which job holds a prefix, which batches are committed, which ids tasks have used (revision 0003)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ job_table: Final = Table(
     Column("owner", String(MAX_OWNER_LENGTH), nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
 )
-"""One row for each prefix: the job that holds it, and the newest run, while it is open or after it was closed."""
+"""One row per prefix: the job that holds it, and its newest run, open or closed."""
 
 batch_table: Final = Table(
     "kafka_job_batch",
@@ -42,7 +42,7 @@ batch_table: Final = Table(
     Column("winners", _long_text, nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
-"""The marker of each committed batch, written in the transaction that committed it."""
+"""One marker per committed batch, written in the transaction that committed the batch."""
 
 attempt_table: Final = Table(
     "kafka_job_attempt",
@@ -53,4 +53,4 @@ attempt_table: Final = Table(
     Column("task", String(32), nullable=False),
     Column("beats", Integer, nullable=False),
 )
-"""The transactional ids of task attempts, each with the run and the task attempt that claimed it last."""
+"""The transactional ids of task attempts; each row has the run and the task attempt that claimed the id last."""

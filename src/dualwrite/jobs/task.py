@@ -1,8 +1,8 @@
-"""One attempt of one task: its messages into a Kafka transaction of its own, its rows into staging, both left to the decision.
+"""One attempt of one task: writes its messages in its own Kafka transaction and its rows to staging, for the job's decision.
 
-The order, and why: the claim is made under the open run, so that a zombie can't begin; what an earlier holder of the id left
-is settled before anything is sent; the staged rows are committed on the condition that the claim still holds, so that who
-fences the attempt sees all rows that it will ever have; the Kafka transaction is prepared last.
+The order matters: the id is claimed under the open run, so that a zombie can't start; what an earlier owner of the id left is
+resolved before anything is sent; the staged rows are committed only if the claim is still valid, so that a process that fences
+the attempt sees all the rows that it will ever have; the Kafka transaction is prepared last.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 BatchIn_contra = TypeVar("BatchIn_contra", contravariant=True)
 
-BEAT: Final = 5.0
-"""Seconds between two signs of life, at most."""
+HEARTBEAT_INTERVAL: Final = 5.0
+"""Maximum time between two heartbeats, in seconds."""
 
 
 class Loader(Protocol[BatchIn_contra]):
-    """Loads rows into staging, in the caller's transaction. Until it has finished, the connection is its own."""
+    """Loads rows into staging, in the caller's transaction. Until it has finished, nothing else may use the connection."""
 
     def add(self, batch: BatchIn_contra, /) -> None:
         """Load the rows of one batch."""
 
     def finish(self) -> int:
-        """All rows are loaded; how many there were."""
+        """Complete the load; return how many rows were loaded."""
 
     def __enter__(self) -> Self: ...
 
@@ -59,28 +59,28 @@ class Loader(Protocol[BatchIn_contra]):
 
 
 class Sink(Protocol[BatchIn_contra]):
-    """What a job writes, and how; batches are whatever sink and caller agree on."""
+    """Defines what a job writes, and how. The type of batches is up to the sink and the caller."""
 
     @property
     def staging_table(self) -> str:
         """The name of the staging table, as `quoted_name` writes it."""
 
     def send(self, batch: BatchIn_contra, producer: TransactionalProducer, /) -> int:
-        """Send a batch's messages; how many there were."""
+        """Send a batch's messages; return how many there were."""
 
     def loader(self, connection: Connection, claim: Claim, /) -> Loader[BatchIn_contra]:
-        """What loads a task's rows into staging, under the claim's id and fence."""
+        """The loader that writes a task's rows to staging, under the claim's id and fence."""
 
 
 class TaskAttempt(Generic[Batch]):
     """Runs one attempt of one task.
 
     Args:
-        site: Where to write, opened.
+        site: The database and Kafka.
         run: The run that the task belongs to.
         sink: What to write.
         partition: Number of the partition.
-        attempt: Number of the attempt, by the engine; where another attempt has it, the next one is taken.
+        attempt: The engine's number of the attempt; if another attempt has it, the next number is used.
     """
 
     def __init__(self, site: OpenSite, run: JobRun, sink: Sink[Batch], *, partition: int, attempt: int) -> None:
@@ -91,10 +91,10 @@ class TaskAttempt(Generic[Batch]):
         self._task = uuid.uuid4().hex
 
     def write(self, batches: Iterable[Batch]) -> TaskOutcome:
-        """Write all batches, and prepare. Without a batch nothing is opened, claimed or sent.
+        """Write all batches, and prepare. If there are no batches, nothing is opened, claimed or sent.
 
         Raises:
-            JobClosedError: The run is over, or was replaced.
+            JobClosedError: The run was closed or replaced.
             PrefixLeasedError: Another job holds the prefix.
             FencedError: Another attempt has claimed the id.
             ClusterMismatchError: The id was used on another Kafka cluster.
@@ -106,8 +106,8 @@ class TaskAttempt(Generic[Batch]):
             return self._outcome()
         check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
         if self._open() is Opening.ALREADY_COMMITTED:
-            return self._outcome(already_committed=True)  # the rows that are left are not read: computing them may take hours
-        rows, prepared = self._written(itertools.chain((first,), remaining))
+            return self._outcome(already_committed=True)  # does not read the remaining rows: computing them may take hours
+        rows, prepared = self._write_all(itertools.chain((first,), remaining))
         log.info("%s: %d rows staged, %s prepared", self._id, rows, prepared.state)
         return self._outcome(rows=rows, prepared=prepared)
 
@@ -122,7 +122,10 @@ class TaskAttempt(Generic[Batch]):
         )
 
     def _open(self) -> Opening:
-        """Open the run, and settle what earlier ones left, if nobody has yet. Opening it fences their tasks: Kafka first."""
+        """Open the run, unless it is open, and resolve what earlier runs left.
+
+        Opening fences their tasks, so Kafka is checked first.
+        """
         check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
         made = self._site.ledger.open(
             self._run,
@@ -135,25 +138,26 @@ class TaskAttempt(Generic[Batch]):
             cleanup(self._site, made.left, StagedRows(made.earlier.staging_table))
         return made.outcome
 
-    def _written(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
+    def _write_all(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
         site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
-        producers = site.producers(str(self._id))  # asks Kafka before anything is claimed
+        producers = site.producers(str(self._id))  # contacts Kafka before anything is claimed
         self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeouts.claim)
         hit("job_after_claim")
         ownership = Ownership(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
-        with signs_of_life(site.ledger, self._run, str(self._id), every=min(BEAT, site.site.lease_timeout / 3)) as still_ours:
+        interval = min(HEARTBEAT_INTERVAL, site.site.lease_timeout / 3)
+        with heartbeats(site.ledger, self._run, str(self._id), interval=interval) as status:
             ownership.adopt(claim)
             ownership.resolve()
             ownership.start()
             hit("job_after_start")
             try:
-                return self._produced_and_staged(ownership, batches, still_ours)
+                return self._send_and_stage(ownership, batches, status)
             except short.driver_errors as error:
                 raise short.errors.translated(error, "staging a task's rows", str(self._id)) from error
             finally:
-                ownership.drop_producer()  # ends no transaction
+                ownership.drop_producer()  # leaves the transaction open
 
-    def _produced_and_staged(self, ownership: Ownership, batches: Iterator[Batch], still_ours: Pulse) -> tuple[int, Prepared]:
+    def _send_and_stage(self, ownership: Ownership, batches: Iterator[Batch], status: RunStatus) -> tuple[int, Prepared]:
         producer, claim, short = ownership.producer, ownership.claim, self._site.store.short_transactions
         began_at = short.query(database_clock, "reading the database's clock", str(self._id))
         producer.begin_transaction()
@@ -162,7 +166,7 @@ class TaskAttempt(Generic[Batch]):
                 with self._sink.loader(connection, claim) as loader:
                     sent = 0
                     for batch in batches:
-                        still_ours.check()
+                        status.check()
                         sent += self._sink.send(batch, producer)
                         loader.add(batch)
                         hit("job_after_batch")
@@ -174,13 +178,13 @@ class TaskAttempt(Generic[Batch]):
             state = producer.prepare_transaction(timeout=self._site.site.timeouts.delivery)
             hit("job_after_prepare")
         except BaseException:
-            self._give_up(producer)
+            self._abort(producer)
             raise
         if state is None or sent != rows:
             raise BatchRefusedError(
-                f"The task sent {sent} messages and staged {rows} rows; each row is one message.",
+                f"The task sent {sent} messages and staged {rows} rows; the numbers must be equal.",
                 transactional_id=str(self._id),
-                next_step="this is a defect of dualwrite, or of the sink that it was given: please report it",
+                next_step="this is a bug in dualwrite or in the given sink; please report it",
             )
         return rows, Prepared(
             transactional_id=str(self._id),
@@ -193,36 +197,36 @@ class TaskAttempt(Generic[Batch]):
             timeout=producer.transaction_timeout,
         )
 
-    def _give_up(self, producer: TransactionalProducer) -> None:
-        """Abort one's own transaction, so that readers need not wait for whoever settles the attempt."""
+    def _abort(self, producer: TransactionalProducer) -> None:
+        """Abort our own transaction, so that consumers don't have to wait until another process resolves it."""
         if producer.must_be_replaced:
             return
         try:
             producer.abort_transaction(timeout=self._site.site.timeouts.kafka)
         except DualWriteError as error:
-            log.warning("%s: the transaction is left to recovery: %s", self._id, error)
+            log.warning("%s: the transaction could not be aborted and is left to recovery: %s", self._id, error)
 
 
-class Pulse:
-    """Whether the run is still open and the attempt still ours, as far as it was last seen."""
+class RunStatus:
+    """Whether the run was still open, and the id still the attempt's, at the last heartbeat."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
-        self._over = threading.Event()
+        self._closed = threading.Event()
 
-    def stop(self) -> None:
-        """It is not."""
-        self._over.set()
+    def set_closed(self) -> None:
+        """Record that the run is closed, or that the attempt no longer has its id."""
+        self._closed.set()
 
     def check(self) -> None:
-        """Go on only while it is.
+        """Return if the run was open at the last heartbeat.
 
         Raises:
-            JobClosedError: The run was closed or replaced, or another attempt has the id: nothing of this one is kept.
+            JobClosedError: The run was closed or replaced, or another run claimed the id: nothing of this attempt is kept.
         """
-        if self._over.is_set():
+        if self._closed.is_set():
             raise JobClosedError(
-                f"The task goes on no longer: its run of {self._run.name} was closed, or its id was claimed again.",
+                f"The task was stopped: its run of {self._run.name} was closed, or its id was claimed by another run.",
                 prefix=self._run.prefix,
                 job_id=self._run.job_id,
                 batch_id=self._run.batch_id,
@@ -230,23 +234,23 @@ class Pulse:
 
 
 @contextmanager
-def signs_of_life(ledger: JobLedger, run: JobRun, transactional_id: str, *, every: float) -> Iterator[Pulse]:
-    """Give a sign of life every few seconds while the block runs, so that the run is not taken for dead."""
-    pulse, stop = Pulse(run), threading.Event()
+def heartbeats(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[RunStatus]:
+    """Send a heartbeat every `interval` seconds while the block runs, so that the run is not presumed dead."""
+    status, stop = RunStatus(run), threading.Event()
 
     def beat() -> None:
-        while not stop.wait(every):
+        while not stop.wait(interval):
             try:
                 if not ledger.beat(run, transactional_id):
-                    pulse.stop()
+                    status.set_closed()
                     return
             except DualWriteError as error:
-                log.warning("%s: no sign of life could be given: %s", transactional_id, error)
+                log.warning("%s: a heartbeat could not be sent: %s", transactional_id, error)
 
     thread = threading.Thread(target=beat, name=f"dualwrite-{transactional_id}", daemon=True)
     thread.start()
     try:
-        yield pulse
+        yield status
     finally:
         stop.set()
         thread.join()
