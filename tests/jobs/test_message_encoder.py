@@ -169,14 +169,14 @@ def test_a_topic_must_come_from_somewhere() -> None:
 def test_a_value_comes_from_one_place_only() -> None:
     assert "would make another" in problems({"value": pa.string(), "a": pa.int8()}, topic="t", value_columns=["a"])
     text = problems({"a": pa.duration("us")}, topic="t", value_columns=["a", "b"])
-    assert "'b', of which there are 0 columns" in text
-    assert "column 'a' of value.columns: duration[us] has no form in JSON" in text
+    assert "'b', but there are 0 columns with this name" in text
+    assert "column 'a' of value.columns: duration[us] can't be written as JSON" in text
     assert "value.columns is empty" in problems({"a": pa.int8()}, topic="t", value_columns=[])
 
 
 def test_a_column_twice() -> None:
     schema = pa.schema([("value", pa.string()), ("value", pa.string())])
-    with pytest.raises(ConfigurationError, match="there are 2 columns value"):
+    with pytest.raises(ConfigurationError, match="there are 2 columns named value"):
         MessageEncoder(schema, topic="t")
 
 

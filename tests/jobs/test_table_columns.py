@@ -175,10 +175,10 @@ def test_every_mismatch_is_in_one_error(postgres_url: str) -> None:
     assert found == [
         "column amount: int64 does not fit integer; cast it to int",
         "column twice: the database generates it; leave it out",
-        "column Seen: the table has none of this name (rename it 'seen', as the table has it)",
-        "column extra: the table has none of this name",
+        "column Seen: the table has no column with this name (rename it to 'seen', as in the table)",
+        "column extra: the table has no column with this name",
         "column number: the database generates it; leave it out",
-        "column customer of the table takes no NULL and has no default, and the frame has none of this name",
+        "column customer of the table is NOT NULL and has no default, but the frame has no such column",
         "upsertKeys: the frame has no column nr",
         "upsertKeys: the table has no primary key, unique constraint or unique index over exactly (nr); it has (id)",
     ]
@@ -218,7 +218,7 @@ def test_mariadb_would_replace_by_any_unique_key(mariadb_url: str) -> None:
         mariadb_url, "t", "CREATE TABLE t (nr int AUTO_INCREMENT PRIMARY KEY, a int, b int, UNIQUE (a), UNIQUE (b))"
     )
     (problem,) = problems(table, {"a": pa.int32(), "b": pa.int32()}, ("a",))
-    assert "unique over (b) as well" in problem
+    assert "also has a unique key over (b)" in problem
     assert problems(table, {"a": pa.int32()}, ("a",)) == []
 
 
@@ -262,5 +262,5 @@ def test_names_as_sql_has_them(text: str, expected: tuple[str | None, str]) -> N
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a.b.c", "a b", "(SELECT 1) AS t", '"a', 'a"b'])
 def test_what_is_no_name(text: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is no name of a table"):
+    with pytest.raises(ConfigurationError, match="is not a table name"):
         split_name(text, "postgresql")

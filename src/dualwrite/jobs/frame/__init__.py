@@ -1,1 +1,1 @@
-"""What a DataFrame becomes: rows of a table and Kafka messages, from Arrow record batches."""
+"""Converts a DataFrame's Arrow record batches to rows of a table and to Kafka messages."""

@@ -1,4 +1,4 @@
-"""The columns of a frame against those of its table: looked up and compared before anything is written."""
+"""Compares the columns of a frame with those of its table before anything is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.frame.table_names import quoted_name, split_name
 from dualwrite.jobs.frame.types import MYSQL, fits, spark_type
 
-# As the server writes them: a reflected type loses what SQLAlchemy does not know, such as types of extensions
+# The server's own notation: SQLAlchemy's reflection loses types that it does not know, such as types of extensions
 _POSTGRESQL_TYPES: Final = text(
     "SELECT a.attname, format_type(a.atttypid, a.atttypmod) || "
     "CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || quote_ident(n.nspname) || '.' || quote_ident(c.collname) "
@@ -27,7 +27,7 @@ _POSTGRESQL_TYPES: Final = text(
     "WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped"
 )
 
-# and the character sets that a column has from its table
+# Includes the character set that a column inherits from its table
 _MYSQL_TYPES: Final = text(
     "SELECT COLUMN_NAME, CONCAT(COLUMN_TYPE, IF(COLLATION_NAME IS NULL, '', "
     "CONCAT(' CHARACTER SET ', CHARACTER_SET_NAME, ' COLLATE ', COLLATION_NAME))) "
@@ -40,12 +40,12 @@ class TargetColumn:
     """A column of the table.
 
     Args:
-        name: Its name, as it is stored.
-        type: Its type, as SQLAlchemy reflects it.
-        ddl: Its type, as it is written in CREATE TABLE.
-        nullable: Whether it takes NULL.
-        has_default: Whether a row may leave it out although it takes no NULL.
-        is_generated: Whether the database alone gives its values.
+        name: Its name as stored in the database.
+        type: Its type as reflected by SQLAlchemy.
+        ddl: Its type as written in CREATE TABLE.
+        nullable: Whether it accepts NULL.
+        has_default: Whether a row may omit it even if it does not accept NULL.
+        is_generated: Whether only the database generates its values.
     """
 
     name: str
@@ -61,11 +61,11 @@ class TargetTable:
     """The table that rows are written to.
 
     Args:
-        name: Its name, as it is stored.
-        schema: Its schema, or None for the one that the connection takes by itself.
+        name: Its name as stored in the database.
+        schema: Its schema, or None for the connection's default schema.
         dialect: SQLAlchemy's name of the database's dialect.
-        columns: In the table's order.
-        unique_keys: The columns of the primary key and of each unique constraint and index over whole columns.
+        columns: Its columns, in the table's order.
+        unique_keys: The columns of the primary key and of each unique constraint and unique index on whole columns.
     """
 
     name: str
@@ -76,25 +76,25 @@ class TargetTable:
 
     @property
     def full_name(self) -> str:
-        """The name for people."""
+        """The name, with the schema if there is one, for messages."""
         return self.name if self.schema is None else f"{self.schema}.{self.name}"
 
     def column(self, name: str) -> TargetColumn | None:
-        """The column of that name, if there is one."""
+        """The column with this name, or None."""
         return next((column for column in self.columns if column.name == name), None)
 
 
 def table_columns(connection: Connection, dbtable: str, schema: str | None = None) -> TargetTable:
-    """Look the table up.
+    """Reflect the table.
 
     Args:
-        connection: To its database.
-        dbtable: `table` or `schema.table`. Names in double quotes or backticks are taken to the letter; on PostgreSQL others
-            are lower case, as in its SQL.
-        schema: The schema, where `dbtable` names none.
+        connection: A connection to its database.
+        dbtable: `table` or `schema.table`. Names in double quotes or backticks are used literally; on PostgreSQL other names
+            are folded to lower case, as in its SQL.
+        schema: The schema, if `dbtable` has none.
 
     Raises:
-        ConfigurationError: There is no such table, or `dbtable` is no name of one.
+        ConfigurationError: There is no such table, or `dbtable` is not a table name.
     """
     dialect = connection.dialect.name
     named, name = split_name(dbtable, dialect)
@@ -107,7 +107,7 @@ def table_columns(connection: Connection, dbtable: str, schema: str | None = Non
         raise ConfigurationError(
             f"There is no table {dbtable!r} in the database.",
             cause=f"the tables {'there' if schema is None else f'of schema {schema!r}'} are: {found}" if found else None,
-            next_step="create it, or set dbtable (with its schema, where it is not the connection's own)",
+            next_step="create it, or correct dbtable (with its schema, unless it is the connection's default schema)",
         ) from error
     key = inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]
     ddl = _types_in_ddl(connection, name, schema, reflected)
@@ -121,21 +121,21 @@ def table_columns(connection: Connection, dbtable: str, schema: str | None = Non
 
 
 def compare(schema: pa.Schema, table: TargetTable, upsert_keys: Sequence[str] = ()) -> None:
-    """See that every row of the frame can go into the table, as far as types can tell.
+    """Check that every row of the frame can be written to the table, as far as its columns and types show it.
 
     Args:
-        schema: The frame's columns for the table, without those of the message.
+        schema: The frame's columns for the table, without the message's columns.
         table: The table.
         upsert_keys: Columns by which a row replaces an earlier one; empty for append.
 
     Raises:
-        ConfigurationError: It can't; the text has every mismatch.
+        ConfigurationError: The frame does not fit the table; the text lists every mismatch.
     """
     problems = [*_column_problems(schema, table), *_missing(schema, table), *_key_problems(schema, table, upsert_keys)]
     if problems:
         raise ConfigurationError(
             f"The frame does not fit the table {table.full_name}: {'; '.join(problems)}.",
-            next_step="select, rename or cast the frame's columns as told, or alter the table; nothing was written",
+            next_step="select, rename or cast the frame's columns accordingly, or alter the table; nothing was written",
             problems=problems,
         )
 
@@ -146,11 +146,11 @@ def _column_problems(schema: pa.Schema, table: TargetTable) -> Iterator[str]:
     for field in schema:
         column = table.column(field.name)
         if schema.names.count(field.name) > 1:
-            yield f"column {field.name} is there {schema.names.count(field.name)} times"
+            yield f"the frame has {schema.names.count(field.name)} columns named {field.name}"
         elif column is None:
             alike = next((each.name for each in table.columns if each.name.lower() == field.name.lower()), None)
-            hint = f" (rename it {alike!r}, as the table has it)" if alike else ""
-            yield f"column {field.name}: the table has none of this name{hint}"
+            hint = f" (rename it to {alike!r}, as in the table)" if alike else ""
+            yield f"column {field.name}: the table has no column with this name{hint}"
         elif column.is_generated:
             yield f"column {field.name}: the database generates it; leave it out"
         elif not fits(field.type, column.type, table.dialect):
@@ -161,7 +161,7 @@ def _column_problems(schema: pa.Schema, table: TargetTable) -> Iterator[str]:
 def _missing(schema: pa.Schema, table: TargetTable) -> Iterator[str]:
     for column in table.columns:
         if not (column.nullable or column.has_default or column.is_generated or column.name in schema.names):
-            yield f"column {column.name} of the table takes no NULL and has no default, and the frame has none of this name"
+            yield f"column {column.name} of the table is NOT NULL and has no default, but the frame has no such column"
 
 
 def _key_problems(schema: pa.Schema, table: TargetTable, upsert_keys: Sequence[str]) -> Iterator[str]:
@@ -179,8 +179,8 @@ def _key_problems(schema: pa.Schema, table: TargetTable, upsert_keys: Sequence[s
         for key in table.unique_keys:
             if key != wanted and key & frozenset(schema.names):
                 yield (
-                    f"upsertKeys: the table is unique over ({', '.join(sorted(key))}) as well, and {table.dialect} would "
-                    "replace a row that is equal in any unique key"
+                    f"upsertKeys: the table also has a unique key over ({', '.join(sorted(key))}), and {table.dialect} would "
+                    "replace a row that matches in any unique key"
                 )
 
 

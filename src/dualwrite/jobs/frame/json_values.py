@@ -1,15 +1,15 @@
-"""Columns of an Arrow record batch as JSON texts, one object a row, made column by column and never row by row.
+"""Converts columns of an Arrow record batch to JSON, one object per row, column by column and never row by row.
 
-The texts are those of Spark's `to_json(struct(…))` with its default options, with these differences:
+The result is that of Spark's `to_json(struct(…))` with its default options, with these differences:
 
-- Microseconds of a timestamp are kept where there are any (Spark cuts them off); where there are none, the text is Spark's.
+- Microseconds of a timestamp are kept if they are not zero (Spark truncates them); otherwise the text is the same as Spark's.
 - A timestamp is written in UTC, with `Z`; Spark writes it in the session's time zone. The instant is the same.
-- A key of a map that is a date or a moment is written as such; Spark writes the number of days or microseconds since 1970.
+- A map's key that is a date or timestamp is written as such; Spark writes the number of days or microseconds since 1970.
 - The exponents of very large and very small floats are written as `1e+16`, where Java writes `1.0E16`: the same number.
 
-As in Spark's: a null field is left out, so that a job that goes over to this sink gives its readers what it gave them before;
-nulls in arrays and maps are kept; NaN and the infinities, for which JSON has no number, are the texts "NaN", "Infinity" and
-"-Infinity"; binary is base64.
+As in Spark, a null field is omitted, so that consumers of a job that switches to this sink see no difference; nulls in arrays
+and maps are kept; NaN and the infinities, which JSON numbers can't represent, are the strings "NaN", "Infinity" and
+"-Infinity"; binary values are base64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from dualwrite.errors import ConfigurationError
 
 _CONTROL: Final = bytes(range(32))
-_SPECIAL: Final = b'"\\' + _CONTROL  # what a text of JSON can't hold as it is; in UTF-8 no part of another character
+_SPECIAL: Final = b'"\\' + _CONTROL  # must be escaped in a JSON string; in UTF-8 never part of another character
 _SHORT: Final = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WHOLE: Final = "^-?[0-9]+$"
 _SIMPLE: Final = (
@@ -42,41 +42,41 @@ _NOT_FINITE: Final = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'
 
 
 def json_values(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """One JSON object a row, with the columns in the given order, as an array of strings without nulls.
+    """One JSON object per row, with the columns in the given order, as an array of strings without nulls.
 
     Args:
         batch: The rows.
         columns: Names of the columns.
 
     Raises:
-        ConfigurationError: A column is missing, or its type has no form in JSON.
+        ConfigurationError: A column is missing, or its type can't be written as JSON.
     """
-    there = set(batch.schema.names)
-    problems = [f"there is no column {name!r}" for name in columns if name not in there]
-    found = ((name, json_problem(batch.schema.field(name).type)) for name in columns if name in there)
+    present = set(batch.schema.names)
+    problems = [f"there is no column {name!r}" for name in columns if name not in present]
+    found = ((name, json_problem(batch.schema.field(name).type)) for name in columns if name in present)
     problems += [f"column {name!r}: {problem}" for name, problem in found if problem]
     if problems:
-        raise ConfigurationError(f"The columns can't be made JSON: {'; '.join(problems)}.")
+        raise ConfigurationError(f"The columns can't be converted to JSON: {'; '.join(problems)}.")
     return _objects(list(columns), [batch.column(name) for name in columns], len(batch))
 
 
 def json_problem(kind: pa.DataType) -> str | None:
-    """Why a type has no form in JSON, or None where it has one."""
+    """Why a type can't be written as JSON, or None if it can."""
     if pa.types.is_struct(kind):
         return next(filter(None, (json_problem(field.type) for field in kind)), None)
     if pa.types.is_map(kind):
         if pa.types.is_nested(kind.key_type):
-            return f"the keys of a JSON object are texts, not {kind.key_type}"
+            return f"the keys of a JSON object are strings, not {kind.key_type}"
         return json_problem(kind.key_type) or json_problem(kind.item_type)
     if _is_list(kind) or pa.types.is_dictionary(kind):
         return json_problem(kind.value_type)
     if _is_text(kind) or _is_binary(kind) or any(test(kind) for test in _SIMPLE):
         return None
-    return f"{kind} has no form in JSON; cast it to a string"
+    return f"{kind} can't be written as JSON; cast it to a string"
 
 
 def json_texts(column: pa.Array) -> pa.Array:  # noqa: C901, PLR0911  (one case for each kind of type)
-    """Each value of a column as the text of a JSON value; null stays null. The type is one that `json_problem` lets pass."""
+    """Each value of a column as the text of a JSON value; null stays null. `json_problem` must be None for the type."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return json_texts(column.cast(kind.value_type))
@@ -100,13 +100,13 @@ def json_texts(column: pa.Array) -> pa.Array:  # noqa: C901, PLR0911  (one case 
     if pa.types.is_date(kind):
         return _quoted(column.cast(pa.string()))
     if pa.types.is_time(kind):
-        digits = pc.ascii_rtrim(column.cast(pa.time64("us"), safe=False).cast(pa.string()), "0")  # of six behind the point
+        digits = pc.ascii_rtrim(column.cast(pa.time64("us"), safe=False).cast(pa.string()), "0")  # of six decimals
         return _quoted(pc.ascii_rtrim(digits, "."))
     return column.cast(pa.string())  # integers, booleans, decimals
 
 
 def escaped(texts: pa.Array) -> pa.Array:
-    """Texts as they stand between the quotes of a JSON text. A column without special characters is looked through once."""
+    """Texts escaped for a JSON string, without the quotes. A column without special characters is scanned only once."""
     if not _has_any(texts, _SPECIAL):
         return texts
     texts = pc.replace_substring(texts, "\\", "\\\\")
@@ -123,9 +123,9 @@ def escaped(texts: pa.Array) -> pa.Array:
 
 
 def _has_any(texts: pa.StringArray, characters: bytes) -> bool:
-    """Whether one of the characters is in one of the texts, looked for in their memory: a sixth of a regular expression's time.
+    """Whether any text has any of the characters; searches the texts' memory in a sixth of a regular expression's time.
 
-    What lies in the memory for a null may be anything; then the answer may be yes where it is no.
+    The memory behind a null may have any content, so the result may be True although no text has such a character.
     """
     if not len(texts):
         return False
@@ -151,17 +151,17 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _joined(*parts: Any) -> pa.Array:
-    """Texts side by side; null where one is: Arrow 26 loses rows when it is told to skip nulls and finds only such."""
+    """Joined texts; null if any part is null, since Arrow 26 loses rows whose parts are all null when told to skip nulls."""
     return pc.binary_join_element_wise(*parts, "")
 
 
 def _joined_over_nulls(*parts: Any) -> pa.Array:
-    """Texts side by side, with nothing where one is null."""
+    """Joined texts; a null part adds nothing."""
     return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="")
 
 
 def _objects(names: list[str], columns: list[pa.Array], length: int) -> pa.Array:
-    """An object for each row. Every field begins with its comma; the first one's is cut off."""
+    """An object for each row. Every field starts with a comma; the first field's comma is removed."""
     parts: list[Any] = []
     may_begin_with_comma = False
     for name, column in zip(names, columns, strict=True):
@@ -180,7 +180,7 @@ def _objects(names: list[str], columns: list[pa.Array], length: int) -> pa.Array
 
 
 def _maps(column: pa.Array) -> pa.Array:
-    """Objects of a map's entries, with nulls; a key that is no text is its own text."""
+    """Objects with a map's entries, including nulls; a key that is not a string is converted to its JSON text, in quotes."""
     kind = column.type
     entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
     entries = column.cast(pa.list_(entry))
@@ -198,7 +198,7 @@ def _lists(column: pa.Array) -> pa.Array:
 
 
 def _collected(column: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa.Array:
-    """The texts of a list column's values, put together list by list."""
+    """The texts of a list column's values, joined list by list."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int32())
     ends = pc.cumulative_sum(lengths)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
@@ -219,7 +219,7 @@ def _base64(column: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
-    """Numbers with a point or an exponent, so that a reader that tells floats from integers sees the same type in each row."""
+    """Numbers with a point or an exponent, so that readers that distinguish floats from integers see one type in all rows."""
     if pa.types.is_float16(column.type):
         column = column.cast(pa.float32())
     texts = column.cast(pa.string())
@@ -237,8 +237,8 @@ def _timestamps(column: pa.Array) -> pa.Array:
     moments = column.cast(pa.timestamp("us", None if zone is None else "UTC"), safe=False).cast(pa.timestamp("us"))
     milliseconds = moments.cast(pa.timestamp("ms"), safe=False)
     if milliseconds.cast(pa.timestamp("us")).equals(moments):
-        texts = milliseconds.cast(pa.string())  # with three digits each
+        texts = milliseconds.cast(pa.string())  # with three decimals each
     else:
-        texts = moments.cast(pa.string())  # with six
+        texts = moments.cast(pa.string())  # with six decimals
         texts = pc.if_else(pc.ends_with(texts, "000"), pc.utf8_slice_codeunits(texts, 0, -3), texts)
     return _joined('"', pc.replace_substring(texts, " ", "T"), '"' if zone is None else 'Z"')

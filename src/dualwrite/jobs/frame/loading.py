@@ -1,4 +1,4 @@
-"""Arrow record batches into a staging table: COPY on PostgreSQL, many rows a statement elsewhere; no COMMIT."""
+"""Loads Arrow record batches into a staging table: COPY on PostgreSQL, multi-row statements elsewhere; never commits."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from dualwrite.jobs.frame.table_names import quoted_name
 from dualwrite.jobs.frame.types import MYSQL, is_binary, plain
 
 _ROWS_A_STATEMENT: Final = 1000
-# Arrow quotes every text and no null, so that PostgreSQL tells an empty text from NULL
+# Arrow quotes every text but no null, so PostgreSQL can distinguish an empty text from NULL
 _CSV: Final = csv.WriteOptions(include_header=False, batch_size=1 << 16)
 
 _Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
 class StagingWriter(ABC):
-    """Loads the rows of one task into a staging table, in the transaction of the given connection, which the caller ends.
+    """Loads the rows of one task into a staging table, in the given connection's transaction, which the caller ends.
 
-    Until `finish` the connection is this writer's. Left by an exception, it ends what it has begun; the transaction then
-    can only be rolled back. Errors of the database come as SQLAlchemy's, or as the driver's own.
+    Until `finish`, nothing else may use the connection. If its `with` block ends with an exception, the writer stops what it
+    has started, and the transaction can only be rolled back. The database's errors are SQLAlchemy's or the driver's own.
 
     Args:
-        connection: In a transaction.
+        connection: A connection in a transaction.
         table: The staging table; its last two columns are the id and the fence.
-        columns: The others.
-        transactional_id: The id that the rows are kept under.
-        fence: The fence that they are kept under.
+        columns: Its other columns.
+        transactional_id: The id under which the rows are staged.
+        fence: The fencing token under which the rows are staged.
 
     Raises:
-        UsageError: The connection is in no transaction.
+        UsageError: The connection is not in a transaction.
     """
 
     def __init__(
         self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
     ) -> None:
         if not connection.in_transaction() or getattr(connection.connection.driver_connection, "autocommit", None) is True:
-            raise UsageError("Rows can be staged in a transaction only; the connection has none, or commits by itself.")
+            raise UsageError("Rows can be staged only in a transaction; the connection is in autocommit mode or not in one.")
         self._connection = connection
         self._table = table
         self._columns = tuple(columns)
@@ -58,14 +58,14 @@ class StagingWriter(ABC):
         self._is_finished = False
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Load the batch's rows. It may have other columns as well; they are left out.
+        """Load the batch's rows. Columns that the staging table does not have are ignored.
 
         Raises:
             UsageError: The writer is finished.
-            StoreError: A number is none that the database has (NaN; infinity on MariaDB and MySQL).
+            StoreError: The database can't store a number (NaN; infinity on MariaDB and MySQL).
         """
         if self._is_finished:
-            raise UsageError("The writer into staging is finished.")
+            raise UsageError("The staging writer is finished; no more rows can be added.")
         if not len(batch):
             return
         if self._conversions is None:
@@ -76,10 +76,10 @@ class StagingWriter(ABC):
         self._rows += len(batch)
 
     def finish(self) -> int:
-        """See that every row has arrived in the transaction; how many there are.
+        """Complete the load and check that every row has arrived in the transaction; return how many there are.
 
         Raises:
-            StoreError: The database counts other than we do.
+            StoreError: The database's row count differs from ours.
         """
         if not self._is_finished:
             self._is_finished = True
@@ -96,16 +96,16 @@ class StagingWriter(ABC):
 
     @abstractmethod
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
-        """From a column of the frame to what the database takes."""
+        """The conversion of a frame's column to what the database accepts."""
 
     @abstractmethod
     def _load(self, columns: list[pa.Array], count: int) -> None:
         """Load converted columns."""
 
-    def _end(  # noqa: B027  (most have nothing to end)
+    def _end(  # noqa: B027  (only COPY has something to end)
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End what was begun."""
+        """End what was started."""
 
 
 def staging_writer(
@@ -117,11 +117,11 @@ def staging_writer(
 
 
 class CopyWriter(StagingWriter):
-    """PostgreSQL: COPY, fed with CSV that Arrow writes.
+    """PostgreSQL: COPY, with CSV written by Arrow.
 
-    The transaction's COMMIT then waits neither for the disk nor for a standby. Staged rows may be lost in a crash as it is,
-    where the table is UNLOGGED, and the decision, which counts what it moves, finds them missing; and it waits itself, by
-    which everything that it has seen is on the disk, too.
+    The COMMIT of the staged rows waits neither for the disk nor for a standby (`synchronous_commit = off`). The table is
+    UNLOGGED, so a crash may lose staged rows anyway, and the decision, which counts the rows that it moves, then finds them
+    missing. The decision's own COMMIT does wait, and by then everything that it has seen is on disk, too.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class CopyWriter(StagingWriter):
         finally:
             self._cursor.close()
         if kind is None and copied != self._rows:
-            raise StoreError(f"{self._rows} rows were loaded into staging, and PostgreSQL counts {copied}.")
+            raise StoreError(f"{self._rows} rows were loaded into staging, but PostgreSQL reports {copied}.")
 
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
         del column
@@ -180,7 +180,7 @@ class CopyWriter(StagingWriter):
 
 
 class StatementWriter(StagingWriter):
-    """Other databases: INSERT statements of many rows, by the driver's own executemany."""
+    """Other databases: multi-row INSERT statements, with the driver's own executemany."""
 
     def __init__(
         self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
@@ -201,7 +201,7 @@ class StatementWriter(StagingWriter):
 
     @contextmanager
     def _session_in_utc(self) -> Iterator[None]:
-        """MariaDB and MySQL take the text of a TIMESTAMP for one of the session's time zone."""
+        """Set the session's time zone to UTC: MariaDB and MySQL read the text of a TIMESTAMP in that time zone."""
         if not self._in_utc:
             yield
             return
@@ -230,19 +230,19 @@ class StatementWriter(StagingWriter):
         return lambda values: values
 
     def _checked(self, values: pa.Array, name: str) -> pa.Array:
-        """Numbers that SQLite would store as NULL, and MariaDB and MySQL not at all, are refused."""
+        """Reject numbers that SQLite would store as NULL and that MariaDB and MySQL can't store."""
         dialect = self._connection.dialect.name
         bad = pc.invert(pc.is_finite(values)) if dialect in MYSQL else pc.is_nan(values)
         if not pc.any(bad).as_py():
             return values
         raise StoreError(
-            f"Column {name} holds NaN or an infinity, for which {dialect} has no value.",
-            next_step="replace it, for instance by NULL: nanvl(column, null)",
+            f"Column {name} has NaN or an infinity, which {dialect} can't store.",
+            next_step="replace such values, for instance with NULL: nanvl(column, null)",
         )
 
 
 def _insert(table: Table, dialect: Dialect) -> str:
-    """The statement as the driver takes it with a sequence for each row."""
+    """The statement for the driver's executemany, with one placeholder per column."""
     prepare = dialect.identifier_preparer
     names = ", ".join(prepare.quote_identifier(column.name) for column in table.columns)
     marks = ", ".join(["?" if dialect.paramstyle == "qmark" else "%s"] * len(table.columns))
@@ -254,14 +254,14 @@ def _joined(*parts: Any) -> pa.Array:
 
 
 def _in_utc(column: pa.Array) -> pa.Array:
-    """Moments as texts with Z: Arrow takes 18 times as long for those of a time zone, even UTC, as for those of none."""
+    """Timestamps as texts with Z; converted without a time zone, since with one, even UTC, Arrow takes 18 times as long."""
     unit = column.type.unit
     return _joined(column.cast(pa.timestamp(unit, "UTC")).cast(pa.timestamp(unit)).cast(pa.string()), "Z")
 
 
 def _hexadecimal(column: pa.Array) -> pa.Array:
-    r"""Bytes as PostgreSQL reads them: `\x` and two digits for each, the whole column at once."""
-    filled = pc.fill_null(column.cast(pa.binary()), b"")  # Arrow may keep bytes where a null is
+    r"""Bytes in PostgreSQL's hex format (`\x` and two digits per byte), converted for the whole column at once."""
+    filled = pc.fill_null(column.cast(pa.binary()), b"")  # Arrow may store bytes behind a null
     places = memoryview(filled.buffers()[1]).cast("i")
     first, last = places[filled.offset], places[filled.offset + len(filled)]
     content = filled.buffers()[2]

@@ -1,6 +1,7 @@
-"""Rows as Kafka messages, with the columns of Spark's own Kafka sink: `key`, `value`, `topic`, `partition`, `headers`.
+"""Converts rows to Kafka messages, from the columns of Spark's own Kafka sink: `key`, `value`, `topic`, `partition`, `headers`.
 
-`timestamp` is one more, which Spark's sink does not know: when the message was made, where that is not when it is sent.
+One more column, `timestamp`, which Spark's sink does not have, sets the message's create time; by default it is the time of
+sending.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dualwrite.jobs.frame.json_values import json_problem, json_values
 from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
 
 MESSAGE_COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
-"""The columns of a frame that are the message; the others are the table's row."""
+"""The columns of a frame that make the message; the others make the table's row."""
 
 _TEXT: Final = "a string"
 _CONTENT: Final = "a string or binary"
@@ -24,18 +25,18 @@ _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 
 class MessageEncoder:
-    """Hands the rows of Arrow record batches to a producer as messages.
+    """Sends the rows of Arrow record batches as messages.
 
-    A null `value` is a tombstone, as it is for Kafka; nulls of the other columns mean that the message has none, but for
-    `topic`, which a message can't be without. The option `topic` goes before the column, as in Spark's sink.
+    A null `value` is a tombstone, as in Kafka. A null in `key`, `partition`, `headers` or `timestamp` means that the message
+    has none; `topic` must not be null. The option `topic` takes precedence over the column, as in Spark's sink.
 
     Args:
         schema: The schema of the record batches.
-        topic: The topic of all messages; None takes the column `topic`.
-        value_columns: Columns that make the value, as one JSON object (see json_values); None takes the column `value`.
+        topic: The topic of all messages; None uses the column `topic`.
+        value_columns: Columns that make the value, as one JSON object (see json_values); None uses the column `value`.
 
     Raises:
-        ConfigurationError: The schema can't give messages; the text has all reasons.
+        ConfigurationError: The schema does not define messages; the text lists every problem.
     """
 
     def __init__(self, schema: pa.Schema, *, topic: str | None = None, value_columns: Sequence[str] | None = None) -> None:
@@ -52,7 +53,7 @@ class MessageEncoder:
         self._rows = 0
 
     def send(self, batch: pa.RecordBatch, producer: TransactionalProducer) -> int:
-        """Hand over a message for each row, in the order of the rows for each topic; how many.
+        """Send one message per row, keeping the order of rows within each topic; return how many.
 
         Raises: as `TransactionalProducer.send`, and
             InvalidMessageError: The topic of a row is null; nothing of the batch was sent.
@@ -73,12 +74,12 @@ class MessageEncoder:
         row = pc.index(batch.column("topic").is_null(), value=True).as_py()
         raise InvalidMessageError(
             f"Row {self._rows + row + 1} of the task has no topic: its column topic is null.",
-            next_step="give each row a topic, leave such rows out, or set the option topic",
+            next_step="set a topic in each row, filter out such rows, or set the option topic",
             row=self._rows + row + 1,
         )
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows of each topic, in their order: between topics there is none in Kafka either."""
+        """The rows of each topic, in their original order; between topics Kafka keeps no order either."""
         if self._topic is not None:
             yield self._topic, batch
             return
@@ -87,7 +88,7 @@ class MessageEncoder:
         if len(names) == 1:
             yield names[0], batch
             return
-        batch = batch.take(pc.array_sort_indices(topics.indices))  # it keeps the order of equal ones
+        batch = batch.take(pc.array_sort_indices(topics.indices))  # a stable sort
         begin = 0
         counts = {each["values"]: each["counts"] for each in pc.value_counts(topics.indices).to_pylist()}
         for number, name in enumerate(names):
@@ -95,7 +96,7 @@ class MessageEncoder:
             begin += counts[number]
 
     def _send_to(self, topic: str, batch: pa.RecordBatch, producer: TransactionalProducer) -> None:
-        """All rows to one topic: at once, unless each has something of its own beside key and value."""
+        """Send all rows to one topic: in one call, unless rows differ in more than key and value."""
         values = self._values(batch)
         keys = self._used("key", batch)
         partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
@@ -124,7 +125,7 @@ class MessageEncoder:
         return batch.column("value") if self._value_columns is None else json_values(batch, self._value_columns)
 
     def _used(self, name: str, batch: pa.RecordBatch) -> pa.Array | None:
-        """The column, if there is one that is not all null."""
+        """The column, or None if it is missing or all its values are null."""
         if name not in self._columns:
             return None
         column = batch.column(name)
@@ -132,35 +133,35 @@ class MessageEncoder:
 
 
 def _problems_of_source(schema: pa.Schema, topic: str | None, value_columns: Sequence[str] | None) -> Iterator[str]:
-    """What is missing, or there twice."""
+    """Columns that are missing or occur more than once."""
     names = schema.names
-    yield from (f"there are {names.count(name)} columns {name}" for name in MESSAGE_COLUMNS if names.count(name) > 1)
+    yield from (f"there are {names.count(name)} columns named {name}" for name in MESSAGE_COLUMNS if names.count(name) > 1)
     if topic is None and "topic" not in names:
         yield "there is neither the option topic nor a column topic"
     if value_columns is None:
         if "value" not in names:
-            yield "the column value is missing (or set value.format=json, which makes it of other columns)"
+            yield "the column value is missing (set value.format=json to make the value from other columns)"
         return
     if "value" in names:
-        yield "there is a column value, and value.columns would make another"
+        yield "there is a column value, and value.columns would make another value"
     if not value_columns:
         yield "value.columns is empty"
     for name in value_columns:
         if names.count(name) != 1:
-            yield f"value.columns names {name!r}, of which there are {names.count(name)} columns"
+            yield f"value.columns has {name!r}, but there are {names.count(name)} columns with this name"
         elif problem := json_problem(schema.field(name).type):
             yield f"column {name!r} of value.columns: {problem}"
 
 
 def _problems_of_types(schema: pa.Schema, topic: str | None) -> Iterator[str]:
-    """Message columns of a type that Spark's sink would refuse, too."""
+    """Message columns of a wrong type; Spark's sink has the same rules for its columns."""
     wanted = {
         "key": (_CONTENT, lambda kind: _is_text(kind) or _is_binary(kind)),
         "value": (_CONTENT, lambda kind: _is_text(kind) or _is_binary(kind)),
         "topic": (_TEXT, _is_text),
         "partition": ("an int", pa.types.is_int32),
         "headers": (_HEADERS, _is_headers),
-        "timestamp": ("a timestamp (with time zone; a timestamp_ntz names no moment)", _is_moment),
+        "timestamp": ("a timestamp (with time zone; a timestamp_ntz is not an instant)", _is_instant),
     }
     for name, (expected, fits) in wanted.items():
         if schema.names.count(name) != 1 or (name == "topic" and topic is not None):
@@ -178,7 +179,7 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _is_moment(kind: pa.DataType) -> bool:
+def _is_instant(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
 
 
@@ -190,7 +191,7 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 def _binary(column: pa.Array) -> pa.Array:
-    """Texts as they lie in Arrow's memory, which is UTF-8, so that none is decoded and encoded again."""
+    """Texts as bytes, without decoding and encoding them again: Arrow stores them in UTF-8."""
     kind = column.type
     if pa.types.is_string(kind):
         return column.cast(pa.binary())
@@ -198,7 +199,7 @@ def _binary(column: pa.Array) -> pa.Array:
 
 
 def _contents(column: pa.Array) -> list[Any]:
-    """Bytes, or None."""
+    """The values as bytes; None for a null."""
     listed: list[Any] = _binary(column).to_pylist()
     return listed
 
@@ -220,7 +221,7 @@ def _milliseconds(column: pa.Array) -> list[int | None]:
 
 
 def _only_value(column: pa.Array | None) -> int | None:
-    """The number that is in every row, or None."""
+    """The number, if it is the same in every row, else None."""
     if column is None or column.null_count:
         return None
     edges = pc.min_max(column).as_py()

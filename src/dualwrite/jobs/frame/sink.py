@@ -1,4 +1,4 @@
-"""A frame's rows as a sink: Arrow record batches whose columns are the message, and the row of a table."""
+"""The sink of a frame's rows: Arrow record batches whose columns make a message and the row of a table."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ALL_COLUMNS: Final = "*"
 
 @dataclass(frozen=True)
 class FrameSettings:
-    """What is written where. It can be pickled.
+    """Where and how a frame is written. It can be pickled.
 
     Args:
         dbtable: The table, `table` or `schema.table`.
         topic: The topic of all messages, or None for the column `topic`.
         upsert_keys: Columns by which a row replaces an earlier one; empty for append.
-        staging_schema: Where the staging table is, or None for the table's own schema.
-        value_columns: Columns that make the message's value, as JSON; `("*",)` for all of the table's row; empty for the
-            column `value`.
+        staging_schema: The schema of the staging table, or None for the table's own schema.
+        value_columns: Columns that make the message's value, as JSON; `("*",)` for all columns of the table's row; empty for
+            the column `value`.
     """
 
     dbtable: str
@@ -44,12 +44,12 @@ class FrameSink:
     """See `dualwrite.jobs.task.Sink` and `dualwrite.jobs.driver.Mover`. It can be pickled.
 
     Args:
-        settings: What is written where.
+        settings: Where and how the frame is written.
         schema: The frame's columns.
-        target: The table, as it was found.
+        target: The reflected table.
 
     Raises:
-        ConfigurationError: The frame can't be written there; the text has all reasons.
+        ConfigurationError: The frame can't be written to the table or to Kafka; the text lists every problem.
     """
 
     def __init__(self, settings: FrameSettings, schema: pa.Schema, target: TargetTable) -> None:
@@ -62,11 +62,11 @@ class FrameSink:
 
     @classmethod
     def found(cls, engine: Engine, settings: FrameSettings, schema: pa.Schema) -> FrameSink:
-        """Look the table up, compare it with the frame, and make the staging table if it is missing.
+        """Reflect the table, compare it with the frame, and create the staging table if it is missing.
 
         Raises:
-            ConfigurationError: The frame can't be written there, or the staging table can't be made.
-            StoreError: The database refuses or can't be reached.
+            ConfigurationError: The frame can't be written to the table or to Kafka, or the staging table can't be created.
+            StoreError: The database rejects a statement or can't be reached.
         """
         with engine.connect() as connection:
             target = table_columns(connection, settings.dbtable)

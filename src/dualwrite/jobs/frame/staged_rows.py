@@ -1,4 +1,4 @@
-"""Deleting staged rows by their keys. Needs no Arrow: recovery by hand does it, too."""
+"""Deletes staged rows by their keys. Does not need Arrow, because manual recovery uses it, too."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class StagedRows:
     """A staging table of which only the name is known.
 
     Args:
-        name: As `quoted_name` writes it; it stands in the job's row.
+        name: The name from the job's row, as written by `quoted_name`.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def delete(self, connection: Connection, up_to: Mapping[str, int]) -> int:
-        """Delete what was staged under these ids and any fence up to the given one; how many rows there were.
+        """Delete the rows staged under each id by fences up to the given one; return how many there were.
 
-        A table that is not there any more holds nothing.
+        If the table no longer exists, there are none.
         """
         staged = self._table(connection)
         if staged is None:
@@ -40,7 +40,7 @@ class StagedRows:
         return deleted
 
     def committed_keys(self, connection: Connection, up_to: Mapping[str, int]) -> list[tuple[str, int]]:
-        """The ids and fences under which rows stand that a reader can see, up to the given fences; waits for nobody."""
+        """The ids and fences, up to the given ones, that have visible staged rows; does not wait for locks."""
         staged = self._table(connection)
         if staged is None:
             return []
@@ -52,7 +52,7 @@ class StagedRows:
         return found
 
     def delete_exactly(self, connection: Connection, transactional_id: str, fence: int) -> int:
-        """Delete what was staged under this id and this fence; how many rows there were."""
+        """Delete the rows staged under this id and exactly this fence; return how many there were."""
         staged = self._table(connection)
         if staged is None:
             return 0
@@ -60,7 +60,7 @@ class StagedRows:
         return connection.execute(delete(staged).where(ours)).rowcount
 
     def _table(self, connection: Connection) -> TableClause | None:
-        if not self._name:  # of a run that no task has opened
+        if not self._name:  # the run was never opened by a task
             return None
         schema, name = split_name(self._name, connection.dialect.name)
         if not inspect(connection).has_table(name, schema=schema):

@@ -1,11 +1,12 @@
-"""The staging table of a target table: where tasks leave rows until the job's decision moves them, all in one transaction.
+"""The staging table of a target table: tasks load rows into it, and the job's decision moves them all in one transaction.
 
-Rows are kept under the id and the fence of the task attempt that loaded them, so that what a zombie or a crashed run left is
-never taken for a winner's. On PostgreSQL the table is UNLOGGED: loading costs no write-ahead log, and a crash of the server
-empties it. The decision counts what it moves, finds rows missing then, and is refused: the batch is run again, nothing is lost.
+Each row has the id and the fence of the task attempt that loaded it, so that rows left by a zombie or a crashed run are never
+mistaken for a winner's. On PostgreSQL the table is UNLOGGED: loading writes no write-ahead log, and a crash of the server
+empties the table. The decision counts the rows that it moves, so it then finds rows missing and does not commit: the batch is
+run again, and nothing is lost.
 
-The index by id and fence costs a load about a quarter of its time; without it each delete by id would read the whole table with
-the dead rows of earlier batches, and InnoDB would lock every row that it reads.
+The index on id and fence makes up about a quarter of the loading time; without it each delete by id would read the whole table
+with the dead rows of earlier batches, and InnoDB would lock every row that it reads.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _NAMED_ROWS: Final = 5
 
 
 class _Written(UserDefinedType[Any]):
-    """A type that is given as it is written in CREATE TABLE."""
+    """A type given by its text in CREATE TABLE."""
 
     cache_ok = True
 
@@ -69,20 +70,20 @@ class _Written(UserDefinedType[Any]):
         self.ddl = ddl
 
     def get_col_spec(self, **_: Any) -> str:
-        """The text."""
+        """The type's text."""
         return self.ddl
 
 
 class StagingTable:
-    """The staging table for frames of certain columns. It has no state of its own; several threads and processes may use one.
+    """The staging table for frames with certain columns. It is stateless: several threads and processes may use it.
 
     Args:
         target: The table that rows are moved to.
-        columns: Names of the frame's columns that are the table's, each in the table.
-        staging_schema: Where the staging table is; None for the target's schema.
+        columns: Names of the frame's columns for the table; each must be a column of the table.
+        staging_schema: The schema of the staging table; None for the target's schema.
 
     Raises:
-        ConfigurationError: A column is not in the table, or has a name that staging keeps for itself.
+        ConfigurationError: A column is not in the table, or its name is reserved for staging.
     """
 
     def __init__(self, target: TargetTable, columns: Sequence[str], *, staging_schema: str | None = None) -> None:
@@ -90,7 +91,7 @@ class StagingTable:
         wrong = [name for name, known in found.items() if known is None or name in (ID_COLUMN, FENCE_COLUMN)]
         if wrong:
             raise ConfigurationError(
-                f"Rows for {target.full_name} can't be staged: its column {wrong[0]!r} is missing, or is staging's own."
+                f"Rows for {target.full_name} can't be staged: its column {wrong[0]!r} is missing, or its name is reserved."
             )
         self.target = target
         self.columns: tuple[TargetColumn, ...] = tuple(known for known in found.values() if known is not None)
@@ -105,16 +106,16 @@ class StagingTable:
     # --- the table --------------------------------------------------------------------------------------------------------
 
     def ddl(self, dialect: Dialect) -> str:
-        """The SQL that makes the table, for whoever has the privilege."""
+        """The SQL that creates the table, for someone with the privilege."""
         written = ";\n".join(str(statement.compile(dialect=dialect)).strip() for statement in self._creation(dialect))
         return written.replace("%%", "%") if "format" in dialect.paramstyle else written
 
     def ensure(self, engine: Engine) -> None:
-        """Make the table if it is not there. Several may do it at once.
+        """Create the table if it is missing. Several processes may do this at once.
 
         Raises:
-            ConfigurationError: We may not make it (the text has the SQL for somebody who may), there is no such schema, or
-                the table was altered.
+            ConfigurationError: The user has no privilege to create it (the text includes the DDL for someone with the
+                privilege), the schema does not exist, or the table was altered.
             StoreError: Any other error of the database.
         """
         errors = ErrorMap(engine, dialect_of(engine))
@@ -127,7 +128,7 @@ class StagingTable:
 
     def _is_there(self, engine: Engine) -> bool:
         with engine.connect() as connection:
-            try:  # twice: SQLite has no columns of a table that is made between its two looks
+            try:  # twice: SQLite reports no columns for a table that is created between its two queries
                 found = (inspect(connection).get_columns(self.name, schema=self.schema) for _ in range(2))
                 names = {each["name"] for columns in found for each in columns}
                 indexes = inspect(connection).get_indexes(self.name, schema=self.schema)
@@ -135,9 +136,9 @@ class StagingTable:
                 return False
         if names != {each.name for each in self._staged.columns}:
             raise ConfigurationError(
-                f"The staging table {self._full_name} has other columns than it was made with.",
-                cause="it was altered, or made by hand in another form",
-                next_step="drop it while no job writes; it is made anew",
+                f"The staging table {self._full_name} has unexpected columns.",
+                cause="it was altered, or created manually with other columns",
+                next_step="drop it while no job is running; it will be created again",
             )
         return self._index in {each["name"] for each in indexes}
 
@@ -147,17 +148,18 @@ class StagingTable:
                 for statement in self._creation(engine.dialect):
                     connection.execute(statement)
         except DBAPIError:
-            if not self._is_there(engine):  # else another was faster: IF NOT EXISTS looks before it locks
+            if not self._is_there(engine):  # else another process created it: IF NOT EXISTS checks before it locks
                 raise
 
     def _not_made(self, engine: Engine, errors: ErrorMap, error: DBAPIError) -> Exception:
         if errors.classify(error) is ErrorClass.DENIED:
             user = engine.url.username or "the job's user"
             return ConfigurationError(
-                f"The staging table {self._full_name} is missing, and we may not make it.",
+                f"The staging table {self._full_name} is missing, and {user} has no privilege to create it.",
                 cause=" ".join(str(error.orig).split()),
-                next_step=f"grant CREATE on its schema to {user}, set stagingSchema to one where {user} may create tables, or "
-                f"let somebody else make it and grant SELECT, INSERT and DELETE on it to {user}: {self.ddl(engine.dialect)}",
+                next_step=f"grant CREATE on its schema to {user}, set stagingSchema to a schema in which {user} can create "
+                "tables, or let an administrator create it and grant SELECT, INSERT and DELETE on it to "
+                f"{user}: {self.ddl(engine.dialect)}",
             )
         if self.schema is not None and errors.classify(error) is not ErrorClass.CONNECTION:
             with engine.connect() as connection:
@@ -165,19 +167,19 @@ class StagingTable:
             if self.schema not in schemas:
                 return ConfigurationError(
                     f"The schema {self.schema!r} for the staging table does not exist.",
-                    next_step="create it, or set stagingSchema to another",
+                    next_step="create it, or set stagingSchema to an existing schema",
                 )
-        return errors.translated(error, f"making the staging table {self._full_name}")
+        return errors.translated(error, f"creating the staging table {self._full_name}")
 
     def _creation(self, dialect: Dialect) -> tuple[CreateTable, CreateIndex]:
         id_type: TypeEngine[str] = String(255)
-        if dialect.name in MYSQL:  # ids are compared byte by byte, with case, accents and trailing spaces
+        if dialect.name in MYSQL:  # so that ids are compared byte by byte, including case, accents and trailing spaces
             collation = "utf8mb4_nopad_bin" if getattr(dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
             id_type = mysql.VARCHAR(255, charset="utf8mb4", collation=collation)
         prefixes = ["UNLOGGED"] if dialect.name == "postgresql" else []
         engine = {f"{name}_engine": "InnoDB" for name in MYSQL}
         made = _table(self.name, self.schema, self.columns, id_type, prefixes=prefixes, **engine)
-        if dialect.name in MYSQL:  # where a TIMESTAMP may be set to take no NULL unless it is told to
+        if dialect.name in MYSQL:  # depending on a server setting, a TIMESTAMP is NOT NULL unless it is declared as NULL
             for each in self.columns:
                 made.c[each.name].type = _Written(f"{each.ddl} NULL")
         index = Index(self._index, made.c[ID_COLUMN], made.c[FENCE_COLUMN])
@@ -191,11 +193,11 @@ class StagingTable:
     # --- rows -------------------------------------------------------------------------------------------------------------
 
     def writer(self, connection: Connection, transactional_id: str, fence: int) -> StagingWriter:
-        """A writer that takes record batches one by one; see StagingWriter. Use it in a `with`."""
+        """A writer that loads record batches one by one; see StagingWriter. Use it in a `with` statement."""
         return staging_writer(connection, self._staged, self.columns, transactional_id, fence)
 
     def load(self, connection: Connection, transactional_id: str, fence: int, batches: Iterable[pa.RecordBatch]) -> int:
-        """Load all rows of the batches under this key, in the connection's transaction; how many."""
+        """Load all rows of the batches under this id and fence, in the connection's transaction; return how many."""
         with self.writer(connection, transactional_id, fence) as writer:
             for batch in batches:
                 writer.add(batch)
@@ -204,20 +206,20 @@ class StagingTable:
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]], *, upsert_keys: Sequence[str] = ()) -> int:
         """Insert into the target exactly the rows staged under these keys, in the connection's transaction.
 
-        They stay in staging until they are deleted (StagedRows).
+        They stay in staging until they are deleted (see StagedRows).
 
         Args:
-            connection: In a transaction.
+            connection: A connection in a transaction.
             keys: Ids with their fences.
             upsert_keys: Columns by which a row replaces an earlier one; empty for append.
 
         Returns:
-            How many staged rows there are under the keys, all of which are in the target now, as far as no trigger or rule
-            of the target's keeps one out: those are not counted.
+            How many staged rows the keys have. All of them are now in the target, except rows that a trigger or rule of the
+            target suppressed; those are not counted.
 
         Raises:
-            BatchRefusedError: Two staged rows have the same upsert keys, so that it is open which one should stay.
-            StoreError: Rows were staged while they were moved.
+            BatchRefusedError: Two staged rows have the same upsert keys, so it is undefined which one should win.
+            StoreError: Rows were staged under these keys while rows were being moved.
         """
         if not keys:
             return 0
@@ -235,20 +237,21 @@ class StagingTable:
         statement = self._upsert(connection, rows, upsert_keys)
         if connection.dialect.name not in MYSQL:
             return _row_count(connection, statement)
-        # There a replaced row counts twice. While ours are locked they can only become more, which the second look would find.
+        # MySQL and MariaDB count a replaced row twice, so we count the staged rows. While they are locked, rows can only be
+        # added, and the second count finds that.
         count = select(func.count()).select_from(self._staged).where(ours).with_for_update(read=True)
         before: int = connection.execute(count).scalar_one()
         connection.execute(statement)
         after: int = connection.execute(count).scalar_one()
         if before != after:
             raise StoreError(
-                f"{after - before} rows were staged for {self.target.full_name} while rows were moved.",
-                next_step="roll back and try again; a task attempt may not load rows after its outcome is known",
+                f"{after - before} rows were staged for {self.target.full_name} while rows were being moved.",
+                next_step="roll back and try again; a task attempt must not load rows after its outcome is known",
             )
         return after
 
     def _is_one_of(self, connection: Connection, keys: Sequence[tuple[str, int]]) -> ColumnElement[bool]:
-        """The condition for rows of these keys; PostgreSQL would compare each row with each key of a list, but hashes these."""
+        """The condition for rows with these keys; PostgreSQL compares a row with each item of a list, but hashes a subquery."""
         ours = tuple_(self._id, self._fence)
         if connection.dialect.name != "postgresql":
             return ours.in_(keys)
@@ -264,7 +267,7 @@ class StagingTable:
 
     def _check_unambiguous(self, connection: Connection, ours: ColumnElement[bool], upsert_keys: Sequence[str]) -> None:
         by = [self._staged.c[name] for name in upsert_keys]
-        present = and_(*(each.is_not(None) for each in by))  # a NULL is like no other, for the unique key as well
+        present = and_(*(each.is_not(None) for each in by))  # NULLs are distinct, for the unique key as well
         twice = select(*by, func.count()).where(ours, present).group_by(*by).having(func.count() > 1).limit(_NAMED_ROWS)
         found = connection.execute(twice).all()
         if found:
@@ -275,11 +278,11 @@ class StagingTable:
             raise BatchRefusedError(
                 f"The batch is ambiguous: several of its rows for {self.target.full_name} have the same upsertKeys: {rows}"
                 f"{'; …' if len(found) == _NAMED_ROWS else ''}.",
-                next_step="leave one row for each key before it is written (dropDuplicates, or the latest by a window)",
+                next_step="keep one row per key before writing (dropDuplicates, or the latest row with a window function)",
             )
 
     def _upsert(self, connection: Connection, rows: Any, upsert_keys: Sequence[str]) -> Insert:
-        """Each row is inserted or replaces, also where it has keys only, so that the database counts it."""
+        """An upsert of each row; a row that has only key columns also updates, so that the database counts it."""
         changed = [name for name in self._names if name not in upsert_keys] or list(upsert_keys[:1])
         if connection.dialect.name in MYSQL:
             made = mysql.insert(self._target).from_select(self._names, rows)
@@ -294,7 +297,7 @@ class StagingTable:
 
 @contextmanager
 def _zeros_kept(connection: Connection) -> Iterator[None]:
-    """MariaDB and MySQL would number a row anew whose AUTO_INCREMENT column is 0, unless told otherwise."""
+    """Keep a 0 in an AUTO_INCREMENT column: by default MariaDB and MySQL replace it with the next number."""
     if connection.dialect.name not in MYSQL:
         yield
         return
@@ -303,7 +306,7 @@ def _zeros_kept(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(DBAPIError):  # a broken connection keeps no setting
+        with suppress(DBAPIError):  # the settings of a broken connection are gone anyway
             connection.execute(text("SET SESSION sql_mode = :before"), {"before": before})
 
 
@@ -324,7 +327,7 @@ def _table(name: str, schema: str | None, columns: Sequence[TargetColumn], id_ty
 
 
 def _staging_name(target: TargetTable, columns: Sequence[TargetColumn]) -> str:
-    """Made of the target's name, and of all that the form of the table hangs on: other columns, another table."""
+    """A name made from the target's name and a hash of everything that determines the staging table's definition."""
     facts = [target.schema, target.name, [(each.name, each.ddl) for each in columns]]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_HASH_DIGITS]
     room = _MAX_NAME_BYTES - len(_PREFIX) - 1 - _HASH_DIGITS

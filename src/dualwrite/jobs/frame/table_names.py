@@ -1,4 +1,4 @@
-"""Names of tables as users write them, and as they are written back. Needs no Arrow: recovery by hand reads them, too."""
+"""Parses table names and quotes them. Does not need Arrow, because manual recovery uses it, too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`()]+
 
 
 def split_name(dbtable: str, dialect: str) -> tuple[str | None, str]:
-    """Schema, if there is one, and table.
+    """The schema, or None, and the table of a name.
 
     Raises:
-        ConfigurationError: It is no name.
+        ConfigurationError: The text is not a table name.
     """
     parts: list[str] = []
     place = 0
@@ -31,13 +31,13 @@ def split_name(dbtable: str, dialect: str) -> tuple[str | None, str]:
             break
     if place != len(dbtable) or not 1 <= len(parts) <= 2 or dbtable.rstrip().endswith("."):  # noqa: PLR2004
         raise ConfigurationError(
-            f"dbtable is {dbtable!r}, which is no name of a table.",
-            cause="rows can be written to a table only, not to a query",
-            next_step='table, schema.table, or "Quoted name"."Of a table"',
+            f"dbtable is {dbtable!r}, which is not a table name.",
+            cause="rows can be written only to a table, not to a query",
+            next_step='use table, schema.table, or "Quoted schema"."Quoted table"',
         )
     return (parts[0] if parts[1:] else None), parts[-1]
 
 
 def quoted_name(name: str, schema: str | None) -> str:
-    """A table's name in PostgreSQL's SQL, for the driver itself: SQLAlchemy doubles each %."""
+    """A table's name quoted for PostgreSQL, to pass to the driver directly: SQLAlchemy's own quoting doubles each %."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in (schema, name) if part is not None)

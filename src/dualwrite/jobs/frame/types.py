@@ -1,9 +1,9 @@
-"""Which Arrow types fit which columns of a table: as they are or wider, never narrower, and nothing that needs a guess.
+"""Which Arrow types fit which columns of a table: the column has the same type or a wider one, and no conversion is guessed.
 
-Strings fit every column that Spark has no type for, since its database reads text and checks it (enum, uuid, json, arrays,
-types of extensions): numbers, dates and bytes are cast in Spark. Lengths of texts, signs of unsigned integers and fractions of
-seconds are the database's to check. An instant fits only a column that holds instants; MariaDB's and MySQL's DATETIME and
-SQLite's columns, which have no time zone, take it in UTC.
+Strings fit every column that Spark has no type for (enum, uuid, json, arrays, types of extensions), since the database parses
+and checks the text; for numbers, dates and bytes, strings must be cast in Spark. The database checks lengths of texts, signs
+of unsigned integers and fractions of seconds. An instant fits only a column of instants; MariaDB's and MySQL's DATETIME and
+SQLite's columns, which have no time zone, accept it in UTC.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sqlalchemy.types import TypeEngine
 MYSQL: Final = ("mysql", "mariadb")
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "small_integer": 16, "MEDIUMINT": 24, "BIGINT": 64, "big_integer": 64}
 _DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
-_EXACT_FLOAT_BITS: Final = {32: 24, 64: 53}  # of an integer that a float of so many bits holds exactly
+_EXACT_FLOAT_BITS: Final = {32: 24, 64: 53}  # integers of so many bits that a float represents exactly, by the float's bits
 
 
 def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
-    """Whether every value of an Arrow type can be stored in a column, none of them changed.
+    """Whether a column can store every value of an Arrow type unchanged.
 
     Args:
         kind: The type in the frame.
@@ -48,7 +48,7 @@ def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
 
 
 def spark_type(column: TypeEngine[Any], dialect: str) -> str:  # noqa: PLR0911  (a table)
-    """The type to cast to in Spark, for a column of the table."""
+    """The Spark type to cast to for a column of the table."""
     column = plain(column)
     bits = _integer_bits(column, dialect)
     match column:
@@ -74,19 +74,19 @@ def spark_type(column: TypeEngine[Any], dialect: str) -> str:  # noqa: PLR0911  
 
 
 def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
-    """The type that a domain stands for, or the type itself."""
+    """The base type of a domain, or the type itself."""
     while isinstance(column, postgresql.DOMAIN):
         column = column.data_type
     return column
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether it is a string type of Arrow's."""
+    """Whether the type is one of Arrow's string types."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether it is a binary type of Arrow's."""
+    """Whether the type is one of Arrow's binary types."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(test(kind) for test in tests)
 
@@ -109,9 +109,9 @@ def _takes_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect:
 
 
 def _takes_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
-    """Texts, bytes, moments and what is nested."""
+    """Texts, bytes, dates and times, and nested types."""
     if is_text(kind):
-        return spark_type(column, dialect).startswith("string")  # else it is cast in Spark, where a bad text is found early
+        return spark_type(column, dialect).startswith("string")  # other texts must be cast in Spark: it finds bad ones early
     if is_binary(kind):
         return isinstance(column, sql.LargeBinary | sql.BINARY | sql.VARBINARY | postgresql.BYTEA)
     if pa.types.is_date(kind):
@@ -132,7 +132,7 @@ def _takes_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bo
 
 
 def _integer_bits(column: TypeEngine[Any], dialect: str) -> int:
-    """Bits of an integer column; 0 for any other."""
+    """Bits of an integer column; 0 for any other column."""
     if not isinstance(column, sql.Integer):
         return 0
     return 64 if dialect == "sqlite" else _INTEGER_BITS.get(column.__visit_name__, 32)
@@ -151,7 +151,7 @@ def _is_unbounded(column: TypeEngine[Any]) -> bool:
 
 
 def _is_instant(column: TypeEngine[Any], dialect: str) -> bool:
-    """Whether a column of date and time names a moment, and not what a clock somewhere showed."""
+    """Whether a date and time column stores instants, not local times."""
     if dialect in MYSQL:
         return column.__visit_name__ == "TIMESTAMP"
     return bool(getattr(column, "timezone", False))
