@@ -126,8 +126,8 @@ def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
     frame = scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key")
     told = refused(scene, frame)
     assert "column id: string does not fit bigint" in told
-    assert "column colour: the table has none of this name" in told
-    assert "column item of the table takes no NULL" in told
+    assert "column colour: the table has no column with this name" in told
+    assert "column item of the table is NOT NULL" in told
     assert scene.store.list(scene.name) == []
 
 
@@ -135,13 +135,13 @@ def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"dbTabel": "orders"}, "dbtabel is none of its options (did you mean dbtable?)"),
+        ({"dbTabel": "orders"}, "unknown option dbtabel (did you mean dbtable?)"),
         ({"url": ""}, "url is missing"),
         ({"transactionalIdPrefix": "a#b"}, "holds '#'"),
-        ({"producer": "quick"}, "producer is 'quick', not one of auto, native, librdkafka"),
+        ({"producer": "quick"}, "producer must be one of auto, native, librdkafka, not 'quick'"),
         ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
         ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),
-        ({"numPartitions": "2"}, "The frame has more partitions than numPartitions, 2, allows"),
+        ({"numPartitions": "2"}, "The frame has more partitions than numPartitions allows (2)"),
         ({"value.format": "xml"}, "value.format is 'xml'"),
     ],
 )

@@ -75,7 +75,7 @@ def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_java_home_that_is_none(run: Run, tmp_path: Path) -> None:
     told = run(JAVA_HOME=str(tmp_path / "nowhere"), PATH=os.environ["PATH"])  # Spark looks at PATH no more
-    assert f"Spark will not start: JAVA_HOME is '{tmp_path / 'nowhere'}', where there is no bin/java." in told
+    assert f"Spark will not start: JAVA_HOME is '{tmp_path / 'nowhere'}', which has no bin/java." in told
 
 
 @pytest.mark.slow

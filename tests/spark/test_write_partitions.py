@@ -345,7 +345,7 @@ def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
 
     with pytest.raises(PythonException, match="partitions would fence each other"):  # one, which nobody else does before
         partitions.write_partitions(frame(spark, 1), of_another_id, job.write, job_id=job.name)
-    with pytest.raises(PythonException, match="gave a str, not a DualWriter"):
+    with pytest.raises(PythonException, match="returned a str, not a DualWriter"):
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
 

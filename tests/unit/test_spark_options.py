@@ -104,14 +104,14 @@ def test_addresses(url: str, user: str | None, password: str | None, expected: s
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"url": "nonsense"}, "url can't be read"),
-        ({"topics": "orders"}, "topics is none of its options (did you mean topic?)"),
-        ({"value.columns": "id"}, "value.columns is set without value.format=json"),
-        ({"batchId": "-1"}, "batchId is '-1', not a whole number from 0"),
-        ({"numPartitions": "0"}, "numPartitions is '0', not a whole number from 1"),
-        ({"commitTimeout": "soon"}, "commitTimeout is 'soon', not a number of seconds"),
-        ({"kafkaTimeout": "nan"}, "kafkaTimeout is 'nan'"),
-        ({"twoPhase": "maybe"}, "twoPhase is 'maybe', not one of true, false"),
+        ({"url": "nonsense"}, "url can't be parsed"),
+        ({"topics": "orders"}, "unknown option topics (did you mean topic?)"),
+        ({"value.columns": "id"}, "value.columns needs value.format=json"),
+        ({"batchId": "-1"}, "batchId must be an integer of at least 0, not '-1'"),
+        ({"numPartitions": "0"}, "numPartitions must be an integer of at least 1, not '0'"),
+        ({"commitTimeout": "soon"}, "commitTimeout must be a number of seconds greater than 0, not 'soon'"),
+        ({"kafkaTimeout": "nan"}, "kafkaTimeout must be a number of seconds greater than 0, not 'nan'"),
+        ({"twoPhase": "maybe"}, "twoPhase must be one of true, false, not 'maybe'"),
     ],
 )
 def test_what_is_wrong(changes: dict[str, str], expected: str) -> None:

@@ -41,5 +41,5 @@ def test_dualwrite_spark_says_what_to_install(missing: str) -> None:
     done = run("import dualwrite.spark", missing)
     assert done.returncode == 1
     (told,) = [line for line in done.stderr.splitlines() if line.startswith("dualwrite.errors.MissingDependencyError")]
-    assert f"needs PySpark and pyarrow, and {missing} is not installed" in told
+    assert f"needs PySpark and pyarrow, but {missing} is not installed" in told
     assert "Next step: pip install 'dualwrite[spark]'" in told

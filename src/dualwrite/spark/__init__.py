@@ -1,4 +1,4 @@
-"""Spark: a DataFrame into a database and Kafka, all or nothing.
+"""Spark: writes a DataFrame to a database and Kafka, all or nothing.
 
     import dualwrite.spark
 
@@ -6,9 +6,9 @@
     frame.write.format("dualwrite").mode("append").options(**options).save()
     frame.writeStream.format("dualwrite").options(**options).option("checkpointLocation", …).start()
 
-Columns named `key`, `value`, `topic`, `partition`, `headers` and `timestamp` are the message, as in Spark's own Kafka sink; all
-others are the row of the table. Each row is both, and a consumer with `read_committed` sees the messages of a batch exactly if
-its rows are in the table.
+The columns `key`, `value`, `topic`, `partition`, `headers` and `timestamp` make the message, as in Spark's own Kafka sink; all
+other columns make the row of the table. Each row is written to both, and a consumer with `read_committed` sees the messages of
+a batch if and only if its rows are in the table.
 
 | option | meaning |
 | --- | --- |
@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING
 from dualwrite.errors import MissingDependencyError
 
 try:
-    import pyarrow as pa  # noqa: F401  (that it is there)
+    import pyarrow as pa  # noqa: F401  (checks that it is installed)
     import pyspark  # noqa: F401
 except ImportError as error:
     raise MissingDependencyError(
-        f"dualwrite.spark needs PySpark and pyarrow, and {error.name} is not installed.",
+        f"dualwrite.spark needs PySpark and pyarrow, but {error.name} is not installed.",
         next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or 21)",
     ) from error
 
@@ -59,7 +59,7 @@ warn_without_java()
 
 def __getattr__(name: str) -> object:
     if name in ("WriteReport", "write_partitions"):
-        from dualwrite.spark import partitions  # noqa: PLC0415  (the sink does without it)
+        from dualwrite.spark import partitions  # noqa: PLC0415  (the data source does not need it)
 
         return getattr(partitions, name)
     raise AttributeError(f"module 'dualwrite.spark' has no attribute {name!r}")

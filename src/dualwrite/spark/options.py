@@ -1,4 +1,4 @@
-"""The options of the data source, by the names that people know from Spark's Kafka and JDBC sinks. No Spark in here."""
+"""The options of the data source, with the names known from Spark's Kafka and JDBC sinks. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMES: Final = (
     "commitTimeout",
     "leaseTimeout",
 )
-"""All options but `kafka.*`; Spark compares them without case."""
+"""All options except `kafka.*`; Spark treats option names as case-insensitive."""
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 _BY_LOWER: Final = {name.lower(): name for name in NAMES}
@@ -55,15 +55,15 @@ _LIMITS: Final = Timeouts()
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What the options say.
+    """The parsed options.
 
     Args:
-        site: Database and cluster.
-        frame: What is written where.
-        prefix: What the transactional ids of the tasks begin with.
-        job_id: The job, by a name that stays over runs, or None.
+        site: The database and the Kafka cluster.
+        frame: Where and how the frame is written.
+        prefix: The prefix of the tasks' transactional ids.
+        job_id: The job's name, which stays the same over runs, or None.
         batch_id: The batch of the job, or None.
-        num_partitions: How many partitions a frame may have at most, or None.
+        num_partitions: The maximum number of partitions of a frame, or None.
     """
 
     site: JobSite
@@ -75,10 +75,10 @@ class SinkOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """Read the options; names without regard to case.
+        """Parse the options; names are case-insensitive.
 
         Raises:
-            ConfigurationError: One is missing, unknown or can't be read; the text has every such option.
+            ConfigurationError: An option is missing, unknown or not valid; the text lists every such option.
         """
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name.removeprefix(KAFKA_PREFIX): value for name, value in given.items() if name.startswith(KAFKA_PREFIX)}
@@ -86,20 +86,20 @@ class SinkOptions:
         problems = [*_unknown(given), *_missing(given, kafka)]
         read: dict[str, Any] = {}
 
-        def take(name: str, how: Callable[[], Any]) -> None:
+        def parse(name: str, how: Callable[[], Any]) -> None:
             try:
                 read[name] = how()
             except ConfigurationError as error:
                 problems.append(str(error))
 
-        take("url", lambda: database_url(given["url"], given.get("user"), given.get("password")) if "url" in given else "")
-        take("prefix", lambda: validate_prefix(given["transactionalidprefix"]) if "transactionalidprefix" in given else "")
-        take("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
-        take("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
-        take("value_columns", lambda: _value_columns(reader))
-        take("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
-        take("batch_id", lambda: reader.whole_number("batchId", 0))
-        take("num_partitions", lambda: reader.whole_number("numPartitions", 1))
+        parse("url", lambda: database_url(given["url"], given.get("user"), given.get("password")) if "url" in given else "")
+        parse("prefix", lambda: validate_prefix(given["transactionalidprefix"]) if "transactionalidprefix" in given else "")
+        parse("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
+        parse("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
+        parse("value_columns", lambda: _value_columns(reader))
+        parse("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
+        parse("batch_id", lambda: reader.integer("batchId", 0))
+        parse("num_partitions", lambda: reader.integer("numPartitions", 1))
         for name, option, default in (
             ("claim", "claimTimeout", _LIMITS.claim),
             ("kafka", "kafkaTimeout", _LIMITS.kafka),
@@ -107,9 +107,9 @@ class SinkOptions:
             ("commit", "commitTimeout", DEFAULT_COMMIT_TIMEOUT),
             ("lease", "leaseTimeout", DEFAULT_LEASE_TIMEOUT),
         ):
-            take(name, lambda option=option, default=default: reader.seconds(option, default))  # type: ignore[misc]
+            parse(name, lambda option=option, default=default: reader.seconds(option, default))  # type: ignore[misc]
         if problems:
-            raise ConfigurationError(f"The options of format 'dualwrite' can't be used: {'; '.join(problems)}")
+            raise ConfigurationError(f"The options of format 'dualwrite' are not valid: {'; '.join(problems)}")
         return cls(
             site=JobSite(
                 read["url"],
@@ -136,15 +136,15 @@ class SinkOptions:
 
 
 def database_url(url: str, user: str | None = None, password: str | None = None) -> str:
-    """The address as SQLAlchemy takes it; one of JDBC's is rewritten. `user` and `password` go before what stands in it.
+    """The URL for SQLAlchemy; a JDBC URL is converted. `user` and `password` take precedence over those in the URL.
 
     Raises:
-        ConfigurationError: It can't be read.
+        ConfigurationError: The URL can't be parsed.
     """
     try:
         parsed = make_url(url.removeprefix(_JDBC))
     except (ArgumentError, ValueError) as error:
-        raise ConfigurationError("url can't be read.", next_step=f"{SQL_URL_EXAMPLES}, or {_JDBC}postgresql://…") from error
+        raise ConfigurationError("url can't be parsed.", next_step=f"{SQL_URL_EXAMPLES}, or {_JDBC}postgresql://…") from error
     if url.startswith(_JDBC):
         parsed = _from_jdbc(parsed)
     if user is not None:
@@ -155,7 +155,7 @@ def database_url(url: str, user: str | None = None, password: str | None = None)
 
 
 def _from_jdbc(parsed: URL) -> URL:
-    """JDBC has user and password among the parameters."""
+    """Move user and password, which a JDBC URL has among its parameters, to their place in SQLAlchemy's URL."""
     secrets = {name: str(parsed.query[name]) for name in ("user", "password") if name in parsed.query}
     parsed = parsed.difference_update_query(secrets)
     return parsed.set(username=secrets.get("user"), password=secrets.get("password"))
@@ -166,7 +166,7 @@ def _unknown(given: Mapping[str, str]) -> Iterator[str]:
         if name in _BY_LOWER or name in _SPARKS_OWN or name.startswith(KAFKA_PREFIX):
             continue
         close = difflib.get_close_matches(name, _BY_LOWER, 1)
-        yield f"{name} is none of its options" + (f" (did you mean {_BY_LOWER[close[0]]}?)" if close else "")
+        yield f"unknown option {name}" + (f" (did you mean {_BY_LOWER[close[0]]}?)" if close else "")
 
 
 def _missing(given: Mapping[str, str], kafka: Mapping[str, str]) -> Iterator[str]:
@@ -183,31 +183,31 @@ def _value_columns(reader: _Reader) -> tuple[str, ...]:
     if kind == "json":
         return columns or (ALL_COLUMNS,)
     if columns:
-        raise ConfigurationError("value.columns is set without value.format=json")
+        raise ConfigurationError("value.columns needs value.format=json")
     return ()
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one option; nothing where it is not set."""
+    """Parses one option; the result is None, empty or the default if the option is not set."""
 
     given: Mapping[str, str]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str | None:
         text = self.given.get(name.lower())
         if text is not None and text.lower() not in allowed:
-            raise ConfigurationError(f"{name} is {text!r}, not one of {', '.join(allowed)}")
+            raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {text!r}")
         return None if text is None else text.lower()
 
     def names(self, name: str) -> list[str]:
         return [part.strip() for part in self.given.get(name.lower(), "").split(",") if part.strip()]
 
-    def whole_number(self, name: str, least: int) -> int | None:
+    def integer(self, name: str, minimum: int) -> int | None:
         text = self.given.get(name.lower())
         if text is None:
             return None
-        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) < least:  # noqa: PLR2004  (fits in 64 bits)
-            raise ConfigurationError(f"{name} is {text!r}, not a whole number from {least}")
+        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) < minimum:  # noqa: PLR2004  (64 bits)
+            raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {text!r}")
         return int(text)
 
     def seconds(self, name: str, default: float) -> float:
@@ -217,5 +217,5 @@ class _Reader:
         except ValueError:
             seconds = -1.0
         if not seconds > 0:
-            raise ConfigurationError(f"{name} is {text!r}, not a number of seconds above 0")
+            raise ConfigurationError(f"{name} must be a number of seconds greater than 0, not {text!r}")
         return seconds

@@ -1,4 +1,4 @@
-"""write_partitions: a DataFrame by DualWriter transactions of the tasks' own, each partition or chunk atomic by itself."""
+"""write_partitions: writes a DataFrame with each task's own DualWriter; each partition or chunk is atomic by itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WriteReport:
     """What a call of write_partitions did.
 
     Args:
-        partitions: One report for each partition, by its number.
+        partitions: One report per partition, in order of the partitions' numbers.
     """
 
     partitions: tuple[PartitionReport, ...]
@@ -61,12 +61,12 @@ class WriteReport:
 
     @property
     def rows_before(self) -> int:
-        """Rows of the chunks that were committed before: by an earlier run, or by an attempt whose task failed."""
+        """Rows in the chunks that were committed before: by an earlier run, or by an attempt whose task failed."""
         return sum(each.rows_before for each in self.partitions)
 
     @property
     def chunks_before(self) -> int:
-        """Chunks that a marker showed to be committed before."""
+        """Chunks that were committed before, as their markers show."""
         return sum(each.chunks_before for each in self.partitions)
 
 
@@ -115,11 +115,11 @@ def write_partitions(
     attempts: int = DEFAULT_ATTEMPTS,
     markers: MarkersFactory | None = None,
 ) -> WriteReport:
-    """Write each partition of a DataFrame by transactions of its own, to any store and Kafka, each chunk exactly once.
+    """Write each partition of a DataFrame in its own transactions, to any store and Kafka, each chunk exactly once.
 
     A *chunk* is what one transaction writes: a whole partition, or `rows_per_transaction` rows of it. Every chunk is atomic,
     database and messages together. The frame as a whole is not: while the job runs, and after a failure, some chunks are
-    there and others are not yet. The data source `dualwrite` writes all or nothing, to SQL databases. ::
+    written and others are not. To write a frame all or nothing, to a SQL database, use the data source `dualwrite`. ::
 
         def writer(transactional_id):
             return dualwrite.connect("postgresql://db/shop", kafka="broker:9092", transactional_id=transactional_id)
@@ -131,81 +131,82 @@ def write_partitions(
         frame = frame.repartition(8, "id").sortWithinPartitions("id")
         write_partitions(frame, writer, write, job_id="orders-2026-11-21", prefix="orders", rows_per_transaction=5000)
 
-    **Run again, it goes on.** Each chunk leaves a marker (job id, partition, chunk) in its own database transaction. A task
-    that Spark tries again, and a whole job that is run again under the same `job_id`, pass over the chunks that have one. So
-    it is after any failure: an exception in `fn`, a killed worker, an outcome that could not be learnt (opening the writer
-    settles that one). A call under a `job_id` that is finished writes nothing.
+    **Running it again continues the job.** Each chunk leaves a marker (job id, partition, chunk) in its own database
+    transaction. A task that Spark retries, and a whole job that is run again with the same `job_id`, skip the chunks that have
+    a marker. This holds after any failure: an exception in `fn`, a killed worker, an unknown outcome (opening the writer
+    resolves it). A call with the `job_id` of a finished job writes nothing.
 
-    **What the frame must be: deterministic.** Run again, it must give the same rows in the same partitions, and with
-    `rows_per_transaction` in the same order; without, the order does not matter. The markers keep a digest of their rows, so
-    that a committed chunk that comes again with other rows, or not at all, ends the task with ChunkChangedError before it
-    writes anything; other partitions may have written chunks by then. Frames that are deterministic: files or tables
-    that no longer change, with `repartition(n, unique_key)` and, for chunks of some rows, `sortWithinPartitions(unique_key)`.
-    Not so: `rand`, `uuid`, `current_timestamp`, `limit` without an order, `repartition(n)` without a column, a JDBC query
-    that others write to. What is costly or impossible to make so is best written to files first.
+    **The frame must be deterministic.** Each run must produce the same rows in the same partitions, and with
+    `rows_per_transaction` also in the same order; otherwise the order does not matter. A chunk's marker has a digest of its
+    rows. If a committed chunk has other rows on a later run, or does not occur, the task fails with ChunkChangedError before it
+    writes anything; other partitions may have written chunks by then. Deterministic frames are files or tables that no longer
+    change, with `repartition(n, unique_key)` and, for chunks of some rows, `sortWithinPartitions(unique_key)`. Not
+    deterministic are `rand`, `uuid`, `current_timestamp`, `limit` without an order, `repartition(n)` without a column, and a
+    JDBC query on a table that others write to. If it is costly or impossible to make a frame deterministic, write it to files
+    first.
 
-    The number of partitions must stay, and is noted with the first chunk: another one, or other `rows_per_transaction`, is
-    refused with JobPlanChangedError. Without a `repartition` by number Spark chooses it by the cluster's size and statistics.
-    It is asked of Spark before the tasks start. Spark Connect has no way to ask: there it is noted and compared only if
-    you give it as `partitions`.
+    The number of partitions must not change. It is recorded with the first chunk; a different number, or different
+    `rows_per_transaction`, raises JobPlanChangedError. Without a `repartition` by number, Spark chooses the number from the
+    cluster's size and statistics. It is queried from Spark before the tasks start. Spark Connect does not offer this: there the
+    number is recorded and compared only if you pass it as `partitions`.
 
     **Transactional ids** are `<prefix>.<partition>`, the same for all attempts of a partition. Each is a row in the store and
-    an id at Kafka's coordinator, which stay: so let jobs that come again have one `prefix` and a new `job_id` each time. Two
-    jobs with one prefix must not run at once.
+    an id at Kafka's coordinator, and both remain: so give recurring jobs one `prefix` and a new `job_id` each time. Two jobs
+    with the same prefix must not run at once.
 
-    **Two attempts of a partition at once** (speculation, or the job run twice): the later one takes the id over as it opens
-    its writer, once it has its first chunk's rows. The earlier fails with FencedError at its next transaction; it can't
-    commit any more. Spark counts that as a failure of the task, but does not start it again while the later one runs, so the
-    two don't chase each other. A partition so slow that Spark speculates on it again and again loses `spark.task.maxFailures`
-    attempts in this way, and the job with them: leave `spark.speculation` off for this (it is Spark's default), or keep
-    chunks small, so that each attempt gets on.
+    **Two attempts of a partition at once** (speculation, or the job run twice): the later attempt takes over the id when it
+    opens its writer, which it does after it has its first chunk's rows. The earlier attempt can no longer commit and fails with
+    FencedError at its next transaction. Spark counts this as a failure of the task, but does not restart it while the later
+    attempt is running, so the two don't fence each other repeatedly. If a partition is so slow that Spark speculates on it
+    repeatedly, it can lose `spark.task.maxFailures` attempts in this way, and then the job fails: leave `spark.speculation` off
+    (Spark's default), or keep chunks small, so that each attempt makes progress.
 
-    **Memory and time.** A task holds up to two chunks' rows in memory, as Arrow; a transaction begins when all rows of its
-    chunk are there, so that a slow frame keeps none open. The frame is evaluated once (it is one `mapInArrow` whose
-    small results are collected; this works with Spark Connect as well, where `foreachPartition` does not exist).
+    **Memory and time.** A task keeps up to two chunks' rows in memory, in Arrow's format. A transaction begins when all rows of
+    its chunk are available, so a slow frame does not keep a transaction open. The frame is evaluated once (by one `mapInArrow`
+    whose small results are collected; this also works with Spark Connect, which has no `foreachPartition`).
 
-    **Markers** are one row (node, key) of some 150 bytes for each chunk, and one for each job: in the table
-    `kafka_job_chunk`, in ZooKeeper below `/kafka_job_chunk`, in RocksDB in a column family of that name. They stay until
-    `forget_job(store, job_id)`. In ZooKeeper, which has it all in memory, make chunks as large as a request may be
+    **Markers** are one row (node, key) of some 150 bytes per chunk, and one per job: in the table `kafka_job_chunk`, in
+    ZooKeeper below `/kafka_job_chunk`, in RocksDB in a column family of that name. They remain until
+    `forget_job(store, job_id)`. ZooKeeper keeps all its data in memory, so use chunks as large as a request can be there
     (jute.maxbuffer: 1 MB).
 
-    **RocksDB** lets one process in at a time, and Spark runs tasks in processes: give it one partition
-    (`df.repartition(1)`), or one task at a time (`local[1]`); otherwise tasks fail on the database's lock. The file is on
-    one machine, so the task must be, too.
+    **RocksDB**: only one process can open the database, and Spark runs each task in its own process. Use one partition
+    (`df.repartition(1)`) or one task at a time (`local[1]`); otherwise tasks fail on the database's lock. The database is on
+    one machine, so the task must run there.
 
-    **Without two-phase commit at the broker** a chunk's messages can be lost to a timeout after its database transaction has
-    committed. Its marker stands then: LostTransactionError says so when the writer is opened, until it is acknowledged.
+    **Without two-phase commit on the broker**, a chunk's messages can be lost to a timeout after its database transaction has
+    committed. The chunk's marker remains; opening the writer raises LostTransactionError until the loss is acknowledged.
 
     Args:
-        df: The frame; not a streaming one (in `foreachBatch`, write_batch has the marker that restarts need).
-        writer_factory: Makes a writer (`dualwrite.connect`) for a transactional id; called in each task, which closes what it
-            made. It is pickled: let it open what it needs, and carry no connection.
+        df: The frame; it must not be streaming (in `foreachBatch`, use write_batch, which has the marker that restarts need).
+        writer_factory: Returns a writer (`dualwrite.connect`) for a transactional id; called in each task, which closes the
+            writer. It is pickled: it should open what it needs and must not contain a connection.
         fn: Writes one chunk. Called with a transaction and the chunk's rows; must not keep either. May be called again with
-            the same rows after a failure, whose transaction left nothing behind.
-        job_id: Names what is to be written once. At most 200 characters.
-        prefix: What the transactional ids begin with; the job's id if not given.
-        rows_per_transaction: Rows of a chunk; None makes each partition one chunk.
-        partitions: How many partitions the frame has, to be checked; None asks Spark.
-        arrow: Whether `fn` gets a `pyarrow.Table` instead of a list of Rows: it costs no conversion, and `send_many` and COPY
-            take columns.
-        attempts: How often a chunk's transaction is tried at most within the task, after errors that leave nothing behind
-            (serialization failures and the like).
-        markers: Makes the ChunkMarkers of a store that has no method `chunk_markers()` for it.
+            the same rows after a failure; the failed transaction left nothing behind.
+        job_id: Identifies what is to be written once. At most 200 characters.
+        prefix: The prefix of the transactional ids; by default the job's id.
+        rows_per_transaction: Rows per chunk; None makes each partition one chunk.
+        partitions: The expected number of partitions, which is checked; None asks Spark for the number.
+        arrow: Whether `fn` receives a `pyarrow.Table` instead of a list of Rows: this avoids a conversion, and `send_many` and
+            COPY accept columns.
+        attempts: Maximum number of attempts for a chunk's transaction within the task, after errors that leave nothing behind
+            (such as serialization failures).
+        markers: Returns the ChunkMarkers for a store that has no method `chunk_markers()`.
 
     Raises:
-        ConfigurationError: An argument can't be used; nothing was written.
-        UsageError: The frame is a streaming one.
-        pyspark.errors.PythonException: A task failed as often as Spark lets it; its text has the error with its cause and next
+        ConfigurationError: An argument is not valid. Nothing was written, unless the message says otherwise.
+        UsageError: The frame is a streaming frame.
+        pyspark.errors.PythonException: A task failed as often as Spark allows; the text has the error with its cause and next
             step: ChunkChangedError, JobPlanChangedError, what `fn` raised, or as `DualWriter.open` and `transaction`.
     """
     if df.isStreaming:
         raise UsageError(
             "write_partitions can't write a streaming frame.",
-            next_step="df.writeStream.format('dualwrite'), or foreachBatch with dualwrite.spark.write_batch",
+            next_step="use df.writeStream.format('dualwrite'), or foreachBatch with dualwrite.spark.write_batch",
         )
     plan = JobPlan(job_id, partitions, rows_per_transaction)
     if attempts < 1:
-        raise ConfigurationError(f"attempts is {attempts}; 1 is the least.")
+        raise ConfigurationError(f"attempts must be at least 1, not {attempts}.")
     task = _Task(
         plan,
         validate_prefix(job_id if prefix is None else prefix),
@@ -220,11 +221,12 @@ def write_partitions(
     report = WriteReport(tuple(sorted((PartitionReport(**row.asDict()) for row in rows), key=lambda each: each.partition)))
     if partitions is not None and len(report.partitions) != partitions:
         raise ConfigurationError(
-            f"The frame of the job {job_id!r} has {len(report.partitions)} partitions, not {partitions}; it is written.",
-            next_step="give the frame's own number: a run with another one is refused from now on",
+            f"The frame of the job {job_id!r} has {len(report.partitions)} partitions, not {partitions}; it has been written.",
+            next_step="pass the frame's actual number for the next job; another run of this job with a number other than "
+            f"{partitions} is refused",
         )
     log.info(
-        "job %r: %d rows written in %d transactions over %d partitions; %d rows in %d had been before",
+        "job %r: wrote %d rows in %d transactions over %d partitions; skipped %d rows in %d chunks that were committed before",
         *(job_id, report.rows, report.chunks, len(rows), report.rows_before, report.chunks_before),
     )
     return report
@@ -232,7 +234,7 @@ def write_partitions(
 
 @dataclass(frozen=True)
 class _Task:
-    """What runs in Spark's workers, once for each partition."""
+    """The function that runs in Spark's workers, once per partition."""
 
     plan: JobPlan
     prefix: str
@@ -247,12 +249,12 @@ class _Task:
         assert context is not None  # Spark calls this in a task
         plan, partition = self._plan(context), context.partitionId()
         chunks = arrow_chunks(batches, plan.rows_per_transaction, self._content)
-        first = list(islice(chunks, 1))  # however long the frame takes for it: no other attempt is fenced meanwhile
-        # also without rows: whether chunks of this partition were committed before, only the store can tell
+        first = list(islice(chunks, 1))  # before the writer is opened: a slow frame must not fence another attempt early
+        # even if there are no rows: only the store knows whether chunks of this partition were committed before
         with self._writer(f"{self.prefix}.{partition}") as writer:
             report = write_chunks(
                 writer,
-                chain(_emptied(first), chunks),
+                chain(_drain(first), chunks),
                 self.fn,
                 plan=plan,
                 partition=partition,
@@ -270,16 +272,16 @@ class _Task:
         writer = self.writer_factory(transactional_id)
         if not isinstance(writer, DualWriter):
             raise ConfigurationError(
-                f"The writer factory gave a {type(writer).__name__}, not a DualWriter.",
+                f"The writer factory returned a {type(writer).__name__}, not a DualWriter.",
                 transactional_id=transactional_id,
-                next_step="let it return dualwrite.connect(…, transactional_id=transactional_id)",
+                next_step="return dualwrite.connect(…, transactional_id=transactional_id)",
             )
         if writer.transactional_id != transactional_id:
             writer.close()
             raise ConfigurationError(
-                f"The writer factory made a writer for {writer.transactional_id!r}: partitions would fence each other.",
+                f"The writer factory returned a writer for {writer.transactional_id!r}: partitions would fence each other.",
                 transactional_id=transactional_id,
-                next_step="let it use the transactional id that it is called with",
+                next_step="use the transactional id that is passed to the factory",
             )
         return writer
 
@@ -287,18 +289,18 @@ class _Task:
         return table if self.row_schema is None else ArrowTableToRowsConversion.convert(table, self.row_schema)
 
 
-def _emptied(chunks: list[Chunk[Any]]) -> Iterator[Chunk[Any]]:
-    """The chunks, held by nobody once they were given: the first is as large as the others."""
+def _drain(chunks: list[Chunk[Any]]) -> Iterator[Chunk[Any]]:
+    """Yield the chunks and drop each reference, so that the first chunk does not stay in memory."""
     while chunks:
         yield chunks.pop(0)
 
 
 @contextmanager
 def _counted(results: DataFrame, partitions: int | None) -> Iterator[DataFrame]:
-    """Let the tasks know the number of partitions, where Spark tells it.
+    """Pass the number of partitions to the tasks, if Spark provides it.
 
-    With adaptive execution it is known when the last shuffle is done. Asked of the very plan that is collected afterwards, it
-    costs no second shuffle.
+    With adaptive execution the number is known after the last shuffle. It is taken from the same plan that is collected
+    afterwards, so there is no second shuffle.
     """
     plan = getattr(results, "_jdf", None)
     if plan is None:  # Spark Connect
@@ -311,7 +313,7 @@ def _counted(results: DataFrame, partitions: int | None) -> Iterator[DataFrame]:
     if partitions not in (None, count):
         raise ConfigurationError(
             f"The frame has {count} partitions, not {partitions}; nothing was written.",
-            next_step=f"leave `partitions` out, or repartition: df.repartition({partitions}, …)",
+            next_step=f"omit `partitions`, or call df.repartition({partitions}, …)",
         )
     context = results.sparkSession.sparkContext
     before = context.getLocalProperty(_COUNT_PROPERTY)

@@ -1,4 +1,4 @@
-"""The two functions that a job calls: make the data source known, and write one batch of a stream by `foreachBatch`."""
+"""The two functions that a job calls: `register` the data source, and `write_batch` for one batch of a stream."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 _newest: Final[dict[str, tuple[str | None, int]]] = {}
-"""The run and the batch that each job of this process has written last."""
+"""The run and the batch that each job has written last in this process."""
 _OLDEST: Final = (4, 0)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("dualwrite")` known to a session; to be called once in each.
+    """Register `format("dualwrite")` with a session; call it once per session.
 
-    Warns (SparkSetupWarning) where the session's workers would run in a Python without dualwrite.
+    Warns (SparkSetupWarning) if the session's workers would run in a Python without dualwrite.
 
     Args:
         spark: The session.
@@ -45,26 +45,26 @@ def register(spark: SparkSession) -> None:
 def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, **options: str) -> None:
     """Write one micro-batch exactly once, from `foreachBatch`.
 
-    ::
+    For example::
 
         def each(frame, batch_id):
             dualwrite.spark.write_batch(frame, batch_id, **options)
 
         stream.writeStream.foreachBatch(each).option("checkpointLocation", …).start()
 
-    A batch that was committed before, by an earlier run of the query, is not written again. Two calls for one micro-batch, into
-    two tables, are two jobs, each atomic by itself, with a `transactionalIdPrefix` of its own.
+    A batch that an earlier run of the query has committed is not written again. Two calls for one micro-batch, for two tables,
+    are two jobs: each is atomic by itself, and each needs its own `transactionalIdPrefix`.
 
     Args:
         frame: The micro-batch.
         batch_id: Its number.
-        job_id: A name that stays over restarts of the query; by default the query's own id, which its checkpoint keeps, with
-            the name of the table.
+        job_id: A name that stays the same over restarts of the query; by default the query's id, which is stored in its
+            checkpoint, and the name of the table.
         options: The options of the data source: `**{"kafka.bootstrap.servers": …, "topic": …}`.
 
     Raises:
-        ConfigurationError: There is no `job_id`, and no query that it could be taken of; or the same run has written this batch
-            of the job already.
+        ConfigurationError: No `job_id` was given, and there is no query to derive it from; or the same run has already written
+            this batch of the job.
     """
     spark = frame.sparkSession
     run_id = None
@@ -74,11 +74,11 @@ def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, *
         job_id = query_id and f"{query_id} {options.get('dbtable', '')}"
     if not job_id:
         raise ConfigurationError(
-            "write_batch does not know which query the batch belongs to.",
-            cause="it was not called by foreachBatch, or by way of Spark Connect",
-            next_step="job_id=…: a name that stays the same over restarts",
+            "write_batch can't determine which query the batch belongs to.",
+            cause="it was called outside foreachBatch, or through Spark Connect",
+            next_step="pass job_id=…, a name that stays the same over restarts",
         )
-    _refuse_a_second_call(job_id, run_id, batch_id)
+    _refuse_second_call(job_id, run_id, batch_id)
     register(spark)
     limit = options.get("numPartitions")
     if limit is not None:
@@ -87,11 +87,11 @@ def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, *
     _newest[job_id] = (run_id, batch_id)
 
 
-def _refuse_a_second_call(job_id: str, run_id: str | None, batch_id: int) -> None:
-    """A batch that its own run writes twice would be taken for one that was committed before, and silently left out."""
+def _refuse_second_call(job_id: str, run_id: str | None, batch_id: int) -> None:
+    """Refuse a batch that the same run has already written: it would count as committed before and be skipped silently."""
     if run_id is not None and _newest.get(job_id) == (run_id, batch_id):
         raise ConfigurationError(
             f"write_batch was called twice for batch {batch_id} of job {job_id!r}.",
-            cause="one micro-batch of a job is one frame; the second would not be written",
-            next_step="union the frames; or give one of the calls a job_id and a transactionalIdPrefix of its own",
+            cause="a job writes each micro-batch once, so the second frame would not be written",
+            next_step="combine the frames with union, or give one of the calls its own job_id and transactionalIdPrefix",
         )

@@ -1,9 +1,9 @@
-"""The data source `dualwrite` of Spark: batch and streaming writes into a table and a topic, all or nothing.
+"""Spark's data source `dualwrite`: batch and streaming writes to a table and a topic, all or nothing.
 
-Where Spark runs what (measured, PySpark 4.0 to 4.3): `writer` and `streamWriter` in a Python worker of the driver, once for
-each write or micro-batch, and what they return is pickled into every task; a batch write's commit and abort get the same
-object, a stream's get another one, of which nothing is known but its options. So the run's token is made with the writer, and
-comes to a stream's commit in the tasks' messages.
+Where Spark runs what (measured, PySpark 4.0 to 4.3): `writer` and `streamWriter` run in a Python worker of the driver, once per
+write or micro-batch, and their result is pickled into every task. A batch write's commit and abort are called on the same
+object, a stream's on another object, which knows only the options. So the run's token is created with the writer, and a
+stream's commit gets it from the tasks' messages.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except ImportError:  # Spark 4.0 hands Arrow to whoever is both
+except ImportError:  # Spark 4.0 passes Arrow batches to a class that derives from both
 
     class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):  # type: ignore[misc, no-redef]  # commit and abort are its own
-        """What Spark has from 4.1 on."""
+        """Spark has this class since 4.1."""
 
 
 log = logging.getLogger(__name__)
@@ -48,17 +48,17 @@ NAME: Final = "dualwrite"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
 _UNKNOWN_BATCH: Final = -1
-_KEPT: Final = 60.0
-"""Seconds."""
+_SINK_LIFETIME: Final = 60.0
+"""Seconds for which a sink is cached."""
 _sinks: Final[dict[tuple[object, ...], tuple[float, FrameSink]]] = {}
 
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """What a task tells the driver.
+    """What a task reports to the driver.
 
     Args:
-        outcome: What it prepared.
+        outcome: The task's outcome.
     """
 
     outcome: TaskOutcome
@@ -73,10 +73,10 @@ class DualWriteDataSource(DataSource):
         return NAME
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """For a batch write.
+        """The writer of a batch write.
 
         Raises:
-            ConfigurationError: Options, frame and table don't fit together.
+            ConfigurationError: The options are not valid, or the frame does not fit the table.
         """
         options = _checked(self.options, overwrite=overwrite)
         run = JobRun(
@@ -87,28 +87,28 @@ class DualWriteDataSource(DataSource):
         )
         sink = _sink(options, schema)
         with options.site.opened() as site:
-            site.producers(options.prefix)  # what Kafka does not offer is told now, and not by each task
+            site.producers(options.prefix)  # reports what Kafka does not support now, rather than in each task
         return BatchWriter(options, sink, run)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  (Spark's name)
-        """For a micro-batch.
+        """The writer of a micro-batch.
 
         Raises:
-            ConfigurationError: Options, frame and table don't fit together.
+            ConfigurationError: The options are not valid, or the frame does not fit the table.
         """
         options = _checked(self.options, overwrite=overwrite)
         if options.job_id is not None or options.batch_id is not None:
-            raise ConfigurationError("jobId and batchId are not for streams: they are the query's id and its micro-batch's.")
+            raise ConfigurationError("jobId and batchId can't be set for streams: the query and its micro-batch define them.")
         return StreamWriter(options, _sink(options, schema), JobRun(options.prefix, "", _UNKNOWN_BATCH, keeps_lease=True))
 
 
 class _Writer:
-    """What batch and stream have in common.
+    """The common part of the batch and stream writers.
 
     Args:
         options: The options.
-        sink: What is written where.
-        run: The run; a stream's tasks find out of which query and batch.
+        sink: Where and how the frame is written.
+        run: The run; for a stream, the tasks add the query and the batch.
     """
 
     def __init__(self, options: SinkOptions, sink: FrameSink, run: JobRun) -> None:
@@ -123,9 +123,9 @@ class _Writer:
         partition, limit = context.partitionId(), self._options.num_partitions
         if limit is not None and partition >= limit:
             raise ConfigurationError(
-                f"The frame has more partitions than numPartitions, {limit}, allows.",
-                cause="each partition has transactional ids of its own",
-                next_step=f"df.coalesce({limit}) before it is written, or a higher numPartitions",
+                f"The frame has more partitions than numPartitions allows ({limit}).",
+                cause="each partition uses its own transactional ids",
+                next_step=f"call df.coalesce({limit}) before writing, or set a higher numPartitions",
             )
         filled = (batch for batch in batches if len(batch))
         with self._options.site.opened() as site:
@@ -144,75 +144,75 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Spark's protocol of a batch write; see `JobCommitter` and `TaskAttempt` for what each step does."""
+    """Implements Spark's protocol for batch writes; see `JobCommitter` and `TaskAttempt` for what each step does."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """One task attempt."""
+        """Run one task attempt."""
         return self._written(self._run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Commit, after all tasks have finished."""
         self._committed(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """A task has failed for good, or commit has raised. Raises nothing of ours: Spark would show that only."""
+        """Abort, after a task has finally failed or commit has raised. Raises no DualWriteError, which would hide the cause."""
         self._aborted(messages, self._run.batch_id)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Spark's protocol of a micro-batch; see `JobCommitter` and `TaskAttempt` for what each step does."""
+    """Implements Spark's protocol for micro-batches; see `JobCommitter` and `TaskAttempt` for what each step does."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """One task attempt."""
+        """Run one task attempt."""
         context = TaskContext.get()
         assert context is not None
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise ConfigurationError(
                 "Spark does not say which query and micro-batch a task belongs to.",
-                cause="a version of Spark that dualwrite does not know",
-                next_step="write by foreachBatch: dualwrite.spark.write_batch(df, batch_id, …)",
+                cause="dualwrite does not support this version of Spark",
+                next_step="write with foreachBatch: dualwrite.spark.write_batch(df, batch_id, …)",
             )
         return self._written(replace(self._run, job_id=query, batch_id=int(batch)), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
-        """All tasks of the micro-batch are done."""
-        del batchId  # the tasks' messages name the run
+        """Commit, after all tasks of the micro-batch have finished."""
+        del batchId  # the tasks' messages identify the run
         self._committed(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
-        """A task has failed for good, or commit has raised. Raises nothing of ours: Spark would show that only."""
+        """Abort, after a task has finally failed or commit has raised. Raises no DualWriteError, which would hide the cause."""
         self._aborted(messages, batchId)
 
 
 def _checked(options: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     if overwrite:
         raise ConfigurationError(
-            "format 'dualwrite' can't overwrite: messages can't be taken back.",
-            next_step='.mode("append"), with upsertKeys where rows shall replace earlier ones',
+            "format 'dualwrite' does not support mode overwrite: messages can't be taken back.",
+            next_step='use .mode("append"), with upsertKeys if rows should replace earlier ones',
         )
     return SinkOptions.of(options)
 
 
 def _sink(options: SinkOptions, schema: StructType) -> FrameSink:
-    """What is written where, compared with the table. A stream asks twice for each micro-batch: it is kept for a while."""
+    """The sink, after comparing the frame with the table. Cached, since a stream needs it twice per micro-batch."""
     key = (options.site.url, options.frame, schema.json())
     found = _sinks.get(key)
     if found is None or found[0] < time.monotonic():
         _sinks.clear()
-        found = _sinks[key] = (time.monotonic() + _KEPT, _looked_up(options, schema))
+        found = _sinks[key] = (time.monotonic() + _SINK_LIFETIME, _new_sink(options, schema))
     return found[1]
 
 
-def _looked_up(options: SinkOptions, schema: StructType) -> FrameSink:
+def _new_sink(options: SinkOptions, schema: StructType) -> FrameSink:
     with SqlStateStore.from_url(options.site.url) as store:
         store.check()
         return FrameSink.found(store.engine, options.frame, arrow_schema(schema))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns of a frame as Arrow sees them."""
-    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # from Spark 4.2 on; UTC before
+    """A frame's schema as Arrow's."""
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # since Spark 4.2; earlier versions use UTC
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
 
@@ -222,7 +222,7 @@ def _outcomes(messages: Sequence[WriterCommitMessage | None]) -> list[TaskOutcom
 
 
 def _show_log() -> None:
-    """Show what we log of a batch on Spark's own standard error: its Python workers show warnings only."""
+    """Write our INFO log to Spark's standard error, unless logging is configured: Spark's workers show only warnings."""
     ours = logging.getLogger("dualwrite")
     if ours.level == logging.NOTSET and not ours.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)

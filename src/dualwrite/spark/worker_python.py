@@ -1,4 +1,4 @@
-"""Which Python Spark's workers run in: the `python3` of PATH unless PYSPARK_PYTHON is set, whatever the driver's own is."""
+"""Checks the Python of Spark's workers: `python3` from PATH unless PYSPARK_PYTHON is set, whichever Python the driver uses."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _LIMIT: Final = 20.0
 
 
 def warn_of_other_python(spark: SparkSession) -> None:
-    """Warn the caller's caller where the session's workers would run in a Python without dualwrite.
+    """Warn the caller's caller if the session's workers would run in a Python without dualwrite.
 
-    Looks only where the workers are on this machine: with a local master.
+    Checks only sessions with a local master, whose workers run on this machine.
 
     Args:
         spark: The session.
     """
     try:
         context = spark.sparkContext
-    except AttributeError:  # Spark Connect: its workers are the server's
+    except AttributeError:  # Spark Connect: the workers belong to the server
         return
-    if not (context.master or "").startswith("local"):  # local-cluster, too, starts its workers here
+    if not (context.master or "").startswith("local"):  # local-cluster starts its workers here, too
         return
     missing = _missing_in(context.pythonExec)
     if missing:
         warnings.warn(
             f"Spark's Python workers will fail: {context.pythonExec!r} has no {' and no '.join(missing)}. Next step: set "
-            f"PYSPARK_PYTHON={sys.executable} in the environment before the session is made (spark.pyspark.python does not do, "
-            "but for spark-submit).",
+            f"PYSPARK_PYTHON={sys.executable} in the environment before creating the session (spark.pyspark.python works only "
+            "with spark-submit).",
             SparkSetupWarning,
             stacklevel=3,
         )
@@ -46,7 +46,7 @@ def warn_of_other_python(spark: SparkSession) -> None:
 
 @functools.cache
 def _missing_in(python: str) -> tuple[str, ...]:
-    """Those of the needed packages that a Python lacks; none where that can't be found out."""
+    """The needed packages that a Python does not have; empty if that is unknown."""
     found = shutil.which(python)
     if found is None or _is_this(Path(found)):
         return ()
@@ -59,6 +59,6 @@ def _missing_in(python: str) -> tuple[str, ...]:
 
 
 def _is_this(python: Path) -> bool:
-    """Whether it is this Python: a virtual environment has several names for one, and others have the same file behind them."""
+    """Whether it is this Python: one environment has several names for it, and other environments may link to the same file."""
     here = Path(sys.executable)
     return python.absolute().parent == here.absolute().parent and python.resolve() == here.resolve()
