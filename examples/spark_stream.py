@@ -1,14 +1,14 @@
-"""A Spark stream that writes files to a table and to a topic, exactly once: stop it, kill it, start it again as you like.
+"""A Spark stream that writes files to a table and a topic exactly once: you can stop, kill and restart it at any time.
 
     export DUALWRITE_DATABASE_URL=postgresql+psycopg://localhost/flights DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
     python examples/spark_stream.py --input folder-of-flights --checkpoint checkpoint-of-flights
 
-The files of examples/spark_batch.py are the stream, one for each month, which makes a micro-batch. Started again with the same
-checkpoint, the query goes on where it was: what is committed is not written again, and what is not has left nothing.
+The stream consists of the files of examples/spark_batch.py, one per month; each is a micro-batch. After a restart with the same
+checkpoint, the query continues where it was: committed micro-batches are not written again, and others left nothing behind.
 
-The checkpoint makes it the same query. A query with another checkpoint can't have this one's prefix, so that it writes nothing
-twice by mistake; `dualwrite recover --prefix flights_by_month-import --release` lets it.
+The checkpoint identifies the query. A query with another checkpoint can't use this one's prefix, so it can't write data twice
+by mistake, unless you release the prefix with `dualwrite recover --prefix flights_by_month-import --release`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import dualwrite
 
 
 def main() -> None:
-    """Run the query until every file is written."""
+    """Run the query until all files are written."""
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--input", type=Path, required=True, help="the folder of the flights; it is made and filled")
-    arguments.add_argument("--checkpoint", type=Path, required=True, help="the folder in which Spark keeps where the query is")
-    arguments.add_argument("--name", default="flights_by_month", help="of the table and of the topic (flights_by_month)")
+    arguments.add_argument("--input", type=Path, required=True, help="the folder for the flights; it is created and filled")
+    arguments.add_argument("--checkpoint", type=Path, required=True, help="the folder for the query's progress")
+    arguments.add_argument("--name", default="flights_by_month", help="table and topic name (default: flights_by_month)")
     chosen = arguments.parse_args()
     settings = dualwrite.Settings.from_environment()
     create_table(settings, chosen.name)
@@ -41,7 +41,7 @@ def main() -> None:
         .writeStream.format("dualwrite")
         .options(**options(settings, chosen.name))
         .option("checkpointLocation", str(chosen.checkpoint))
-        .trigger(availableNow=True)  # a query that goes on for ever has processingTime="10 seconds"
+        .trigger(availableNow=True)  # for a continuous query use processingTime="10 seconds"
         .start()
     )
     show_progress(query)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def show_progress(query: StreamingQuery) -> None:
-    """Tell of each micro-batch, until the query ends; raises what it ended with."""
+    """Print each micro-batch until the query ends; raise its exception if it failed."""
     newest = -1
     while True:
         has_ended = query.awaitTermination(1)

@@ -1,7 +1,7 @@
-"""A store of your own, by example: rows and a user's data in memory, gone with the process, but by every rule of the contract.
+"""An example of a custom store: rows and a user's data in memory, lost with the process, but it fulfils the whole contract.
 
-`rows` has what each change does to a row. What is left to a store: to write it on the condition that the fence is still the
-claim's, and the user's data with it or not at all. Here one lock and one assignment do both.
+`rows` defines what each change does to a row. A store has to write the new row on the condition that the fence is still the
+claim's, together with the user's data or not at all. Here one lock and one assignment do both.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _GONE: Final = object()
 
 @dataclass(frozen=True)
 class Content:
-    """All that a database holds: what stands in it is replaced as a whole, never changed.
+    """The database's content; it is replaced as a whole and never modified.
 
     Args:
-        rows: Our rows, as text.
+        rows: The rows of the transactional ids, as text.
         data: The user's data.
     """
 
@@ -48,7 +48,7 @@ class Content:
 
 
 class Database:
-    """What would be a server: it outlives the stores. Change `content` under `lock` only."""
+    """Plays the part of a database server: it outlives the stores. Change `content` only while holding `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -56,12 +56,12 @@ class Database:
         self.identity: StoreIdentity | None = None
 
     def row(self, transactional_id: str) -> StateRow | None:
-        """The row of an id as it stands."""
+        """The current row of an id, or None."""
         text = self.content.rows.get(transactional_id)
         return None if text is None else parse_document(transactional_id, text)
 
     def write(self, row: StateRow, changes: Mapping[Any, Any] | None = None) -> None:
-        """Put a row, and a user's changes with it: in one assignment, so that an interrupt comes before all of it or after."""
+        """Write a row and a user's changes in one assignment, so that an interrupt comes either before or after all of it."""
         data = {**self.content.data, **(changes or {})}
         self.content = Content(
             {**self.content.rows, row.transactional_id: document(row)},
@@ -70,7 +70,7 @@ class Database:
 
 
 class Batch:
-    """What the user writes with: changes that become visible at the commit, and to this batch at once."""
+    """The user's handle: its changes become visible at commit, and to this batch immediately."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -93,13 +93,13 @@ class Batch:
         self.put(key, _GONE)
 
     def check_open(self) -> None:
-        """Refuse what would be lost: the transaction has ended."""
+        """Raise if the transaction has ended; later changes would be lost."""
         if self.ended:
             raise WriterClosedError("The transaction that this batch belonged to has ended.")
 
 
 class InMemoryTransaction(StoreTransaction):
-    """See StoreTransaction; nothing is in the database before `commit`."""
+    """See StoreTransaction; nothing is written to the database before `commit`."""
 
     def __init__(self, database: Database, claim: Claim) -> None:
         self._database = database
@@ -121,7 +121,7 @@ class InMemoryTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction; the fence is looked at here as well, so that a fenced writer learns it early."""
+        """See StoreTransaction; also checks the fence, so that a fenced writer fails early."""
         self._batch.check_open()
         rows.held(self._database.row(self._claim.transactional_id), self._claim)
         self._record = lambda row: rows.recorded(
@@ -129,10 +129,10 @@ class InMemoryTransaction(StoreTransaction):
         )
 
     def commit(self) -> None:
-        """See StoreTransaction; the row may have changed since `record` (`acknowledge` needs no claim), so it is read again."""
+        """See StoreTransaction; reads the row again: it may have changed since `record` (`acknowledge` needs no claim)."""
         self._batch.check_open()
         if self._record is None:
-            raise UsageError("commit() comes after record().", transactional_id=self._claim.transactional_id)
+            raise UsageError("record() must be called before commit().", transactional_id=self._claim.transactional_id)
         self._batch.ended = True
         with self._database.lock:
             row = rows.held(self._database.row(self._claim.transactional_id), self._claim)
@@ -144,11 +144,11 @@ class InMemoryTransaction(StoreTransaction):
 
 
 class InMemoryStore(TxnStateStore):
-    """Keeps the rows in a `Database`; for each contract see TxnStateStore.
+    """Stores the rows in a `Database`; see TxnStateStore for the contract of each method.
 
     Args:
-        database: Where they are.
-        name: The database's name, for people.
+        database: The database.
+        name: The database's name, for messages.
     """
 
     def __init__(self, database: Database, name: str = "") -> None:
@@ -161,7 +161,7 @@ class InMemoryStore(TxnStateStore):
         return f"memory://{self._name}"
 
     def check(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is no connection to check."""
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore."""
@@ -176,9 +176,11 @@ class InMemoryStore(TxnStateStore):
             return True
 
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
-        """See TxnStateStore; the lock is never held for longer than it takes to copy a dict."""
+        """See TxnStateStore; no thread holds the lock for longer than it takes to copy a dict."""
         if not self._database.lock.acquire(timeout=timeout):
-            raise ClaimTimeoutError("The database stayed locked.", transactional_id=transactional_id, timeout=timeout)
+            raise ClaimTimeoutError(
+                f"The database was still locked after {timeout:g} s.", transactional_id=transactional_id, timeout=timeout
+            )
         try:
             before = self._database.row(transactional_id)
             token = uuid.uuid4().hex
@@ -230,12 +232,12 @@ class InMemoryStore(TxnStateStore):
         self._change(transactional_id, lambda row: row and rows.forgotten(row))
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""
 
     def _change(
         self, transactional_id: str, change: Callable[[StateRow | None], StateRow | None]
     ) -> tuple[StateRow | None, StateRow | None]:
-        """Write the row that `change` makes of the row as it stands, or nothing; both rows."""
+        """Apply `change` to the current row and write the result, unless it is None; return the row before and after."""
         with self._database.lock:
             before = self._database.row(transactional_id)
             after = change(before)
@@ -248,6 +250,6 @@ _databases: Final[dict[str, Database]] = {}
 
 
 def store_from_url(url: str) -> InMemoryStore:
-    """What the entry point names: the store for `memory://name`; the same name gives the same database."""
+    """The entry point's function: the store for `memory://name`; the same name always gives the same database."""
     name = url.partition("://")[2]
     return InMemoryStore(_databases.setdefault(name, Database()), name)
