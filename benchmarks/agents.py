@@ -1,4 +1,4 @@
-"""Objects that live in a process (or thread) of their own and do what they are told; kept over all measurements."""
+"""Objects that run in their own process (or thread), called by messages; they live through all measurements."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class AgentError(RuntimeError):
 
 
 class Agent:
-    """One object elsewhere.
+    """An object in another process.
 
     Args:
-        factory: Makes the object, there; it must be importable.
-        arguments: For the factory.
-        in_thread: In a thread of this process instead of a process of its own.
+        factory: Creates the object in that process; it must be importable.
+        arguments: Arguments of the factory.
+        in_thread: Use a thread of this process instead of a separate process.
     """
 
     def __init__(self, factory: Callable[..., Any], *arguments: Any, in_thread: bool = False) -> None:
@@ -37,7 +37,7 @@ class Agent:
             run.start()
             self.pid = os.getpid()
         else:
-            # Not by fork: librdkafka's and psycopg's threads would not survive it.
+            # Not fork: the threads of librdkafka and psycopg would not survive it.
             run = multiprocessing.get_context("spawn").Process(
                 target=_serve_in_process, args=(theirs, factory, arguments), daemon=True
             )
@@ -46,43 +46,43 @@ class Agent:
             self.pid = int(run.pid or 0)
         self._run = run
 
-    def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method there, without waiting; `answer` must follow."""
+    def start(self, method: str, *arguments: Any) -> None:
+        """Call a method there without waiting; `answer` must follow."""
         self._connection.send((method, arguments))
 
     def answer(self) -> Any:
-        """Wait for what the method called last returns.
+        """Wait for the result of the last method called with `start`.
 
         Raises:
-            AgentError: It raised, or the process is gone.
+            AgentError: The method raised, or the process has ended.
         """
         try:
             well, result = self._connection.recv()
         except EOFError as error:
-            raise AgentError(f"process {self.pid} is gone") from error
+            raise AgentError(f"process {self.pid} has ended") from error
         if not well:
             raise AgentError(result)
         return result
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method there and wait for what it returns."""
-        self.tell(method, *arguments)
+        """Call a method there and wait for its result."""
+        self.start(method, *arguments)
         return self.answer()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it, when it has done what it was told last; or `at_once`, where it is a process."""
+        """End the process or thread after its current call; with `at_once`, a process is terminated."""
         if at_once and not isinstance(self._run, threading.Thread):
             self._run.terminate()
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # it has ended already
             self._connection.send((_STOP, ()))
         self._run.join(_PATIENCE)
         self._connection.close()
 
 
 def ask_all(agents: list[Agent], method: str, *arguments: Any) -> list[Any]:
-    """Call a method of every agent at the same time, and wait for all."""
+    """Call a method of every agent at the same time, and wait for all results."""
     for agent in agents:
-        agent.tell(method, *arguments)
+        agent.start(method, *arguments)
     return [agent.answer() for agent in agents]
 
 
@@ -96,12 +96,12 @@ def _serve(connection: Connection, factory: Callable[..., Any], arguments: tuple
     while True:
         try:
             method, given = connection.recv()
-        except (EOFError, OSError):  # the main process is gone
+        except (EOFError, OSError):  # the main process has ended
             return
         if method == _STOP:
             return
         try:
             answer = (True, getattr(served, method)(*given))
-        except BaseException:  # noqa: BLE001  (told to whoever asked)
+        except BaseException:  # noqa: BLE001  (reported to the caller)
             answer = (False, traceback.format_exc())
         connection.send(answer)

@@ -1,4 +1,4 @@
-"""The alternatives, as a writer sees them: each does one unit of work, its own way."""
+"""The alternatives that are compared: each performs a unit of work in its own way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GUARANTEES: Final[Mapping[Name, str]] = {
     "database": "no message at all",
     "naive": "a crash after the commit loses the message",
     "outbox": "a crash of the relay publishes again: at least once",
-    "recipe": "exactly once, as one",
+    "recipe": "exactly once, atomic",
 }
 
 
@@ -45,7 +45,7 @@ class Alternative(Protocol):
     """One way to do a unit of work, for one writer."""
 
     def write(self, unit: Unit) -> None:
-        """Do one unit; returning means that it is done, as far as this alternative can tell."""
+        """Perform one unit; returns when it is done, as far as this alternative can know."""
         ...
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Alternative(Protocol):
 
 
 class DatabaseOnly:
-    """The floor: the database's part alone."""
+    """The lower bound: only the database's part."""
 
     def __init__(self, target: Target) -> None:
         self._engine = engine(target.url)
@@ -85,7 +85,7 @@ class Naive(DatabaseOnly):
 
 
 class Outbox(DatabaseOnly):
-    """The message goes into a table, in the same transaction; `relay.py` publishes it."""
+    """Write the message to a table in the same transaction; `relay.py` publishes it."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
@@ -93,14 +93,14 @@ class Outbox(DatabaseOnly):
         self._insert = insert(outbox).inline()
 
     def write(self, unit: Unit) -> None:
-        """Commit with the row. The account's lock is taken first, so that the rows of one account have ids in commit order."""
+        """Commit with the row. The account is locked first, so that the rows of one account have ids in commit order."""
         with self._engine.begin() as connection:
             unit.apply(connection)
             connection.execute(self._insert, {"topic": self._topic, "key": unit.key, "value": unit.message})
 
 
 class Recipe:
-    """dualwrite, as its users have it."""
+    """dualwrite, as applications use it."""
 
     def __init__(self, target: Target, writer: int) -> None:
         self._engine: Engine = engine(target.url)
@@ -125,7 +125,7 @@ class Recipe:
 
 
 def make(name: Name, target: Target, writer: int) -> Alternative:
-    """One writer of an alternative, connected."""
+    """A connected writer of an alternative."""
     match name:
         case "database":
             return DatabaseOnly(target)
@@ -145,7 +145,7 @@ class Delivery:
         self._failure: Any = None
 
     def send(self, topic: str, value: bytes | None, key: bytes | None) -> None:
-        """Hand one message over; waits while the queue is full."""
+        """Queue one message; wait while the queue is full."""
         while True:
             try:
                 self._producer.produce(topic, value, key, on_delivery=self._delivered)
@@ -155,7 +155,7 @@ class Delivery:
                 return
 
     def wait(self) -> None:
-        """Until everything is acknowledged. librdkafka ignores `linger.ms` meanwhile."""
+        """Wait until everything is acknowledged. librdkafka ignores `linger.ms` while flushing."""
         left = self._producer.flush(DELIVERY_TIMEOUT)
         if self._failure is not None:
             raise KafkaException(self._failure)

@@ -1,4 +1,4 @@
-"""A `read_committed` consumer that notes when each message becomes visible."""
+"""A `read_committed` consumer that records when each message becomes visible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLL: Final = 0.05
 
 
 class Arrivals:
-    """Consumes in a thread of its process, which does nothing else."""
+    """Consumes in a thread of a process that does nothing else."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[bytes, float]] = []
@@ -24,7 +24,7 @@ class Arrivals:
         self._failure: BaseException | None = None
 
     def watch(self, kafka: Mapping[str, Any], topic: str, partitions: int) -> None:
-        """Begin with a topic."""
+        """Start to consume a topic."""
         consumer = Consumer(
             {
                 **{
@@ -44,10 +44,10 @@ class Arrivals:
         self._thread.start()
 
     def collect(self, expected: int, timeout: float) -> list[tuple[int, int, float]]:
-        """Wait until so many messages were seen, or for `timeout` seconds; then stop.
+        """Wait until the expected number of messages was seen, or for `timeout` seconds; then stop.
 
         Returns:
-            Writer, number, and `time.monotonic()` of each message.
+            Writer, number, and time of arrival (`time.monotonic()`) of each message.
         """
         deadline = time.monotonic() + timeout
         while len(self._seen) < expected and time.monotonic() < deadline and self._failure is None:
@@ -68,7 +68,7 @@ class Arrivals:
                 if message is None:
                     continue
                 if message.error() is not None:
-                    raise KafkaException(message.error())  # noqa: TRY301  (told by `collect`, in the thread that asks)
+                    raise KafkaException(message.error())  # noqa: TRY301  (raised by `collect` in its caller's thread)
                 self._seen.append((message.value() or b"", now))
         except BaseException as error:  # noqa: BLE001  (as above)
             self._failure = error

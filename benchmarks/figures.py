@@ -1,4 +1,4 @@
-"""Figures of one measurement, and of several rounds of it: pure arithmetic."""
+"""The figures of one measurement and of several rounds: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alternatives import Name
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that `share` of the values are not above (nearest rank); None of no values."""
+    """The nearest-rank percentile: `share` of the values are not above it; None if there are no values."""
     if not values:
         return None
     ranked = sorted(values)
@@ -20,14 +20,14 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds."""
+    """Percentiles of durations, in seconds."""
 
     p50: float | None
     p99: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of all values."""
+        """The percentiles of all values."""
         return cls(percentile(values, 0.5), percentile(values, 0.99))
 
 
@@ -36,21 +36,21 @@ class Figures:
     """One measurement of one alternative.
 
     Args:
-        alternative: Which.
-        writers: How many.
-        units: Units of work measured.
-        seconds: From the first one's begin to the last one's end.
-        call: How long one unit's call took its writer.
-        visible: From a unit's begin until a `read_committed` consumer had its message.
-        after_call: From the call's return until then; below 0 where the consumer was faster.
-        delivered: Messages visible by second, until the last one was.
-        backlog: Rows that waited in the outbox when the writers stopped.
-        drained: Seconds that the relay took for them.
-        transactions: Database transactions for each unit, with those of the relay.
-        rows: Rows inserted, updated and deleted for each unit.
-        log: Bytes of write-ahead log for each unit.
-        cpu_writers: Processor seconds for each unit; likewise the others. None where not known.
-        verified: Messages that were compared with the rows, and agreed.
+        alternative: The alternative.
+        writers: How many writers there were.
+        units: How many units of work were measured.
+        seconds: From the start of the first unit to the end of the last.
+        call: Duration of one unit's call in the writer.
+        visible: From a unit's start until a `read_committed` consumer received its message.
+        after_call: From the call's return until then; negative if the consumer was faster.
+        delivered: Messages that became visible per second, until the last one.
+        backlog: Rows in the outbox when the writers stopped.
+        drained: Seconds that the relay took to publish them.
+        transactions: Database transactions per unit, including those of the relay.
+        rows: Rows inserted, updated and deleted per unit.
+        log: Bytes of write-ahead log per unit.
+        cpu_writers: Processor seconds per unit; likewise for the others. None if unknown.
+        verified: How many messages were compared with the rows and matched.
     """
 
     alternative: Name
@@ -74,13 +74,13 @@ class Figures:
 
     @property
     def rate(self) -> float:
-        """Units by second."""
+        """Units per second."""
         return self.units / self.seconds
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and greatest of the rounds."""
+    """Median, minimum and maximum of the rounds."""
 
     median: float
     least: float
@@ -95,23 +95,23 @@ class Rounds:
 
     @property
     def alternative(self) -> Name:
-        """Which."""
+        """The alternative."""
         return self.figures[0].alternative
 
     @property
     def writers(self) -> int:
-        """How many."""
+        """The number of writers."""
         return self.figures[0].writers
 
     def spread(self, what: Callable[[Figures], float | None]) -> Spread | None:
-        """Of one figure; None where no round has it."""
+        """The spread of one figure; None if no round has it."""
         values = [value for value in map(what, self.figures) if value is not None]
         if not values:
             return None
         return Spread(statistics.median(values), min(values), max(values))
 
     def ratio(self, other: Rounds) -> Spread | None:
-        """Of the rates, round by round: each round's pair was measured side by side."""
+        """The ratio of the rates, round by round: each round's pair was measured one right after the other."""
         pairs = zip(self.figures, other.figures, strict=False)
         ratios = [ours.rate / theirs.rate for ours, theirs in pairs if theirs.rate]
         return Spread(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None

@@ -1,4 +1,4 @@
-"""What importing costs: CPU of a new Python that imports, beside one that imports SQLAlchemy. Asks no server.
+"""What importing costs: CPU time of a new Python process, compared with one that imports SQLAlchemy. Needs no server.
 
 python benchmarks/imports.py [--rounds N]
 """
@@ -21,7 +21,7 @@ STATEMENTS = {
 
 
 def cpu_seconds(statement: str) -> float:
-    """User and system time of a Python that runs the statement, start included."""
+    """User and system time of a Python process that runs the statement, including its startup."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-W", "ignore", "-c", statement], check=True)  # noqa: S603  (the statements above)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -29,7 +29,7 @@ def cpu_seconds(statement: str) -> float:
 
 
 def main() -> None:
-    """Measure in turns, so that a machine that slows down slows all of them."""
+    """Measure in turns, so that a slowdown of the machine affects all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds

@@ -1,4 +1,4 @@
-"""What a measurement costs: transactions, rows and log of the database, processor time of everybody who takes part."""
+"""What a measurement costs: the database's transactions, rows and log, and the processor time of all participants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Counters:
 
     @classmethod
     def of(cls, database: Engine) -> Self:
-        """As they stand."""
+        """The current counters."""
         with database.connect() as connection:
             transactions, rows = connection.execute(_COUNTERS).one()
         return cls(int(transactions), int(rows))
@@ -32,7 +32,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Window:
-    """What can be read at any moment: the end of the write-ahead log, and processor time in seconds (None: not known)."""
+    """What can be read at any time: the end of the write-ahead log, and processor time in seconds (None if unknown)."""
 
     log: int
     writers: float | None
@@ -45,10 +45,10 @@ class Watch:
     """Reads a Window.
 
     Args:
-        database: The database; its processes are looked at where it runs on this machine.
+        database: The database; its processes are measured if it runs on this machine.
         writers: Process ids of the writers.
         relay: Process id of the relay.
-        kafka: Process ids of the brokers; empty where they are not ours.
+        kafka: Process ids of the brokers; empty if we did not start them.
     """
 
     def __init__(self, database: Engine, *, writers: set[int], relay: int, kafka: set[int]) -> None:
@@ -59,7 +59,7 @@ class Watch:
         self._server = _server(database)
 
     def window(self) -> Window:
-        """As it stands."""
+        """The current values."""
         with self._database.connect() as connection:
             log = int(connection.scalar(_LOG) or 0)
         return Window(
@@ -78,7 +78,7 @@ def _server(database: Engine) -> psutil.Process | None:
         backend = int(connection.scalar(text("SELECT pg_backend_pid()")) or 0)
         try:
             parent = psutil.Process(backend).parent()
-        except psutil.Error:  # another machine after all: a tunnel, a container
+        except psutil.Error:  # the server is not on this machine: a tunnel, a container
             return None
     return parent if parent is not None and parent.name().startswith("postgres") else None
 
@@ -89,12 +89,12 @@ def _own_seconds(process: psutil.Process) -> float:
 
 
 def _tree_seconds(server: psutil.Process) -> float:
-    """The server and its backends, those that have ended too."""
+    """Processor time of the server and its backends, including backends that have ended."""
     times = server.cpu_times()
     total = float(times.user + times.system + times.children_user + times.children_system)
     for child in server.children():
         try:
             total += _own_seconds(child)
-        except psutil.Error:  # it has ended just now, and is in the server's sum at the next look
+        except psutil.Error:  # it has just ended; the server's own sum will include it next time
             continue
     return total

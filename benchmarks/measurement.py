@@ -1,4 +1,4 @@
-"""One measurement: one alternative, so many writers, so many seconds, verified."""
+"""One measurement: one alternative with a number of writers for a number of seconds, verified."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _ARRIVAL_TIMEOUT: Final = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays the same over all measurements.
+    """Settings that are the same for all measurements.
 
     Args:
-        partitions: Of each topic.
+        partitions: Number of partitions of each topic.
         producer: `producer` of `dualwrite.connect`.
-        relay: How the outbox's relay works.
-        keep_topics: The cluster is ours and will be gone.
+        relay: Settings of the outbox's relay.
+        keep_topics: Don't delete topics, since we remove the whole cluster afterwards.
     """
 
     partitions: int
@@ -44,13 +44,13 @@ class Plan:
 
 
 class Bench:
-    """Writers, relay and consumer, started once, and measured with again and again.
+    """Writers, relay and consumer, started once and used for all measurements.
 
     Args:
         services: The servers.
         plan: See Plan.
-        most_writers: The greatest number of writers that will be asked for.
-        threads: The writers are threads of this process instead of processes.
+        most_writers: The largest number of writers in any measurement.
+        threads: Run the writers as threads of this process instead of processes.
     """
 
     def __init__(self, services: Services, plan: Plan, *, most_writers: int, threads: bool) -> None:
@@ -74,7 +74,7 @@ class Bench:
         return agent
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the processes, in the middle of something if `at_once`, and drop the tables."""
+        """End the processes, immediately if `at_once`, and drop the tables."""
         for agent in self._agents:
             agent.stop(at_once=at_once)
         workload.remove(self._database)
@@ -87,10 +87,10 @@ class Bench:
         self.close(at_once=error is not None)
 
     def measure(self, name: Name, writers: int, seconds: float) -> Figures:
-        """One measurement.
+        """Run one measurement.
 
         Raises:
-            VerificationError: What was measured does not work.
+            VerificationError: Database and topic don't have what the writers wrote.
             AgentError: A writer, the relay or the consumer failed.
         """
         topic = f"benchmark-{self._run}-{next(self._numbers)}-{name}"
@@ -141,7 +141,7 @@ class Bench:
         )
 
     def _counters(self) -> Counters:
-        """PostgreSQL's counters, once connections that are closed by now have handed theirs in; ours among them."""
+        """PostgreSQL's counters, after closed connections, including ours, have reported theirs."""
         self._database.dispose()
         time.sleep(_HAND_IN)
         return Counters.of(self._database)

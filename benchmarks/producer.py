@@ -1,4 +1,4 @@
-"""The native producer beside confluent-kafka: transactions of one message, bulk, memory. All in one run; see README.md."""
+"""Compares the native producer with confluent-kafka: one-message transactions, bulk, memory. One run; see README.md."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ PRODUCERS: Final = (CONFLUENT, PLAIN, TWO_PHASE)
 
 
 class Client(Protocol):
-    """A producer as this benchmark uses it."""
+    """A producer, as this benchmark uses it."""
 
     def transaction(self, topic: str, messages: int) -> None:
-        """One committed transaction."""
+        """Commit one transaction."""
 
     def close(self) -> None:
         """Release everything."""
 
 
 class Confluent:
-    """confluent-kafka, set as its users set it for this: no linger for single messages, a queue that holds the bulk."""
+    """confluent-kafka, configured for the task: no linger for single messages, a queue large enough for bulk."""
 
     def __init__(self, servers: str, transactional_id: str, *, bulk: bool) -> None:
         settings: dict[str, object] = {"bootstrap.servers": servers, "transactional.id": transactional_id}
@@ -53,7 +53,7 @@ class Confluent:
         self._producer.init_transactions(TIMEOUT)
 
     def transaction(self, topic: str, messages: int) -> None:
-        """One committed transaction."""
+        """Commit one transaction."""
         producer = self._producer
         producer.begin_transaction()
         for number in range(messages):
@@ -69,7 +69,7 @@ class Confluent:
 
 
 class Native:
-    """dualwrite's own producer, by itself."""
+    """dualwrite's own producer, used directly."""
 
     def __init__(self, servers: str, transactional_id: str, *, two_phase: bool, many: bool) -> None:
         self._many = many
@@ -77,7 +77,7 @@ class Native:
         self._producer.init_transactions(timeout=TIMEOUT)
 
     def transaction(self, topic: str, messages: int) -> None:
-        """One committed transaction."""
+        """Commit one transaction."""
         producer = self._producer
         producer.begin_transaction()
         if self._many:
@@ -100,14 +100,14 @@ class Place:
     servers: str
 
     def client(self, name: str, *, bulk: bool = False) -> Client:
-        """A producer with an id of its own."""
+        """A producer with its own transactional id."""
         transactional_id = f"bench-{uuid4().hex[:12]}"
         if name == CONFLUENT:
             return Confluent(self.servers, transactional_id, bulk=bulk)
         return Native(self.servers, transactional_id, two_phase=name != PLAIN, many=name == MANY)
 
     def topic(self, partitions: int) -> str:
-        """A new topic."""
+        """Create a new topic."""
         name = f"bench-{uuid4().hex[:12]}"
         admin = AdminClient({"bootstrap.servers": self.servers})
         admin.create_topics([NewTopic(name, partitions)])[name].result(TIMEOUT)
@@ -142,7 +142,7 @@ class Place:
 
 @contextmanager
 def clients(place: Place, name: str, count: int) -> Iterator[list[Client]]:
-    """Some producers, each with an id of its own; closed at the end."""
+    """Several producers, each with its own transactional id; closed at the end."""
     with ExitStack() as opened:
         made = []
         for _ in range(count):
@@ -154,7 +154,7 @@ def clients(place: Place, name: str, count: int) -> Iterator[list[Client]]:
 
 @dataclass(frozen=True)
 class Latencies:
-    """One measurement of transactions: seconds for each, and for all."""
+    """One measurement of transactions: seconds for each transaction, and for all together."""
 
     each: list[float]
     elapsed: float
@@ -170,7 +170,7 @@ class Latencies:
 
 
 def in_turn(place: Place, name: str, ids: int, seconds: float) -> Latencies:
-    """One caller, which takes the ids in turn."""
+    """One caller that uses the ids in turn."""
     topic = place.topic(1)
     with clients(place, name, ids) as made:
         for number in range(max(WARM_UP, ids)):
@@ -187,7 +187,7 @@ def in_turn(place: Place, name: str, ids: int, seconds: float) -> Latencies:
 
 
 def at_once(place: Place, name: str, ids: int, seconds: float) -> Latencies:
-    """As many threads as ids, each with an id of its own."""
+    """One thread per id."""
     topic = place.topic(ids)
     with clients(place, name, ids) as made:
         for client in made:
@@ -244,14 +244,14 @@ def memory(place: Place, name: str, messages: int, transactions: int) -> list[fl
 
 
 def verify(place: Place, topic: str, expected: int) -> None:
-    """Every message once, or no figures."""
+    """Exit unless every message was committed exactly once."""
     seen = place.committed(topic)
     if seen != expected:
         sys.exit(f"{topic}: {seen} committed messages instead of {expected}")
 
 
 def table(title: str, measure: Callable[[str], Latencies], rounds: int) -> None:
-    """Measure every producer in each round, and print medians; ratios are medians of the rounds' ratios."""
+    """Measure every producer in each round and print medians; ratios are medians of the rounds' ratios."""
     found: dict[str, list[Latencies]] = {name: [] for name in PRODUCERS}
     for _ in range(rounds):
         for name in PRODUCERS:
@@ -293,13 +293,13 @@ def memory_table(place: Place, messages: int) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="for one measurement of single messages")
-    parser.add_argument("--rounds", type=int, default=5, help="each measures every producer, one after another")
-    parser.add_argument("--ids", type=int, default=8, help="transactional ids of the measurements with several")
-    parser.add_argument("--bulk", type=int, default=100_000, help="messages of a large transaction")
-    parser.add_argument("--bulk-transactions", type=int, default=5, help="for one measurement of them")
-    parser.add_argument("--memory", type=int, default=5_000_000, help="messages while memory is watched; 0 leaves it out")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a cluster to use; one broker is started if not given")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of one measurement of single messages")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every producer in turn")
+    parser.add_argument("--ids", type=int, default=8, help="transactional ids in measurements with several ids")
+    parser.add_argument("--bulk", type=int, default=100_000, help="messages per large transaction")
+    parser.add_argument("--bulk-transactions", type=int, default=5, help="large transactions per measurement")
+    parser.add_argument("--memory", type=int, default=5_000_000, help="messages of the memory measurement; 0 skips it")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
     chosen = parser.parse_args(given)
     with ExitStack() as opened:
         servers = chosen.kafka or opened.enter_context(DevCluster.temporary()).bootstrap_servers

@@ -1,4 +1,4 @@
-"""The recipe beside its alternatives, on PostgreSQL: rates, latencies, visibility, load. See README.md."""
+"""Compares the recipe with its alternatives on PostgreSQL: rates, latencies, visibility, load. See README.md."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ _INTERRUPTED: Final = 130
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=_positive, default=5.0, help="for one measurement")
-    parser.add_argument("--rounds", type=int, default=5, help="each measures every alternative, one after another")
-    parser.add_argument("--writers", type=_whole_numbers, default=[1, 4, 8], help="numbers of writers, by commas")
-    parser.add_argument("--alternatives", type=_names, default=list(NAMES), help="which of them, by commas")
-    parser.add_argument("--threads", action="store_true", help="writers are threads of one process, not processes")
-    parser.add_argument("--url", help="a PostgreSQL to use; one is started if not given")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a cluster to use; one broker is started if not given")
+    parser.add_argument("--seconds", type=_positive, default=5.0, help="duration of one measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every alternative in turn")
+    parser.add_argument("--writers", type=_whole_numbers, default=[1, 4, 8], help="numbers of writers, comma-separated")
+    parser.add_argument("--alternatives", type=_names, default=list(NAMES), help="what to measure, comma-separated")
+    parser.add_argument("--threads", action="store_true", help="run the writers as threads of one process, not as processes")
+    parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
     parser.add_argument(
-        "--kafka-config", action="append", type=_setting, default=[], metavar="NAME=VALUE", help="for every client"
+        "--kafka-config", action="append", type=_setting, default=[], metavar="NAME=VALUE", help="a setting of every client"
     )
-    parser.add_argument("--producer", default="auto", help="of dualwrite.connect")
-    parser.add_argument("--partitions", type=int, default=4, help="of each topic")
-    parser.add_argument("--poll-interval", type=_positive, default=0.01, help="of the outbox's relay, when nothing waits")
-    parser.add_argument("--batch", type=int, default=500, help="of the outbox's relay, rows at most")
-    parser.add_argument("--no-steps", dest="steps", action="store_false", help="leave out where the recipe's time goes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    parser.add_argument("--producer", default="auto", help="producer of dualwrite.connect")
+    parser.add_argument("--partitions", type=int, default=4, help="partitions of each topic")
+    parser.add_argument("--poll-interval", type=_positive, default=0.01, help="relay: seconds between polls of an empty outbox")
+    parser.add_argument("--batch", type=int, default=500, help="relay: maximum number of rows per batch")
+    parser.add_argument("--no-steps", dest="steps", action="store_false", help="skip the breakdown of the recipe's time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures to this file")
     return parser.parse_args(given)
 
 
 def _positive(given: str) -> float:
     number = float(given)
     if not number > 0:
-        raise argparse.ArgumentTypeError(f"{given} is not above 0")
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {given}")
     return number
 
 
 def _whole_numbers(given: str) -> list[int]:
     numbers = [int(part) for part in given.split(",")]
     if min(numbers) < 1:
-        raise argparse.ArgumentTypeError("there must be a writer")
+        raise argparse.ArgumentTypeError("there must be at least one writer")
     return numbers
 
 
@@ -85,9 +85,9 @@ def _setting(given: str) -> tuple[str, str]:
 
 
 def measure_all(bench: Bench, options: argparse.Namespace) -> list[Figures]:
-    """The warm-up round, then all rounds, the alternatives interleaved."""
+    """Run the warm-up round, then all rounds, with the alternatives interleaved."""
     for name in options.alternatives:
-        _tell(f"warm-up: {name}")
+        _log(f"warm-up: {name}")
         bench.measure(name, max(options.writers), min(options.seconds, _WARM_UP_SECONDS))
     found = []
     for number in range(1, options.rounds + 1):
@@ -95,13 +95,13 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> list[Figures]:
             for name in options.alternatives:
                 figures = bench.measure(name, writers, options.seconds)
                 found.append(figures)
-                _tell(f"round {number}/{options.rounds}, {writers} writers, {name}: {figures.rate:,.0f}/s")
+                _log(f"round {number}/{options.rounds}, {writers} writers, {name}: {figures.rate:,.0f}/s")
     return found
 
 
 def measure_steps(servers: Services, options: argparse.Namespace) -> list[Step]:
-    """Where the time of one dual write goes, with one writer; verified as well."""
-    _tell("the recipe's steps")
+    """Break down the time of one dual write, with one writer; verified as well."""
+    _log("measuring the recipe's steps")
     database = workload.engine(servers.url)
     topic = f"benchmark-{int(time.time()):x}-steps"
     servers.make_topic(topic, options.partitions)
@@ -119,7 +119,7 @@ def measure_steps(servers: Services, options: argparse.Namespace) -> list[Step]:
 
 
 def surroundings(servers: Services, options: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The environment that the figures depend on."""
     database = workload.engine(servers.url)
     with database.connect() as connection:
         names = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
@@ -140,22 +140,22 @@ def surroundings(servers: Services, options: argparse.Namespace) -> dict[str, An
 
 
 def report(figures: Sequence[Figures], steps: Sequence[Step], around: dict[str, Any]) -> str:
-    """Everything as text."""
+    """The complete report as text."""
     keys = dict.fromkeys((f.writers, f.alternative) for f in figures)
     rounds = [Rounds(f for f in figures if (f.writers, f.alternative) == key) for key in keys]
-    told = {name: value for name, value in around.items() if name != "options"}
+    shown = {name: value for name, value in around.items() if name != "options"}
     parts = [
-        "; ".join(f"{name}: {value}" for name, value in told.items()),
+        "; ".join(f"{name}: {value}" for name, value in shown.items()),
         f"Medians of {len(rounds[0].figures)} rounds; a unit is one account updated, one order inserted, one message.\n\n"
         + tables.throughput(rounds),
-        "How soon a read_committed consumer has the message:\n\n" + tables.visibility(rounds),
-        "What one unit costs:\n\n" + tables.load(rounds),
+        "Time until a read_committed consumer receives the message:\n\n" + tables.visibility(rounds),
+        "Cost of one unit:\n\n" + tables.load(rounds),
     ]
     if steps:
-        parts.append(f"Where the time of one dual write goes (1 writer, {around['producer']}):\n\n" + tables.steps(steps))
+        parts.append(f"Time spent in each step of a dual write (1 writer, {around['producer']}):\n\n" + tables.steps(steps))
     parts.append(f"Verified: {sum(f.verified for f in figures):,} messages against their rows, record by record.")
     if "off" in (around["postgresql"]["fsync"], around["postgresql"]["synchronous_commit"]):
-        parts.append("WARNING: this PostgreSQL does not wait for its disk; a commit here is no durable commit.")
+        parts.append("WARNING: this PostgreSQL does not wait for its disk, so its commits are not durable.")
     return "\n\n".join(parts)
 
 
@@ -169,7 +169,7 @@ def main() -> int:
         keep_topics=options.kafka is None,
     )
     try:
-        _tell("starting the servers")
+        _log("starting the servers")
         with services(options.url, options.kafka, dict(options.kafka_config)) as servers:
             around = surroundings(servers, options)
             with Bench(servers, plan, most_writers=max(options.writers), threads=options.threads) as bench:
@@ -188,7 +188,7 @@ def main() -> int:
     return 0
 
 
-def _tell(what: str) -> None:
+def _log(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""The outbox's polling relay: takes rows in order, publishes them as a batch, deletes them; at least once.
+"""The outbox's polling relay: reads rows in order, publishes them as a batch, deletes them; at least once.
 
-One round trip takes a batch: the rows are deleted and returned, and the transaction commits once Kafka has acknowledged
-every message of them. Rows that are not committed yet can't be seen, and none is passed over for good as with a watermark
-on ids, which are given out before the commit. SKIP LOCKED lets a second relay stand by; one keeps the order.
+One round trip fetches a batch: the rows are deleted and returned, and the transaction commits once Kafka has acknowledged all
+their messages. Uncommitted rows are not visible yet, but none is skipped for good, as can happen with a watermark on ids, which
+are assigned before the commit. SKIP LOCKED allows a second relay as a standby; a single relay keeps the order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DRAIN_TIMEOUT: Final = 300.0
 
 @dataclass(frozen=True)
 class RelaySettings:
-    """How the relay works.
+    """Settings of the relay.
 
     Args:
-        poll_interval: Seconds to wait after a poll that found nothing; after one that did, the next follows at once.
-        batch: Rows for one batch at most.
+        poll_interval: Seconds to wait after a poll that found no rows; otherwise the next poll follows immediately.
+        batch: Maximum number of rows per batch.
     """
 
     poll_interval: float = 0.01
@@ -39,7 +39,7 @@ class RelaySettings:
 
 
 class Relay:
-    """Runs the relay in a thread of its process, which does nothing else."""
+    """Runs the relay in a thread of a process that does nothing else."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -48,17 +48,17 @@ class Relay:
         self.polls = 0
 
     def start(self, url: str, kafka: Mapping[str, Any], settings: RelaySettings) -> None:
-        """Begin to publish."""
+        """Start to publish."""
         self._stopping.clear()
         self._failure, self.polls = None, 0
         self._thread = threading.Thread(target=self._run, args=(url, kafka, settings), daemon=True)
         self._thread.start()
 
     def drain(self) -> int:
-        """Publish what is left, then stop.
+        """Publish the remaining rows, then stop.
 
         Returns:
-            How often it polled.
+            How many times it polled.
         """
         self._stopping.set()
         if self._thread is not None:
@@ -74,7 +74,7 @@ class Relay:
         try:
             database, delivery = engine(url), Delivery(kafka)
             while True:
-                last = self._stopping.is_set()  # asked before the poll: what was committed until then must be found by it
+                last = self._stopping.is_set()  # read before the poll, which then finds everything committed so far
                 self.polls += 1
                 with database.begin() as connection:
                     taken = connection.execute(_TAKE, {"batch": settings.batch}).all()
@@ -87,5 +87,5 @@ class Relay:
                         break
                     self._stopping.wait(settings.poll_interval)
             database.dispose()
-        except BaseException as error:  # noqa: BLE001  (told by `drain`, in the thread that asks)
+        except BaseException as error:  # noqa: BLE001  (raised by `drain` in its caller's thread)
             self._failure = error

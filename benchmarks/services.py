@@ -1,4 +1,4 @@
-"""The servers to measure on: those given, or else a PostgreSQL and a broker of our own, gone afterwards."""
+"""The servers to measure on: existing ones, or a PostgreSQL and a broker that are started and removed afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 
 _ANSWER: Final = 30.0
-# PostgresServer's own settings are for tests; these are a small production's. Durability stays as it is: on.
+# PostgresServer's defaults are for tests; these settings suit a small production server. Durability stays on.
 _POSTGRES: Final = {"autovacuum": "on", "shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "100"}
 
 
@@ -27,7 +27,7 @@ class Services:
     Args:
         url: The database.
         kafka: Kafka's settings, in librdkafka's names.
-        brokers: Process ids of the brokers; empty where they are not ours.
+        brokers: Process ids of the brokers; empty if we did not start them.
     """
 
     url: str
@@ -35,7 +35,7 @@ class Services:
     brokers: frozenset[int]
 
     def make_topic(self, topic: str, partitions: int) -> None:
-        """Make a topic."""
+        """Create a topic."""
         self._admin.create_topics([NewTopic(topic, partitions)])[topic].result(_ANSWER)
 
     def delete_topic(self, topic: str) -> None:
@@ -44,17 +44,17 @@ class Services:
 
     @functools.cached_property
     def _admin(self) -> AdminClient:
-        return AdminClient({**self.kafka, "log_level": 2})  # that our own broker goes away at the end is no news
+        return AdminClient({**self.kafka, "log_level": 2})  # don't report that our own broker stops at the end
 
 
 @contextmanager
 def services(url: str | None, bootstrap: str | None, settings: Mapping[str, str]) -> Iterator[Services]:
-    """Use what is given; start what is not.
+    """Use the given servers; start those that are not given.
 
     Args:
-        url: A PostgreSQL database that may be written to.
-        bootstrap: `bootstrap.servers` of a cluster that may be written to.
-        settings: More of Kafka's settings, for every client.
+        url: A PostgreSQL database to write to.
+        bootstrap: `bootstrap.servers` of a cluster to write to.
+        settings: Additional Kafka settings for every client.
     """
     with ExitStack() as stack:
         brokers: frozenset[int] = frozenset()

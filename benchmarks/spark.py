@@ -1,4 +1,4 @@
-"""Spark: this sink beside Spark's own two, JDBC and Kafka, one after the other: wall times, and where ours goes. See README."""
+"""Compares this Spark sink with Spark's own JDBC and Kafka sinks: times, and a breakdown of this sink's time. See README.md."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ _INTERRUPTED: Final = 130
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--times", type=_positive, default=10, help="how often each of the 336,776 flights is written")
-    parser.add_argument("--flights", type=_positive, help="take only so many of them")
-    parser.add_argument("--rounds", type=_positive, default=3, help="each measures every sink, in an order that changes")
-    parser.add_argument("--partitions", type=_whole_numbers, default=[4, 2], help="of the frame, by commas")
-    parser.add_argument("--topic-partitions", type=_positive, default=4, help="of each topic")
+    parser.add_argument("--flights", type=_positive, help="use only the first so many flights")
+    parser.add_argument("--rounds", type=_positive, default=3, help="number of rounds; each measures every sink")
+    parser.add_argument("--partitions", type=_whole_numbers, default=[4, 2], help="partitions of the frame, comma-separated")
+    parser.add_argument("--topic-partitions", type=_positive, default=4, help="partitions of each topic")
     parser.add_argument("--cores", type=_positive, default=2, help="how many tasks Spark runs at once")
-    parser.add_argument("--memory", default="4g", help="of Spark's JVM")
-    parser.add_argument("--sinks", type=_names, default=list(NAMES), help="which of them, by commas")
-    parser.add_argument("--producer", default="auto", help="of this sink")
-    parser.add_argument("--packages", help="of Spark's own sinks, for spark.jars.packages; those of this PySpark if not given")
-    parser.add_argument("--jars", help="files to take instead of packages, by commas")
-    parser.add_argument("--url", help="a PostgreSQL to use; one is started if not given")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a cluster to use; one broker is started if not given")
-    parser.add_argument("--no-parts", dest="parts", action="store_false", help="leave out where this sink's time goes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument("--memory", default="4g", help="memory of Spark's JVM")
+    parser.add_argument("--sinks", type=_names, default=list(NAMES), help="what to measure, comma-separated")
+    parser.add_argument("--producer", default="auto", help="this sink's option producer")
+    parser.add_argument("--packages", help="spark.jars.packages for Spark's own sinks; default: those of this PySpark version")
+    parser.add_argument("--jars", help="files to use instead of packages, comma-separated")
+    parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    parser.add_argument("--no-parts", dest="parts", action="store_false", help="skip the breakdown of this sink's time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     return parser.parse_args(given)
 
 
 def _positive(given: str) -> int:
     number = int(given)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{given} is not above 0")
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {given}")
     return number
 
 
@@ -74,12 +74,12 @@ def _names(given: str) -> list[Name]:
 
 
 def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measured], dict[int, list[Part]]]:
-    """The warm-up round with few rows, then all rounds: what comes first in one comes last in the next. Then our parts."""
+    """Run a warm-up round with few rows, then all rounds in alternating order, then measure this sink's parts."""
     from spark_bench import WARM_UP_ROWS  # noqa: PLC0415  (needs Spark; --help doesn't)
 
     small = bench.frame(options.partitions[0], times=1, limit=WARM_UP_ROWS)
     for name in options.sinks:
-        _tell(f"warm-up: {TITLES[name]}")
+        _log(f"warm-up: {TITLES[name]}")
         bench.measure(0, name, small, options.partitions[0])
     frames = {count: bench.frame(count, times=options.times, limit=options.flights) for count in options.partitions}
     found = []
@@ -90,17 +90,17 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measure
                 found.append(measured)
                 seconds = measured.seconds[name]
                 rate = f"{seconds:.1f} s, {measured.rows / seconds:,.0f} rows/s"
-                _tell(f"round {number}/{options.rounds}, {partitions} partitions, {TITLES[name]}: {rate}")
+                _log(f"round {number}/{options.rounds}, {partitions} partitions, {TITLES[name]}: {rate}")
     parts: dict[int, list[Part]] = {}
     if options.parts and "dualwrite" in options.sinks:
         for partitions, frame in frames.items():
-            _tell(f"this sink's parts, {partitions} partitions")
+            _log(f"this sink's parts, {partitions} partitions")
             parts[partitions] = bench.take_apart(frame, partitions)
     return found, parts
 
 
 def surroundings(servers: Services, options: argparse.Namespace, versions: Mapping[str, str]) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The environment that the figures depend on."""
     database = workload.engine(servers.url)
     with database.connect() as connection:
         names = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
@@ -115,30 +115,30 @@ def surroundings(servers: Services, options: argparse.Namespace, versions: Mappi
         "postgresql": postgres,
         "kafka": "a development cluster of our own, one node" if servers.brokers else servers.kafka["bootstrap.servers"],
         "Spark's sinks": f"{options.jars or options.packages or packages()}; JDBC with {dict(JDBC_SETTINGS)} and "
-        "reWriteBatchedInserts=true, Kafka as it is set by itself",
+        "reWriteBatchedInserts=true, Kafka with its defaults",
         "options": {name: str(value) for name, value in vars(options).items()},
     }
 
 
-# --- telling ------------------------------------------------------------------------------------------------------------------
+# --- the report ---------------------------------------------------------------------------------------------------------------
 
 
 def report(found: Sequence[Measured], parts: Mapping[int, Sequence[Part]], around: Mapping[str, Any]) -> str:
-    """Everything as text."""
-    told = "; ".join(f"{name}: {value}" for name, value in around.items() if name != "options")
+    """The complete report as text."""
+    shown = "; ".join(f"{name}: {value}" for name, value in around.items() if name != "options")
     rounds = len({measured.number for measured in found})
-    sections = [told, f"{found[0].rows:,} rows; medians of {rounds} rounds:\n\n" + _times(found)]
+    sections = [shown, f"{found[0].rows:,} rows; medians of {rounds} rounds:\n\n" + _times(found)]
     for partitions, listed in parts.items():
         lines = [[part.phase, part.name, f"{part.seconds:.2f}", f"{part.share:.0%}"] for part in listed]
         table = tables.table(["phase", "part", "seconds", "of the whole"], lines)
         sections.append(
-            f"Where this sink's time goes ({partitions} partitions; a task's parts: seconds of the phase, as tasks spent them "
-            f"on average; they overlap):\n\n{table}"
+            f"Time spent in each part of this sink ({partitions} partitions; for the parts of tasks: seconds of the phase, "
+            f"averaged over the tasks; parts overlap):\n\n{table}"
         )
     verified = sum(measured.rows for measured in found if measured.name != "read")
     sections.append(f"Verified: {verified:,} rows against the frame, and their messages against them.")
     if "off" in (around["postgresql"]["fsync"], around["postgresql"]["synchronous_commit"]):
-        sections.append("WARNING: this PostgreSQL does not wait for its disk; a commit here is no durable commit.")
+        sections.append("WARNING: this PostgreSQL does not wait for its disk, so its commits are not durable.")
     return "\n\n".join(sections)
 
 
@@ -169,7 +169,7 @@ def _times(found: Sequence[Measured]) -> str:
 
 
 def _ratio(here: Sequence[Measured], what: Callable[[Measured], float]) -> str:
-    """Ours by theirs, round by round: each round's pair was measured side by side."""
+    """The ratio of ours to theirs, round by round: each round's pair was measured one right after the other."""
     ours, theirs = (
         {measured.number: what(measured) for measured in here if measured.name == name} for name in ("dualwrite", "spark")
     )
@@ -191,10 +191,10 @@ def main() -> int:
             os.environ |= environment(place)
             needs_packages = "spark" in options.sinks and options.jars is None
             chosen = (options.packages or packages()) if needs_packages else None
-            _tell("starting Spark")
+            _log("starting Spark")
             with session(place, cores=options.cores, memory=options.memory, packages=chosen, jars=options.jars) as spark:
                 register(spark)
-                _tell("starting the servers")
+                _log("starting the servers")
                 with services(options.url, options.kafka, {}) as servers:
                     around = surroundings(servers, options, {"pyspark": spark.version})
                     settings = {"topic_partitions": options.topic_partitions, "producer": options.producer}
@@ -216,7 +216,7 @@ def main() -> int:
     return 0
 
 
-def _tell(what: str) -> None:
+def _log(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 

@@ -30,16 +30,16 @@ WARM_UP_ROWS: Final = 20_000
 
 @dataclass(frozen=True)
 class Measured:
-    """One write.
+    """The figures of one write.
 
     Args:
-        number: The round; 0 warms up.
-        partitions: Of the frame.
-        name: What wrote.
-        rows: How many rows.
-        seconds: Of the whole under the name itself, and of its parts.
-        processor: Seconds of processor time of everything that the benchmark has started: Spark, and the servers if they are
-            its own. Other load on the machine changes it less than the wall time.
+        number: The round; 0 is the warm-up.
+        partitions: Partitions of the frame.
+        name: The sink.
+        rows: How many rows were written.
+        seconds: Duration of the whole write, under the sink's name, and of its parts.
+        processor: Seconds of processor time of everything that the benchmark has started: Spark, and the servers unless
+            existing ones are used. Depends less on other load on the machine than the wall time does.
     """
 
     number: int
@@ -56,9 +56,9 @@ class Bench:
     Args:
         servers: The servers.
         spark: The session.
-        place: A folder for files; the same as of `environment`.
-        topic_partitions: Of each topic.
-        producer: The option of this sink.
+        place: A folder for files; the same as for `environment`.
+        topic_partitions: Number of partitions of each topic.
+        producer: This sink's option `producer`.
     """
 
     def __init__(self, servers: Services, spark: SparkSession, place: Path, *, topic_partitions: int, producer: str) -> None:
@@ -89,10 +89,10 @@ class Bench:
         )
 
     def measure(self, number: int, name: Name, frame: Frame, partitions: int) -> Measured:
-        """One write.
+        """Measure one write.
 
         Raises:
-            VerificationError: What was measured does not work.
+            VerificationError: Table and topic don't have what the frame has.
             SparkError: Spark could not write.
         """
         with self._clean(frame) as topic:
@@ -104,7 +104,7 @@ class Bench:
         return Measured(number, partitions, name, frame.rows, seconds, processor)
 
     def take_apart(self, frame: Frame, partitions: int) -> list[Part]:
-        """One write by this sink, with clocks around its parts; verified as well.
+        """Measure the parts of one write by this sink; verified as well.
 
         Raises: as `measure`.
         """
@@ -131,7 +131,7 @@ class Bench:
 
     @contextmanager
     def _clean(self, frame: Frame) -> Iterator[str]:
-        """An empty table, and a topic that is gone afterwards: ten of them would fill a disk."""
+        """An empty table, and a topic that is deleted afterwards: ten of them would fill a disk."""
         spark_flights.make_table(self._database, frame)
         spark_flights.tidy(self._database)
         self._topics += 1
@@ -144,7 +144,7 @@ class Bench:
 
 
 def _processor_time() -> float:
-    """Seconds that all our children have used, with their own children, those included that have ended."""
+    """Processor seconds of all our child processes and their children, including those that have ended."""
     used = 0.0
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -154,7 +154,7 @@ def _processor_time() -> float:
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Environment variables that Spark must be started with, for its workers."""
+    """Environment variables that Spark needs at startup, for its workers."""
     _clocks(place).mkdir()
     return {spark_parts.PLACE: str(_clocks(place))}
 

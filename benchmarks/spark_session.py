@@ -1,4 +1,4 @@
-"""A Spark of the benchmark's own, with the packages of Spark's own sinks."""
+"""The benchmark's Spark session, with the packages of Spark's own sinks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SPARKS_OWN: Final = "org.slf4j:slf4j-api"  # Spark has it already; a registry need not
+_SPARKS_OWN: Final = "org.slf4j:slf4j-api"  # already part of Spark; a registry may not have it
 JDBC_DRIVER: Final = "org.postgresql:postgresql:42.7.7"
 _KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-_WHOLE_FILES: Final = str(1 << 40)  # each file is one partition: neither split nor put together
+_WHOLE_FILES: Final = str(1 << 40)  # each file is one partition: files are neither split nor combined
 _STOPPING: Final = 60.0
 
 
@@ -25,12 +25,12 @@ class SparkError(RuntimeError):
 
 
 class PackagesError(SparkError):
-    """The packages of Spark's own sinks can't be had."""
+    """The packages of Spark's own sinks can't be downloaded."""
 
 
 def packages() -> str:
-    """What Spark's own sinks need, for `spark.jars.packages`: as new as the PySpark that is installed."""
-    import pyspark  # noqa: PLC0415  (the script answers --help where no Spark is)
+    """What Spark's own sinks need in `spark.jars.packages`, in the version of the installed PySpark."""
+    import pyspark  # noqa: PLC0415  (--help works without Spark)
 
     return f"{_KAFKA}:{pyspark.__version__},{JDBC_DRIVER}"
 
@@ -39,17 +39,17 @@ def packages() -> str:
 def session(
     place: Path, *, cores: int, memory: str, packages: str | None = None, jars: str | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session of this machine alone; it and its JVM end with the block.
+    """A local Spark session; it and its JVM end with the block.
 
     Args:
         place: A folder for Spark's files.
         cores: How many tasks run at once.
-        memory: Of the JVM, such as `4g`.
-        packages: For `spark.jars.packages`.
-        jars: For `spark.jars`.
+        memory: The JVM's memory, such as `4g`.
+        packages: `spark.jars.packages`.
+        jars: `spark.jars`.
 
     Raises:
-        PackagesError: The packages can't be had.
+        PackagesError: The packages can't be downloaded.
         SparkError: Spark does not start.
     """
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415  (see above)
@@ -82,9 +82,9 @@ def session(
         if packages is None:
             raise SparkError(f"Spark does not start: {error}") from error
         raise PackagesError(
-            f"Spark does not start with the packages {packages}; why stands above. Where no registry that it reaches has "
-            f"them, give those of another release (--packages {_KAFKA}:4.0.0,{JDBC_DRIVER} runs on Spark 4.3, too), give "
-            "files by --jars, or leave Spark's sinks out: --sinks read,dualwrite"
+            f"Spark does not start with the packages {packages}; see its output above for the reason. If no registry in reach "
+            f"has them, use those of another release (--packages {_KAFKA}:4.0.0,{JDBC_DRIVER} also runs on Spark 4.3), pass "
+            "files with --jars, or omit Spark's own sinks: --sinks read,dualwrite"
         ) from error
     try:
         yield spark
@@ -93,14 +93,14 @@ def session(
 
 
 def _end(spark: SparkSession) -> None:
-    """Stop the session and the JVM behind it, which would otherwise run until this process ends."""
-    gateway = spark.sparkContext._gateway  # noqa: SLF001  (Spark has no other way)
+    """Stop the session and its JVM, which would otherwise run until this process ends."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001  (Spark has no public API for it)
     spark.stop()
     if gateway is None:
         return
     gateway.shutdown()
     process = gateway.proc
-    process.stdin.close()  # what the JVM takes as the end of its driver
+    process.stdin.close()  # tells the JVM that its driver has ended
     try:
         process.wait(timeout=_STOPPING)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What is measured: this sink, Spark's own two sinks one after the other, and reading alone, which all of them begin with."""
+"""What is measured: this sink, Spark's own two sinks one after the other, and only reading, which all of them include."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TITLES: Final[Mapping[str, str]] = {
 }
 PREFIX: Final = "dualwrite-benchmark"
 JDBC_SETTINGS: Final = {"batchsize": "10000", "driver": "org.postgresql.Driver"}
-"""`batchsize` is 1000 if not set; the driver's `reWriteBatchedInserts=true` stands in the address."""
+"""The default of `batchsize` is 1000; the driver's `reWriteBatchedInserts=true` is set in the URL."""
 
 
 class Sinks:
-    """Writes a frame by each of the sinks, and says how long it took.
+    """Writes a frame with each of the sinks, and measures how long it takes.
 
     Args:
-        url: The database, as SQLAlchemy takes it.
+        url: The database, as a URL for SQLAlchemy.
         kafka: Kafka's settings.
-        producer: The option of this sink.
+        producer: This sink's option `producer`.
     """
 
     def __init__(self, url: str, kafka: Mapping[str, Any], *, producer: str) -> None:
@@ -42,7 +42,7 @@ class Sinks:
         self._producer = producer
 
     def write(self, name: Name, frame: DataFrame, topic: str) -> dict[str, float]:
-        """Write the frame; seconds of the whole under the sink's name, and of its parts."""
+        """Write the frame; return the seconds of the whole write, under the sink's name, and of its parts."""
         if name == "read":
             return {"read": _timed(lambda: frame.write.format("noop").mode("append").save())}
         if name == "dualwrite":
@@ -52,12 +52,12 @@ class Sinks:
         return {"spark": jdbc + kafka, "jdbc": jdbc, "kafka": kafka}
 
     def dualwrite(self, frame: DataFrame, topic: str, *, source: str = "dualwrite") -> None:
-        """Write by this sink.
+        """Write with this sink.
 
         Args:
             frame: The rows.
             topic: The topic.
-            source: The data source: this sink, or what stands in for it.
+            source: The name of the data source: this sink, or its variant with timers.
         """
         options = {
             "url": self._url.render_as_string(hide_password=False),
@@ -82,7 +82,7 @@ class Sinks:
         frame.write.format("jdbc").mode("append").options(**options).save()
 
     def _topic(self, frame: DataFrame, topic: str) -> None:
-        from pyspark.sql import functions  # noqa: PLC0415  (the script answers --help where no Spark is)
+        from pyspark.sql import functions  # noqa: PLC0415  (--help works without Spark)
 
         value = functions.to_json(functions.struct(*frame.columns)).alias("value")
         messages = _keyed(frame).select("key", value)

@@ -1,4 +1,4 @@
-"""Where the time of one dual write goes: clocks around the store, producer and coordinator that a DualWriter is given."""
+"""Breaks down the time of one dual write: timers around a DualWriter's store, producer and coordinator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEPS: Final = (
 
 @dataclass(frozen=True)
 class Step:
-    """How long one step takes, in seconds; `share` of the whole."""
+    """How long one step takes, in seconds; `share` is its share of the whole transaction."""
 
     name: str
     mean: float
@@ -51,13 +51,13 @@ class Step:
 
 
 class Clock:
-    """Keeps, for every unit, how long each step took."""
+    """Records for every unit how long each step took."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = defaultdict(list)
 
     def timed(self, step: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, with its time kept."""
+        """A wrapper of the call that records its time."""
         times, now = self.times[step], time.perf_counter
 
         def measured(*args: Any, **kwargs: Any) -> Any:
@@ -71,12 +71,12 @@ class Clock:
 
 
 class Timed:
-    """Passes everything on to another object, with a clock around some of its methods.
+    """Delegates to another object, and times some of its methods.
 
     Args:
         inner: The object.
-        clock: Where the times go.
-        steps: The name of the step, by method.
+        clock: Records the times.
+        steps: The name of the step for each timed method.
     """
 
     def __init__(self, inner: Any, clock: Clock, steps: Mapping[str, str]) -> None:
@@ -89,7 +89,7 @@ class Timed:
 
 
 class TimedStore(Timed):
-    """A store whose transactions are timed too."""
+    """A store whose transactions are timed, too."""
 
     def __init__(self, store: TxnStateStore, clock: Clock) -> None:
         super().__init__(store, clock, {})
@@ -103,10 +103,10 @@ class TimedStore(Timed):
 
 
 def take_apart(target: Target, seconds: float, *, warm_up: int) -> tuple[list[Step], int]:
-    """Run one writer with clocks in it.
+    """Run one writer with timers.
 
     Returns:
-        The steps, and how many units were done, those that warmed up included.
+        The steps, and how many units were done, including the warm-up.
     """
     clock = Clock()
     with_clocks = _writer(target, clock)

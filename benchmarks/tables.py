@@ -1,4 +1,4 @@
-"""The figures as tables, in Markdown, so that they can be pasted where they are wanted."""
+"""The figures as Markdown tables, so that they can be pasted into documents."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TITLES: Final = {
     "recipe": "recipe (dualwrite)",
 }
 _MILLI: Final = 1000.0
-_NONE: Final = "–"  # noqa: RUF001  (a dash for "nothing to tell")
+_NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")
 _NAMES: Final = 2
 
 
 def throughput(all_rounds: Sequence[Rounds]) -> str:
-    """Rates, ratios, and how long one call takes its writer."""
-    head = ["writers", "alternative", "tx/s", "min … max", "÷ database", "÷ outbox", "p50 ms", "p99 ms", "what a crash does"]
+    """Rates, ratios, and the duration of one call in the writer."""
+    head = ["writers", "alternative", "tx/s", "min … max", "÷ database", "÷ outbox", "p50 ms", "p99 ms", "effect of a crash"]
     lines = []
     for rounds in all_rounds:
         rate = rounds.spread(lambda figures: figures.rate)
@@ -74,7 +74,7 @@ def visibility(all_rounds: Sequence[Rounds]) -> str:
 
 
 def load(all_rounds: Sequence[Rounds]) -> str:
-    """What each unit of work costs the machines."""
+    """The cost of a unit of work, in the database and in processor time."""
     head = [
         "writers",
         "alternative",
@@ -112,7 +112,7 @@ def load(all_rounds: Sequence[Rounds]) -> str:
 
 
 def steps(found: Sequence[Step]) -> str:
-    """Where the time of one dual write goes."""
+    """The time spent in each step of a dual write."""
     lines = [
         [step.name, *(f"{seconds * _MILLI:.3f}" for seconds in (step.mean, step.p50, step.p99)), f"{step.share:.0%}"]
         for step in found
@@ -137,7 +137,7 @@ def _number(spread: Spread | None, digits: int) -> str:
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, names: int = _NAMES) -> str:
-    """A table; the first `names` columns hold text."""
+    """A table whose first `names` columns contain text."""
     lines = [head, *lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
 

@@ -1,4 +1,4 @@
-"""Which of librdkafka's settings suit the recipe: each one's rate, latency and steps, with one writer, interleaved."""
+"""Compares librdkafka settings for the recipe: rate, latency and steps of each, with one writer, interleaved."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CANDIDATES: Final[Mapping[str, Mapping[str, str]]] = {
 def main() -> int:
     """Measure every candidate in every round; print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for one measurement")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--partitions", type=int, default=4, help="of each topic")
-    parser.add_argument("--url", help="a PostgreSQL to use; one is started if not given")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of one measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every setting in turn")
+    parser.add_argument("--partitions", type=int, default=4, help="partitions of each topic")
+    parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Step]]] = defaultdict(list)
     with services(options.url, None, {}) as servers:
@@ -46,7 +46,7 @@ def main() -> int:
                 target = Target(servers.url, {**servers.kafka, **settings}, topic, producer="librdkafka")
                 steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
                 verify("recipe", database, servers.kafka, topic, done=done)
-                if number:  # round 0 warms up
+                if number:  # round 0 is the warm-up
                     found[title].append({step.name: step for step in steps})
                 print(f"{time.strftime('%H:%M:%S')} round {number}, {title}: {done}", file=sys.stderr, flush=True)
         workload.remove(database)

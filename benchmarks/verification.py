@@ -1,4 +1,4 @@
-"""Whether a measurement measured something that works: what was written and what was published, record by record."""
+"""Verifies a measurement: compares what was written with what was published, record by record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN: Final = 5
 
 
 class VerificationError(RuntimeError):
-    """Database and topic don't hold what the writers did: the figures are worth nothing."""
+    """Database and topic don't have what the writers wrote: the figures are not valid."""
 
 
 def verify(name: Name, database: Engine, kafka: Mapping[str, Any], topic: str, *, done: int) -> int:
@@ -27,7 +27,7 @@ def verify(name: Name, database: Engine, kafka: Mapping[str, Any], topic: str, *
         database: The database.
         kafka: Kafka's settings.
         topic: The measurement's topic.
-        done: How many units the writers did, those that warmed up included.
+        done: How many units the writers did, including the warm-up.
 
     Returns:
         How many committed messages there are.
@@ -37,13 +37,13 @@ def verify(name: Name, database: Engine, kafka: Mapping[str, Any], topic: str, *
     """
     written = rows(database)
     if len(written) != done:
-        raise VerificationError(f"{name}: the writers did {done} units, and {len(written)} rows are there")
+        raise VerificationError(f"{name}: the writers did {done} units, but there are {len(written)} rows")
     amounts = sum(unit.amount for unit in written)
     if spent(database) != amounts:
-        raise VerificationError(f"{name}: the orders sum up to {amounts}, the accounts were debited by {spent(database)}")
+        raise VerificationError(f"{name}: the orders sum up to {amounts}, but the accounts were debited by {spent(database)}")
     waiting = waiting_rows(database)
     if waiting:
-        raise VerificationError(f"{name}: {waiting} rows still wait in the outbox")
+        raise VerificationError(f"{name}: {waiting} rows are still in the outbox")
     published = [Unit.parse(message.value or b"") for message in read_committed(kafka, topic)]
     _compare(name, Counter([] if name == "database" else written), Counter(published))
     return len(published)
@@ -54,5 +54,5 @@ def _compare(name: Name, expected: Counter[Unit], found: Counter[Unit]) -> None:
     if lost or extra:
         raise VerificationError(
             f"{name}: {lost.total()} messages are missing ({list(lost)[:_SHOWN]}), "
-            f"{extra.total()} are too many ({list(extra)[:_SHOWN]})"
+            f"{extra.total()} are unexpected ({list(extra)[:_SHOWN]})"
         )

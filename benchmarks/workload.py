@@ -1,4 +1,4 @@
-"""The unit of work, the same for every alternative: update one account, insert one order, and a message of about 200 bytes."""
+"""The unit of work, the same for all alternatives: update one account, insert one order, send a message of about 200 bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ProgrammingError
 
-ACCOUNTS: Final = 10_000  # enough that 8 writers seldom want the same row
+ACCOUNTS: Final = 10_000  # enough that 8 writers rarely need the same row
 OPENING_BALANCE: Final = 1_000_000
 MESSAGE_SIZE: Final = 200
 _HIGHEST_AMOUNT: Final = 500
@@ -62,7 +62,7 @@ outbox: Final = Table(
 _DEBIT: Final = (
     update(accounts).where(accounts.c.id == bindparam("account")).values(balance=accounts.c.balance - bindparam("amount"))
 )
-_ORDER: Final = insert(orders).inline()  # without RETURNING: nobody asks for the order's id
+_ORDER: Final = insert(orders).inline()  # without RETURNING: the order's id is not needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class Unit:
     """One business transaction.
 
     Args:
-        writer: Which writer does it.
-        number: Its number at this writer, from 0.
+        writer: The writer's number.
+        number: The unit's number within this writer, from 0.
         account: The account to debit.
-        amount: By how much.
+        amount: The amount to debit.
     """
 
     writer: int
@@ -95,12 +95,12 @@ class Unit:
 
     @classmethod
     def parse(cls, message: bytes) -> Unit:
-        """The unit that a message tells of."""
+        """The unit described by a message."""
         content: dict[str, Any] = json.loads(message)
         return cls(content["writer"], content["number"], content["account"], content["amount"])
 
     def apply(self, connection: Connection) -> None:
-        """The database's part, inside a transaction that is open on the connection."""
+        """Execute the database's part in the connection's open transaction."""
         connection.execute(_DEBIT, {"account": self.account, "amount": self.amount})
         connection.execute(
             _ORDER, {"writer": self.writer, "number": self.number, "account_id": self.account, "amount": self.amount}
@@ -108,8 +108,8 @@ class Unit:
 
 
 def units(writer: int) -> Iterator[Unit]:
-    """The units of one writer, without an end; the same ones in every measurement."""
-    chance = random.Random(writer)  # noqa: S311  (a workload, no secret)
+    """An endless sequence of one writer's units; the same in every measurement."""
+    chance = random.Random(writer)  # noqa: S311  (a workload, not a secret)
     number = 0
     while True:
         yield Unit(writer, number, chance.randrange(ACCOUNTS), chance.randrange(1, _HIGHEST_AMOUNT))
@@ -122,7 +122,7 @@ def engine(url: str) -> Engine:
 
 
 def prepare(database: Engine) -> None:
-    """Make the tables."""
+    """Create the tables."""
     metadata.drop_all(database)
     metadata.create_all(database)
     with database.begin() as connection:
@@ -130,7 +130,7 @@ def prepare(database: Engine) -> None:
 
 
 def clean(database: Engine) -> None:
-    """The state that every measurement begins with: balances as at first, no orders, no dead rows, a checkpoint just made."""
+    """Restore the state that every measurement starts with: initial balances, no orders, no dead rows, a recent checkpoint."""
     with database.begin() as connection:
         connection.execute(text("TRUNCATE benchmark_orders, benchmark_outbox RESTART IDENTITY"))
         connection.execute(update(accounts).where(accounts.c.balance != OPENING_BALANCE).values(balance=OPENING_BALANCE))
@@ -139,7 +139,7 @@ def clean(database: Engine) -> None:
             connection.execute(text(f"VACUUM (ANALYZE) {table}"))
         try:
             connection.execute(text("CHECKPOINT"))
-        except ProgrammingError:  # a privilege that the user of a foreign database may lack; the figures vary a little more
+        except ProgrammingError:  # in an existing database the user may lack the privilege; the figures then vary a little more
             return
 
 
@@ -156,12 +156,12 @@ def rows(database: Engine) -> list[Unit]:
 
 
 def spent(database: Engine) -> int:
-    """By how much the accounts were debited, together."""
+    """The total amount by which the accounts were debited."""
     with database.connect() as connection:
         return ACCOUNTS * OPENING_BALANCE - int(connection.scalar(select(func.sum(accounts.c.balance))) or 0)
 
 
 def waiting_rows(database: Engine) -> int:
-    """How many rows wait in the outbox."""
+    """How many rows are in the outbox."""
     with database.connect() as connection:
         return int(connection.scalar(select(func.count()).select_from(outbox)) or 0)

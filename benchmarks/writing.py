@@ -1,4 +1,4 @@
-"""A writer in the measurement: units of work one after another, each with its times."""
+"""A writer in a measurement: performs units of work one after another and records their times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workload import Unit, units
 
 @dataclass(frozen=True)
 class Samples:
-    """What one writer measured; times by `time.monotonic()`, which all processes of a machine share.
+    """What one writer measured; times are from `time.monotonic()`, which all processes of a machine share.
 
     Args:
-        writer: Which one.
-        first: The number of the first unit measured; those before it warmed up.
+        writer: The writer's number.
+        first: The number of the first measured unit; earlier units were the warm-up.
         began: When each unit began.
         ended: When each unit's call returned.
     """
@@ -29,15 +29,15 @@ class Samples:
 
     @property
     def total(self) -> int:
-        """How many units the writer did, with those that warmed up."""
+        """How many units the writer did, including the warm-up."""
         return self.first + len(self.began)
 
 
 class Writing:
-    """One writer, for all alternatives one after another.
+    """One writer, used for all alternatives one after another.
 
     Args:
-        writer: Its number.
+        writer: The writer's number.
     """
 
     def __init__(self, writer: int) -> None:
@@ -47,7 +47,7 @@ class Writing:
         self._done = 0
 
     def open(self, name: Name, target: Target, warm_up: int) -> None:
-        """Connect, and do some units that are not measured."""
+        """Connect, and perform some units that are not measured."""
         self._units, self._done = units(self._number), 0
         self._alternative = make(name, target, self._number)
         for _ in range(warm_up):
@@ -55,7 +55,7 @@ class Writing:
             self._done += 1
 
     def run(self, begin_at: float, seconds: float) -> Samples:
-        """Units one after another, from `begin_at` on."""
+        """Perform units one after another, starting at `begin_at`."""
         assert self._alternative is not None
         samples = Samples(self._number, self._done, [], [])
         write, began, ended, clock = self._alternative.write, samples.began, samples.ended, time.monotonic
