@@ -1,4 +1,4 @@
-"""A job in chunks on one database and one topic: attempts of its partitions, and what both sides hold afterwards."""
+"""A job in chunks on one database and one topic: runs attempts of its partitions, and reads what both sides have afterwards."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Write = Callable[[Transaction, pa.Table], object]
 
 
 class WorkerDiedError(Exception):
-    """What a task of these tests fails with."""
+    """The error with which a task of these tests fails."""
 
 
 @dataclass
 class ChunkScene:
-    """Rows are numbers: each becomes an event of the database and a message."""
+    """Rows are numbers: each becomes an event in the database and a message."""
 
     events: Events
     servers: str
@@ -36,7 +36,7 @@ class ChunkScene:
     partitions: int | None = 1
 
     def __post_init__(self) -> None:
-        self.name = self.job_id  # of the events, also where a test takes another job's
+        self.name = self.job_id  # the events keep this name even if a test changes job_id
 
     @property
     def plan(self) -> JobPlan:

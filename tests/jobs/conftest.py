@@ -13,7 +13,7 @@ MakeScene = Callable[[str], JobScene]
 
 @pytest.fixture
 def make_scene(broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[MakeScene]:
-    """Makes a job on a database."""
+    """Creates a job on a database."""
     with ExitStack() as scenes:
 
         def make(url: str) -> JobScene:

@@ -1,4 +1,4 @@
-"""A driver with its tasks, as a process: batch after batch, with retries, abort and a commit log as Spark's. To be killed.
+"""A driver and its tasks in a process that tests kill: batch after batch, with retries, abort and a commit log, as in Spark.
 
 Tests fork it (`fixtures.fork_server`) with: URL SERVERS PREFIX TOPIC LOG BATCHES [librdkafka]
 """
@@ -22,7 +22,7 @@ from dualwrite.testing.failpoints import FailpointError
 ROWS = 12
 ATTEMPTS = 3
 PAUSE = 3
-"""Seconds after which the database ends the locks of a driver that is paused; ten, otherwise."""
+"""Seconds after which the database releases the locks of a paused driver; the default is ten."""
 
 
 def rows_of(batch_id: int) -> list[int]:
@@ -30,7 +30,7 @@ def rows_of(batch_id: int) -> list[int]:
 
 
 def parts_of(batch_id: int) -> list[list[int]]:
-    """The rows of a batch, grouped anew each time."""
+    """The rows of a batch, grouped differently each time."""
     rows, count = rows_of(batch_id), random.randint(1, 5)
     random.shuffle(rows)
     return [rows[i::count] for i in range(count)]

@@ -1,4 +1,4 @@
-"""A job on real servers with the simplest sink there is: batches are lists of numbers, each a row and a message."""
+"""A job on real servers with the simplest possible sink: batches are lists of numbers; each number is a row and a message."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NumberSink:
 
 
 class JobScene:
-    """Runs batches as a driver with its tasks does, and compares table and topic afterwards."""
+    """Runs batches like a driver and its tasks, and compares table and topic afterwards."""
 
     def __init__(self, url: str, servers: str, name: str, **settings: Any) -> None:
         self.url, self.servers, self.prefix = url, servers, name
@@ -124,7 +124,7 @@ class JobScene:
         return unsettled(self.store, self.prefix)
 
     def assert_holds(self, expected: Sequence[int], *, may_be_staged: bool = False) -> None:
-        """Table and topic have exactly these, and nothing is left open, nor staged unless it may be."""
+        """Assert that table and topic have exactly these numbers, and that nothing is left open, or staged unless allowed."""
         assert self.open_ids() == []
         assert self.table() == sorted(expected)
         assert self.topic() == sorted(expected)

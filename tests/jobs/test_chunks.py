@@ -1,4 +1,4 @@
-"""A partition in chunks, over each kind of database: each chunk once, however attempts fail, overlap or find other rows."""
+"""A partition in chunks, on each kind of database: each chunk is written once, even if attempts fail, overlap or differ."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_the_later_of_two_attempts_takes_over(job: ChunkScene, where: str) -> No
 @pytest.mark.parametrize(
     ("again", "chunk", "rows"),
     [
-        ([*ROWS[:10], 100, *ROWS[11:]], 1, 10),  # another row in the second
-        ([*ROWS[1:10], *ROWS[10:20]], 0, 10),  # one that is gone
+        ([*ROWS[:10], 100, *ROWS[11:]], 1, 10),  # another row in the second chunk
+        ([*ROWS[1:10], *ROWS[10:20]], 0, 10),  # a row is missing
         (ROWS[:15], 1, 5),
         (ROWS[:10], 1, None),
         ([], 0, None),
@@ -195,14 +195,14 @@ def test_a_partition_beyond_the_plan_is_refused(on_postgres: ChunkScene) -> None
         on_postgres.attempt(ROWS, partition=1)
 
 
-# --- outcomes that nobody learnt ----------------------------------------------------------------------------------------
+# --- unknown outcomes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("when", ["before", "answered"])
 def test_a_commit_that_is_not_answered(
     databases: Databases, on_postgres: ChunkScene, when: str, postgres_server: PostgresServer
 ) -> None:
-    """The third chunk's COMMIT is lost on its way, or its answer is: the attempt resolves it, and goes on."""
+    """The third chunk's COMMIT or its answer is lost: the attempt resolves it and continues."""
     job = on_postgres
     address = sa.make_url(job.events.url)
     with TcpProxy("127.0.0.1", address.port or 0) as proxy:
@@ -214,7 +214,7 @@ def test_a_commit_that_is_not_answered(
                 proxy.hooked = True
                 proxy.on_client_bytes(b"COMMIT\0", Link.cut, when=when)
 
-        proxy.hooked = False  # type: ignore[attr-defined]  # whether the connection was cut already
+        proxy.hooked = False  # type: ignore[attr-defined]  # whether the connection has been cut
         report = job.attempt(ROWS, put, database=through)
         through.close()
     assert report == PartitionReport(0, rows=35, chunks=4)
@@ -223,8 +223,8 @@ def test_a_commit_that_is_not_answered(
 
 @pytest.mark.parametrize("point", ["after_prepare", "before_db_commit", "after_db_commit", "after_kafka_commit"])
 def test_an_attempt_that_dies_anywhere(job: ChunkScene, point: str) -> None:
-    """A defect at each step of the third chunk's commit, and nothing that resolves it in that process."""
-    armed = failpoints.only_at(4, failpoints.raises(KeyboardInterrupt()))  # the first transaction notes the plan
+    """A failure at each step of the third chunk's commit, which the same process does not resolve."""
+    armed = failpoints.only_at(4, failpoints.raises(KeyboardInterrupt()))  # the first transaction records the plan
     with failpoints.armed(point, armed), pytest.raises(KeyboardInterrupt):
         job.attempt(ROWS)
     before = 3 if point in ("after_db_commit", "after_kafka_commit") else 2

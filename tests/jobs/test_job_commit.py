@@ -43,7 +43,7 @@ def test_an_abort(scene: JobScene) -> None:
 def test_an_abort_that_knows_no_task(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.write(scene.run(3), PARTS)
-    scene.abort([None, None], batch_id=2)  # another batch than the open one
+    scene.abort([None, None], batch_id=2)  # not the open batch
     assert len(scene.open_ids()) == 3
     scene.abort([None, None], batch_id=3)
     scene.assert_holds([])
@@ -84,7 +84,7 @@ def test_two_attempts_of_one_partition(postgres_scene: JobScene) -> None:
 
 
 def test_attempts_that_the_engine_does_not_keep_apart(postgres_scene: JobScene) -> None:
-    """As when Spark runs a stage again while tasks of its first attempt still run."""
+    """As when Spark reruns a stage while tasks of its first attempt are still running."""
     scene = postgres_scene
     run = scene.run()
     outcomes = [scene.task(run, 0, [1, 2]) for _ in range(3)]

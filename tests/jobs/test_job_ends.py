@@ -1,4 +1,4 @@
-"""The end of a run, where somebody else has a hand in it: what tests/model found."""
+"""The end of a run with interference by another process: the cases that tests/model found."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _disarmed() -> Iterator[None]:
 
 
 def decided_only(scene: JobScene, outcomes: list[TaskOutcome]) -> None:
-    """A driver that dies right after the database has committed."""
+    """A driver that dies right after the database commit."""
     with failpoints.armed("job_after_commit", failpoints.raises(FailpointError("dead"))), pytest.raises(FailpointError):
         scene.commit(outcomes)
 
 
 @contextmanager
 def ended_at(point: str, scene: JobScene) -> Iterator[None]:
-    """Somebody recovers the job by hand while a task is at this point."""
+    """Another process recovers the job manually while a task is at this point."""
 
     def end() -> None:
         with scene.site.opened() as opened:
@@ -76,9 +76,9 @@ def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene
     ],
 )
 def test_a_run_that_is_ended_while_a_task_is_at_work(postgres_scene: JobScene, point: str, error: type[DualWriteError]) -> None:
-    """The task goes no further, and nothing of it is left that only a later sweep would find."""
+    """The task stops, and leaves nothing behind that only a later cleanup would find."""
     scene = postgres_scene
-    scene.commit([scene.task(scene.run(), 0, [9])])  # by which the id was used before, and is settled
+    scene.commit([scene.task(scene.run(), 0, [9])])  # so that the id was used before, and is settled
     with ended_at(point, scene), pytest.raises(error):
         scene.task(scene.run(1), 0, [1, 2])
     scene.assert_holds([9])
@@ -93,7 +93,7 @@ def test_a_run_that_is_ended_once_its_last_task_has_prepared(postgres_scene: Job
 
 
 def test_staged_rows_that_somebody_has_locked(scene: JobScene) -> None:
-    """They are left to the next sweep, which is no failure."""
+    """They are left to the next cleanup; this is not an error."""
     outcomes = scene.write(scene.run(), PARTS)
     fences = {one.prepared.transactional_id: one.prepared.fence for one in outcomes if one.prepared is not None}
     with scene.store.short_transactions.begin(5) as connection, scene.site.opened() as opened:
@@ -131,7 +131,7 @@ def test_commit_waits_for_whoever_settles_a_winner_of_the_run_before(postgres_sc
     listed = JobLedger.attempts
 
     def listed_too_early(ledger: JobLedger, *arguments: Any) -> list[AttemptRow]:
-        """Somebody else claims between what commit has read of the id and its own claim."""
+        """Another process claims the id after commit has read it and before commit's own claim."""
         found = listed(ledger, *arguments)
         scene.store.claim(name, "a slow recoverer", timeout=LIMIT)
         claimed.set()
@@ -163,7 +163,7 @@ def test_a_loss_that_somebody_else_has_found(postgres_url: str, broker: DevClust
     assert row is not None
     kafka_id = row.kafka_id(prepared.generation)
     ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
-    assert ended.proven  # as the broker does when its time is over
+    assert ended.proven  # as the broker does after its timeout
     coordinator.close()
     with scene.site.opened() as opened:
         report = recover_job(opened, scene.prefix)
@@ -177,5 +177,5 @@ def test_a_loss_that_somebody_else_has_found(postgres_url: str, broker: DevClust
     assert str(prepared.state) in told.output.partition("Acknowledged:")[2]
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     assert scene.table() == [1, 2, 3]
-    assert scene.topic() == [3]  # what is lost is lost, and was told
+    assert scene.topic() == [3]  # the loss is final and was reported
     scene.close()

@@ -1,4 +1,4 @@
-"""A job's process dies at every step of the commit protocol, and is started again: table and topic stay equal."""
+"""A job's process dies at every step of the commit protocol and is restarted: table and topic stay equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOME_POINTS = ["job_after_claim", "job_after_prepare", "job_after_move", "job_af
 
 
 class Job:
-    """The driver's process, started again and again."""
+    """The driver's process, which can be started repeatedly."""
 
     def __init__(self, scene: JobScene, folder: Path, *producer: str, batches: int = BATCHES, done: int = 0) -> None:
         self._scene, self.log = scene, folder / "commits"
@@ -63,7 +63,7 @@ def wait_for(flag: Path, process: ForkedProcess) -> None:
 
 @contextmanager
 def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[ForkedProcess]:
-    """The driver, stopped at a point."""
+    """The driver, paused at a failpoint."""
     flag = folder / "reached"
     with job.start(f"{point}#{nth}=touch:{flag};{point}#{nth}=stop") as process:
         try:
@@ -95,7 +95,7 @@ def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
     "point", thinned(TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS, quick=["job_after_batch", "job_after_move"])
 )
 def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
-    """A task is tried again; a batch is aborted, and the next start runs it again."""
+    """A task is retried; a batch is aborted, and the next start runs it again."""
     job = Job(postgres_scene, tmp_path)
     job.run(f"{point}#2=raise")
     job.run_to_the_end()
@@ -145,7 +145,7 @@ def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", thinned(TASK_POINTS, quick=["job_before_staged"]))
 def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
-    """A driver that was paused in a task, and replaced by the next one; then it goes on."""
+    """A driver is paused in a task and replaced by the next one; then it continues."""
     replaced_while_paused(postgres_scene, tmp_path, point)
     postgres_scene.assert_holds(all_rows())
 
@@ -153,7 +153,7 @@ def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: st
 @pytest.mark.slow
 @pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=["job_after_batch", "job_before_staged", "job_after_fence"]))
 def test_a_zombie_that_wakes_on_mariadb(mariadb_scene: JobScene, tmp_path: Path, point: str) -> None:
-    """It may lock staged rows beside its own, which are deleted by the next sweep after its end."""
+    """It may lock staged rows other than its own; the next cleanup after its end deletes them."""
     replaced_while_paused(mariadb_scene, tmp_path, point)
     mariadb_scene.assert_holds(all_rows(), may_be_staged=True)
     Job(mariadb_scene, tmp_path, batches=BATCHES + 1, done=BATCHES).run_to_the_end()

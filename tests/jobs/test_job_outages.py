@@ -1,4 +1,4 @@
-"""What a job does where the database, Kafka or a connection is gone at the wrong moment."""
+"""What a job does if the database, Kafka or a connection fails at a critical moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fixtures.pace import LIMIT
 
 PARTS = [[1, 2, 3], [4, 5]]
 PATIENT = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
-QUICK = Timeouts(claim=3, kafka=LIMIT, delivery=LIMIT)  # for a database that does not come back
+QUICK = Timeouts(claim=3, kafka=LIMIT, delivery=LIMIT)  # for a database that stays down
 COMMIT = b"COMMIT\0"
 
 
@@ -104,7 +104,7 @@ def test_the_database_dies_in_the_decision(fragile: tuple[JobScene, PostgresServ
         pytest.raises(InDoubtTransactionError, match="did not answer"),
     ):
         scene.commit(outcomes)
-    scene.abort(outcomes)  # says nothing: it can't reach the database
+    scene.abort(outcomes)  # raises nothing, although it can't reach the database
     start_again(scene, server)
     assert len(scene.open_ids()) == 2
     scene.abort(outcomes)

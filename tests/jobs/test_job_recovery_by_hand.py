@@ -1,4 +1,4 @@
-"""`dualwrite recover` and jobs: a driver that is gone for good leaves nothing that it can't settle."""
+"""`dualwrite recover` and jobs: it resolves everything that a driver left behind that never returns."""
 
 from __future__ import annotations
 

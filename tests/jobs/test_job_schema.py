@@ -1,4 +1,4 @@
-"""A job whose tables of ours stand in a schema, and whose own are where they were."""
+"""A job with dualwrite's tables in a separate schema, and its own tables in the default schema."""
 
 from __future__ import annotations
 

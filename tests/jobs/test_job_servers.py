@@ -1,4 +1,4 @@
-"""Servers that go away in the middle of a job: the broker, the database; and a broker that gives transactions up."""
+"""Servers that fail during a job: the broker, the database; and a broker that aborts transactions after their timeout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakeScene = Callable[..., JobScene]
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[DevCluster]:
-    """A broker to restart, which looks for timed-out transactions all the time."""
+    """A broker that can be restarted and checks for timed-out transactions very often."""
     with started(config=PROMPT_TIMEOUTS) as cluster:
         yield cluster
 
@@ -52,7 +52,7 @@ def make_scene(new_name: Callable[[str], str]) -> Iterator[MakeScene]:
 
 
 class Gate:
-    """Has the first thread that passes a point wait while the test's own does something: servers end with their thread."""
+    """Makes the first thread at a failpoint wait while the test's thread acts: servers end with the thread that starts them."""
 
     def __init__(self) -> None:
         self._first = threading.Lock()
@@ -64,7 +64,7 @@ class Gate:
             happened(self._done)
 
     def do(self, what: Callable[[], object]) -> None:
-        """Do it while the thread waits."""
+        """Run the action while the thread waits."""
         happened(self._reached)
         try:
             what()
@@ -73,7 +73,7 @@ class Gate:
 
 
 def driven(scene: JobScene, batch_id: int, runs: int = 3) -> list[DualWriteError]:
-    """Run a batch as a driver does, until it is committed; why it was run again."""
+    """Run a batch like a driver until it is committed; return the errors because of which it was run again."""
     failed: list[DualWriteError] = []
     for _ in range(runs):
         outcomes: list[TaskOutcome | None] = []
@@ -89,7 +89,7 @@ def driven(scene: JobScene, batch_id: int, runs: int = 3) -> list[DualWriteError
 
 
 def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) -> list[DualWriteError]:
-    """Run two batches, the second with trouble at a moment of it."""
+    """Run two batches, the second with a fault at some point."""
     scene.commit(scene.write(scene.run(0), [[100], [101]]))
     gate = Gate()
     with ThreadPoolExecutor(1) as job, failpoints.armed(moment, gate.wait):
@@ -127,7 +127,7 @@ def own_postgres_url(own_postgres_server: PostgresServer) -> str:
 def test_a_database_that_crashes(
     own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:
-    """What is staged is gone then, as in the staging tables that dualwrite makes: the batch is refused, and runs again."""
+    """Staged rows are then lost, as in the staging tables that dualwrite creates: the batch is refused and run again."""
     scene = make_scene(own_postgres_url, broker)
     with scene.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE staged SET UNLOGGED")
@@ -149,7 +149,7 @@ def test_a_database_that_crashes(
 def test_a_database_that_does_not_come_back_in_time(
     own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene
 ) -> None:
-    """Nothing is guessed: what was prepared stays so, and the next run settles it."""
+    """The outcome is not guessed: transactions stay prepared, and the next run resolves them."""
     scene = make_scene(own_postgres_url, broker)
     scene.site = replace(scene.site, timeouts=replace(scene.site.timeouts, claim=2.0))
     outcomes = scene.write(scene.run(0), PARTS)
@@ -174,7 +174,7 @@ def test_a_database_that_does_not_come_back_in_time(
 def test_a_broker_that_gives_transactions_up(
     postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:
-    """Without two-phase commit a transaction has a timeout: nothing is committed past it, on either side."""
+    """Without two-phase commit a transaction has a timeout: after it, nothing is committed on either side."""
     scene = make_scene(postgres_url, fragile, two_phase=False)
     patient = scene.site
     scene.site = replace(patient, kafka={**patient.kafka, "transaction.timeout.ms": TIMEOUT_MS})

@@ -1,4 +1,4 @@
-"""A job whose tasks or driver talk to another Kafka cluster: nothing is lost by it."""
+"""A job whose tasks or driver use a different Kafka cluster by mistake: nothing is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scene(sqlite_url: str, broker: DevCluster, new_name: Callable[[str], str]) -
 
 @pytest.fixture
 def elsewhere(scene: JobScene, other_broker: DevCluster) -> Iterator[JobScene]:
-    """The same job, with the other cluster's address."""
+    """The same job with the other cluster's address."""
     made = JobScene(scene.url, other_broker.bootstrap_servers, scene.prefix)
     yield made
     made.close()

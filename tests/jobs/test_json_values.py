@@ -1,4 +1,4 @@
-"""Columns as JSON: every row must read back, by another JSON parser, as what the columns hold."""
+"""Columns as JSON: every row, parsed by another JSON parser, must give the values of the columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as messages, read back from a real broker; and what a frame must have to give messages at all."""
+"""Rows as messages, read back from a real broker; and the checks of a frame's columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-MOMENT = datetime.now(UTC).replace(microsecond=123999) - timedelta(hours=1)  # retention takes what is older than a week
+MOMENT = datetime.now(UTC).replace(microsecond=123999) - timedelta(hours=1)  # retention deletes records older than a week
 
 
 @pytest.fixture(params=["native", "librdkafka"])

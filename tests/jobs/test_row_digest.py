@@ -1,4 +1,4 @@
-"""The digest of a chunk tells its rows, and neither their order nor how Arrow has them in memory."""
+"""The digest of a chunk depends on its rows, but not on their order or on Arrow's memory layout."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_columns_do_not_run_into_each_other() -> None:
 
 
 def test_a_stored_digest_is_still_known() -> None:
-    """Markers of an earlier release are compared with these: a failure here would refuse jobs that are under way."""
+    """Markers of earlier releases are compared with these digests: if this fails, unfinished jobs would be refused."""
     rows = pa.table(
         {
             "n": [1, None],

@@ -1,4 +1,4 @@
-"""Rows through staging into the target, on each real database: every type, append and upsert, and nothing committed."""
+"""Moves rows through staging to the target, on each real database: every type, append and upsert, without committing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def load(engine: sa.Engine, table: StagingTable, *batches: pa.RecordBatch, key: 
 
 
 def through(engine: sa.Engine, batch: pa.RecordBatch) -> None:
-    """From a batch to the target, in three transactions as a job has them."""
+    """Move a batch to the target, in three transactions as in a job."""
     table = staging(engine, batch.schema)
     assert load(engine, table, batch) == len(batch)
     with engine.begin() as connection:
@@ -573,7 +573,7 @@ def test_a_crash_of_postgresql_empties_it(own_postgres_server: PostgresServer) -
 
 
 def test_a_zero_stays_a_zero(engine: sa.Engine) -> None:
-    """Where the database numbers rows by itself, MariaDB takes 0 for `number this one` unless told otherwise."""
+    """In an AUTO_INCREMENT column, MariaDB by default replaces 0 with the next number."""
     with engine.begin() as connection:
         made = sa.Table("numbered", sa.MetaData(), sa.Column("n", sa.Integer, primary_key=True, autoincrement=True))
         made.create(connection)

@@ -1,4 +1,4 @@
-"""A frame against its table: what is found in a real database, and one error with every mismatch."""
+"""Compares frames with their tables: reflection in a real database, and one error with all mismatches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def problems(table: TargetTable, frame: dict[str, pa.DataType], keys: tuple[str,
 
 
 def taken(table: TargetTable, kind: pa.DataType) -> set[str]:
-    """The columns that take a type of the frame's."""
+    """The columns that accept a type of the frame."""
     return {column.name for column in table.columns if not problems(table, {column.name: kind})}
 
 

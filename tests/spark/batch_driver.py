@@ -1,10 +1,10 @@
-"""python batch_driver.py SETTINGS: batch writes of orders, one for each file that appears; on any master.
+"""python batch_driver.py SETTINGS: batch writes of orders, one for each file that appears, with any Spark master.
 
-SETTINGS is a file of JSON: `place` (Spark's folder, and where the files appear), `master` ("standalone" starts a master with
-two workers, each with a host name of its own), `spark` (settings of the session) and `options` (of the sink).
+SETTINGS is a JSON file with `place` (Spark's folder, in which the files appear), `master` ("standalone" starts a master with
+two workers, each with its own host name), `spark` (settings of the session) and `options` (of the sink).
 
-A file `write-N` of JSON has `first`, `last` and `partitions`, and maybe `fails`: partition 0 raises once that file is there.
-The script says `saved N` or `failed N` with the error, and ends with the file `end`.
+A JSON file `write-N` has `first`, `last` and `partitions`, and optionally `fails`: partition 0 raises once that file exists.
+The script prints `saved N`, or `failed N` with the error, and ends when the file `end` appears.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 def own_home(place: Path) -> Path:
-    """A Spark home whose files are Spark's, and in which clusters may write."""
+    """A Spark home with Spark's own files, in which clusters can write."""
     home = place / "spark-home"
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
@@ -48,7 +48,7 @@ def own_home(place: Path) -> Path:
 
 
 def start_cluster(home: Path, place: Path) -> str:
-    """A master and two workers, which end with this process; the master's address."""
+    """Start a master and two workers, which end with this process; return the master's address."""
     port = str(free_port())
     address = f"spark://{HOSTS[0]}:{port}"
     _start(home, place / "master.log", "master.Master", "--host", HOSTS[0], "--port", port)
@@ -88,7 +88,7 @@ def failing(gate: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
         context = TaskContext.get()
         yield from batches
         if context is not None and context.partitionId() == 0:
-            while not os.path.exists(gate):  # noqa: PTH110  (goes by value to the workers)
+            while not os.path.exists(gate):  # noqa: PTH110  (pickled by value for the workers)
                 time.sleep(0.05)
             raise ValueError("fails as it should")
 
@@ -96,7 +96,7 @@ def failing(gate: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
 
 
 def wait_for(place: Path, number: int) -> dict[str, Any] | None:
-    """The next order to write, or None at the end."""
+    """The next request to write, or None at the end."""
     command = place / f"write-{number}"
     while not command.exists():
         if (place / "end").exists():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def make_scene(
     spark: SparkSession, spark_place: Path, tmp_path: Path
 ) -> Iterator[Callable[[str, DevCluster, str], SparkScene]]:
-    """Makes a job on a database and a cluster."""
+    """Creates a job on a database and a cluster."""
     dualwrite.spark.register(spark)
     made: list[SparkScene] = []
 
@@ -48,7 +48,7 @@ def scene(
 def driven(
     postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path, spark_environment: dict[str, str]
 ) -> Iterator[DrivenScene]:
-    """A job whose driver is a process of its own."""
+    """A job whose driver is a separate process."""
     scene = DrivenScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
     yield scene
     scene.close()

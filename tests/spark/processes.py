@@ -1,4 +1,4 @@
-"""The processes of a Spark application, told apart: its driver, its JVMs, and the Python workers by what they do."""
+"""The processes of a Spark application by role: its driver, its JVMs, and the kinds of Python workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 class Role(StrEnum):
-    """What a process of a Spark application is there for."""
+    """The role of a process in a Spark application."""
 
     DRIVER = "driver"
     """The Python process that runs the user's script."""
@@ -47,7 +47,7 @@ _JVMS = {
 
 @dataclass(frozen=True)
 class SparkProcess:
-    """One process; signals go to it only while it is still the same."""
+    """One process; signals are sent only while the process id still belongs to it."""
 
     process: psutil.Process
     role: Role
@@ -57,23 +57,23 @@ class SparkProcess:
         return self.process.pid
 
     def kill(self) -> None:
-        """`kill -9`; nothing happens when it has ended."""
+        """`kill -9`; does nothing if the process has ended."""
         try:
             self.process.kill()
         except psutil.NoSuchProcess:
             return
 
     def pause(self) -> None:
-        """SIGSTOP: it lives and does nothing, until `resume`."""
+        """SIGSTOP: pause the process until `resume`."""
         self.process.suspend()
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Let a paused process continue."""
         self.process.resume()
 
 
 def processes_of_session(session_id: int) -> list[SparkProcess]:
-    """All living processes of a POSIX session, orphans too: whatever a Spark driver starts stays in its session."""
+    """All running processes of a POSIX session, including orphans: what a Spark driver starts stays in its session."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -93,6 +93,6 @@ def _role(process: psutil.Process, session_id: int) -> Role:
             return _JVMS[word]
     if "pyspark.daemon" not in words:
         return Role.OTHER
-    if process.pid == os.getpgid(process.pid):  # a daemon leads a group of its own; the workers that it forks are in it
+    if process.pid == os.getpgid(process.pid):  # a daemon leads its own process group, which includes the workers that it forks
         return Role.DAEMON
     return _WORKERS.get(words[-1], Role.OTHER)

@@ -1,4 +1,4 @@
-"""How tests run Spark: small, quick to start, nothing outside its folder. For the session fixture and for driver scripts."""
+"""How tests run Spark: small, quick to start, with all files in its folder. For the session fixture and for driver scripts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ WARM = Path(__file__).with_name("warm")
 MASTER = "local[2,3]"
 """Two tasks at a time, each tried up to three times."""
 
-# A JVM that lives for seconds is quickest without the second compiler: session and first write in 14 s instead of 25 s.
+# A JVM that runs only for seconds is fastest without the second compiler: session and first write take 14 s instead of 25 s.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
-# The default starts a process or two (chmod, readlink) for each file that a micro-batch makes: 0.1 s a batch. (Spark 4.1 on)
+# The default starts one or two processes (chmod, readlink) per file of a micro-batch: 0.1 s per batch (since Spark 4.1)
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Environment variables with which Spark starts on any machine that has Python, with nothing of the machine's own Spark."""
+    """Environment variables for Spark on any machine that has Python, independent of the machine's own Spark."""
     configuration = place / "conf"
     configuration.mkdir(parents=True, exist_ok=True)
     (configuration / "log4j2.properties").write_text(_LOGGING)
     return {
         "JAVA_HOME": str(java_home(place)),
-        "PYSPARK_PYTHON": sys.executable,  # without it Spark takes the `python3` of PATH
+        "PYSPARK_PYTHON": sys.executable,  # by default Spark uses the `python3` in PATH
         "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(WARM), os.environ.get("PYTHONPATH")))),
         "SPARK_CONF_DIR": str(configuration),

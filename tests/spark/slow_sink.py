@@ -1,6 +1,6 @@
-"""A data source that writes nowhere, and says where it is and in which process; for the tests of SparkJob.
+"""A data source that writes nothing and prints which step it has reached in which process; for the tests of SparkJob.
 
-An option named as a place (`write`, `commit`) holds the path of a file: the place waits until the file is there.
+An option with the name of a step (`write`, `commit`) is the path of a file: the step waits until the file exists.
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ class SlowWriter(DataSourceArrowWriter):
 
 
 def say(*words: object) -> None:
-    """One line, written at once."""
+    """Print one line with a single write."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())

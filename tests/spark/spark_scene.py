@@ -1,4 +1,4 @@
-"""Orders written by Spark into a table and a topic, and what must hold of both afterwards."""
+"""Orders written by Spark to a table and a topic, and the checks of both afterwards."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, item varchar(100) NOT NULL
 
 
 def await_end(query: StreamingQuery) -> None:
-    """Wait for the query's end; raises what it ended with."""
+    """Wait for the query's end; raise its exception if it failed."""
     if not query.awaitTermination(int(LIMIT)):
         raise TimeLimitError(f"the query has not ended within {LIMIT:.0f} s")
 
 
 @dataclass
 class SparkScene:
-    """One job, with a prefix and a topic of its own.
+    """One job, with its own prefix and topic.
 
     Args:
         spark: The session, with the data source registered.
-        url: An empty database with our tables.
+        url: A database with only dualwrite's tables.
         servers: The brokers.
-        name: The prefix, and the topic.
+        name: The prefix and the topic.
         place: A folder for files.
-        failpoints: The file that Spark's workers look at.
+        failpoints: The file from which Spark's workers read failpoints.
     """
 
     spark: SparkSession
@@ -89,7 +89,7 @@ class SparkScene:
         frame.write.format("dualwrite").mode("append").options(**{**self.options, **options}).save()
 
     def add_input(self, ids: Sequence[int]) -> None:
-        """One file, which is one micro-batch."""
+        """Add one file, which is one micro-batch."""
         number = len(list(self.input.iterdir()))
         hidden = self.place / f"{number}.json"
         hidden.write_text("".join(json.dumps({"id": i, "item": f"item {i}", "price": i * 1.5}) + "\n" for i in ids))
@@ -102,7 +102,7 @@ class SparkScene:
     def start(
         self, partitions: int = 3, each: Callable[[DataFrame, int], None] | None = None, **options: str
     ) -> StreamingQuery:
-        """Start the query on what input there is."""
+        """Start the query on the available input."""
         writer = self.stream(partitions).writeStream.option("checkpointLocation", str(self.place / "checkpoint"))
         writer = writer.trigger(availableNow=True)
         if each is not None:
@@ -110,20 +110,20 @@ class SparkScene:
         return writer.format("dualwrite").options(**{**self.options, **options}).start()
 
     def run(self, partitions: int = 3, **options: Any) -> StreamingQuery:
-        """Run the query over what input there is."""
+        """Run the query over the available input."""
         query = self.start(partitions, **options)
         await_end(query)
         return query
 
     def fail_at(self, point: str, action: str) -> None:
-        """Arm a point in whatever worker of Spark comes to it first."""
+        """Arm a failpoint for the first of Spark's workers that reaches it."""
         hidden = self.failpoints.with_suffix(".new")
         hidden.write_text(f"{point}={action}")
         hidden.rename(self.failpoints)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the armed point was passed."""
+        """Whether the armed failpoint was reached."""
         return not self.failpoints.exists()
 
     # --- looking ----------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class SparkScene:
         return read_topic(self.servers, topic or self.name)
 
     def assert_holds(self, ids: Iterable[int]) -> None:
-        """Table and topic have exactly these orders, row by row, and nothing is left open or staged."""
+        """Assert that table and topic have exactly these orders, row by row, and that nothing is left open or staged."""
         expected = [(number, f"item {number}", number * 1.5) for number in sorted(ids)]
         assert open_at_kafka(self.servers, self.name) == []
         assert self.rows() == expected

@@ -1,7 +1,7 @@
-"""python stream_driver.py SETTINGS: a stream of orders from files, over what input there is; to be killed.
+"""python stream_driver.py SETTINGS: a stream of orders from files, over the available input; tests kill it.
 
-SETTINGS is a file of JSON: `place` (Spark's folder), `input`, `checkpoint`, `schema`, `partitions`, `tries` (how often the
-query is started in this session before the script gives up) and `options` (of the sink).
+SETTINGS is a JSON file with `place` (Spark's folder), `input`, `checkpoint`, `schema`, `partitions`, `tries` (how often the
+query is started in this session before the script fails) and `options` (of the sink).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Two attempts of one partition alive at once, and attempts that outlive their write: one winner, whoever it is."""
+"""Two attempts of a partition that run at once, and attempts that outlive their write: exactly one of them wins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECOND_HOST = "127.0.0.2"
 
 
 class BatchScene(DrivenScene):
-    """A driver that writes one batch after another, as it is told."""
+    """A driver that writes one batch after another, on request."""
 
     @contextmanager
     def batches(self, master: str, settings: Mapping[str, str] | None = None) -> Iterator[Batches]:
@@ -54,11 +54,11 @@ class BatchScene(DrivenScene):
 
 
 class Batches:
-    """The driver, running.
+    """The running driver.
 
     Args:
         job: Its processes.
-        place: Where it looks for what to write.
+        place: The folder in which it looks for requests.
     """
 
     def __init__(self, job: SparkJob, place: Path) -> None:
@@ -66,7 +66,7 @@ class Batches:
         self._count = 0
 
     def start(self, ids: range, *, partitions: int = 2, fails: Path | None = None) -> str:
-        """Begin a write; its number."""
+        """Start a write; return its number."""
         number = self._count
         self._count += 1
         told: dict[str, Any] = {"first": ids.start, "last": ids.stop, "partitions": partitions}
@@ -78,7 +78,7 @@ class Batches:
         return str(number)
 
     def write(self, ids: range, **how: Any) -> None:
-        """Write, and wait until it is done."""
+        """Write, and wait for the end of the write."""
         self.job.wait_for(f"saved {self.start(ids, **how)}")
 
     def end(self) -> None:
@@ -97,11 +97,11 @@ def driven(
 
 @pytest.mark.parametrize("wakes", thinned(["before the commit", "after the commit"], kept=["after the commit"]))
 def test_a_retried_stage(scene: SparkScene, spark_place: Path, wakes: str) -> None:
-    """The shuffle files are gone when the third task wants them: the stage runs again, and the first's task stays alive."""
+    """The shuffle files are missing when the third task reads them: the stage is rerun while the first task keeps running."""
     armed, shuffles = str(scene.failpoints), str(spark_place / "local")
 
     def take_away(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import glob  # noqa: PLC0415  (goes by value to the workers, as all of this)
+        import glob  # noqa: PLC0415  (all of this is pickled by value for the workers)
         import os  # noqa: PLC0415
 
         from pyspark import TaskContext  # noqa: PLC0415
@@ -138,7 +138,7 @@ def test_a_retried_stage(scene: SparkScene, spark_place: Path, wakes: str) -> No
 
 
 def poll(look: Callable[[], T], running: Future[None]) -> T:
-    """Look until there is something, while the job runs."""
+    """Poll until there is a result, while the job runs."""
 
     def look_again() -> T:
         found = look()
@@ -157,7 +157,7 @@ def ids_of_partition(scene: SparkScene, partition: int) -> int:
 
 @pytest.mark.soak
 def test_speculation(driven: BatchScene) -> None:
-    """A task that hangs gets a copy on another host, which wins; the first goes on when all is done."""
+    """A task that hangs gets a copy on another host, which wins; the first continues when everything is done."""
     if not has_second_host():
         pytest.skip(f"{SECOND_HOST} can't be bound, and Spark copies a task to another host only")
     speculation = {
@@ -198,7 +198,7 @@ def has_second_host() -> bool:
 
 @pytest.mark.soak
 def test_zombies_that_end_in_the_next_write(driven: BatchScene, tmp_path: Path) -> None:
-    """Spark has aborted their write; they end while the next one is at work, with ids that it may have, too."""
+    """Spark has aborted their write; they end during the next write, with ids that it may also use."""
     points = ("job_after_open", "job_after_claim", "job_before_staged", "job_after_prepare")
     expected = 0
     with driven.batches("local[2,1]", {"spark.python.task.killTimeout": "60s"}) as batches:
@@ -223,7 +223,7 @@ def test_zombies_that_end_in_the_next_write(driven: BatchScene, tmp_path: Path) 
 
 @pytest.mark.soak
 def test_executors_of_their_own(driven: BatchScene) -> None:
-    """The commit is in another process tree than the tasks; one executor dies."""
+    """The commit runs in another process tree than the tasks; one executor dies."""
     with driven.batches("local-cluster[2,1,1024]") as batches:
         batches.write(range(100), partitions=5)
         driven.fail_at("job_after_prepare", "stop")

@@ -1,4 +1,4 @@
-"""Batch writes by Spark: what arrives, what is refused, and what a second run does."""
+"""Batch writes by Spark: what is written, what is refused, and what a second run does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualwrite.devcluster import DevCluster
 
 
 def refused(scene: SparkScene, frame: DataFrame, **options: str) -> str:
-    """What Spark tells of a write that is refused."""
+    """The text of Spark's error for a write that is refused."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  (Spark's own, of several kinds)
         scene.write(frame, **options)
     return str(caught.value)
@@ -67,7 +67,7 @@ def test_an_old_broker(
 
 @pytest.mark.slow
 def test_the_columns_of_a_message(scene: SparkScene) -> None:
-    began = int(time.time() * 1000)  # retention goes by the timestamps: a broker deletes records of another year
+    began = int(time.time() * 1000)  # retention is by timestamp: a broker deletes records of another year
     frame = scene.spark.sql(f"""
         SELECT id, 'thing' AS item, CAST(0 AS double) AS price,
                CAST(CONCAT('key ', id) AS binary) AS key, CONCAT('value ', id) AS value,

@@ -1,6 +1,6 @@
-"""The harness of the Spark tests: its processes are told apart and can be killed one by one, and nothing is left of them.
+"""The harness of the Spark tests: its processes are identified by role and can be killed one by one; none is left behind.
 
-Each of these tests starts a Spark of its own; the one for every day has the harness tell all roles apart.
+Each of these tests starts its own Spark; the one in the quick tier checks that the harness identifies all roles.
 """
 
 import os

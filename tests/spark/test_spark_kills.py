@@ -1,4 +1,4 @@
-"""A driver of a stream dies, as a whole or in part, at steps of the protocol, and is started again; or it wakes up later."""
+"""A stream's driver dies, as a whole or in part, at steps of the protocol and is restarted, or is paused and resumes late."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_before_staged", "job_after_prepare", "job_after_move", "recover_after_end_txn"])
 def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
-    """All its processes are paused, as on a machine that sleeps; another driver has done everything when it goes on."""
+    """All its processes are paused, as on a suspended machine; another driver has done everything when it resumes."""
     ids = driven.add_files(4)
     with driven.stream_driver() as asleep:
         driven.wait_for_micro_batches(asleep, 1)
@@ -64,7 +64,7 @@ def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> N
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_before_commit", "job_after_commit"])
 def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
-    """It outlives its JVM, since the daemon that would have ended it is killed first."""
+    """The worker outlives its JVM, since the daemon that would have ended it is killed first."""
     ids = driven.add_files(4)
     with driven.stream_driver() as job:
         driven.wait_for_micro_batches(job, 1)
@@ -72,7 +72,7 @@ def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) 
         wait_until(lambda: driven.has_failed, job, point)
         daemons = [one.process for one in job.processes(Role.DAEMON)]
         job.kill(Role.DAEMON)
-        psutil.wait_procs(daemons, timeout=LIMIT)  # with it the kernel sends SIGHUP to those of its group that are stopped
+        psutil.wait_procs(daemons, timeout=LIMIT)  # when it dies, the kernel sends SIGHUP to stopped processes of its group
         orphans = [one for one in job.processes() if one.role in (Role.TASK, Role.COMMIT)]
         for orphan in orphans:
             orphan.pause()

@@ -1,6 +1,6 @@
-"""Many micro-batches with a kill every few, of whatever part of Spark: table and topic are equal in the end.
+"""Many micro-batches, with a kill of a random part of Spark every few batches: table and topic are equal in the end.
 
-Twelve files, one a micro-batch, with some three kills by default. More:
+Twelve files, one per micro-batch, with about three kills by default. For more:
 DUALWRITE_SPARK_BATCHES=100 pytest -n 0 -s -m soak tests/spark/test_spark_kills_at_random.py
 """
 
@@ -33,7 +33,7 @@ class Killer:
     """Kills parts of Spark while a stream runs.
 
     Attributes:
-        kills: How often what was killed.
+        kills: How often each part was killed.
     """
 
     def __init__(self, scene: DrivenScene) -> None:
@@ -43,7 +43,7 @@ class Killer:
         self.kills: Counter[str] = Counter()
 
     def watch(self, job: SparkJob) -> None:
-        """Kill, now and then, until the job has ended."""
+        """Kill from time to time, until the job has ended."""
         deadline = time.monotonic() + LIMIT * 10
         while job.process.poll() is None:
             if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ def test_micro_batches_with_kills(driven: DrivenScene) -> None:
             if job.process.returncode == 0:
                 break
     driven.assert_holds(ids)
-    # Spark's file source notes a file before Spark notes the micro-batch: after a kill in between, the next file comes along.
+    # Spark's file source records a file before Spark records the micro-batch: a kill in between adds the next file to it.
     assert BATCHES - drivers < driven.micro_batches <= BATCHES
     assert killer.kills.total() >= BATCHES // 6
     kills = ", ".join(f"{whom} {count}" for whom, count in sorted(killer.kills.items()))

@@ -1,6 +1,6 @@
-"""Servers that go away in the middle of a Spark job: the broker, the database; and a broker that gives transactions up.
+"""Servers that fail during a Spark job: the broker, the database; and a broker that aborts transactions after their timeout.
 
-The same at more moments, without Spark: tests/jobs/test_job_servers.py.
+The same at more points, without Spark: tests/jobs/test_job_servers.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_MS = round(limit(6)) * 1000
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[DevCluster]:
-    """A broker to restart, which looks for timed-out transactions all the time."""
+    """A broker that can be restarted and checks for timed-out transactions very often."""
     with started(config=PROMPT_TIMEOUTS) as cluster:
         yield cluster
 
@@ -45,7 +45,7 @@ def own_scene(
 
 
 def through(scene: SparkScene, point: str, trouble: Callable[[], None]) -> bool:
-    """Run the query over all input, with trouble while a worker is stopped at a point; whether it came to its end."""
+    """Run the query over all input, with a fault while a worker is stopped at a failpoint; return whether it finished."""
     scene.fail_at(point, "stop")
     query = scene.start()
     stopped = stopped_worker()
@@ -88,7 +88,7 @@ def test_a_broker_that_is_killed(own_scene: SparkScene, fragile: DevCluster, poi
     thinned(["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"], kept=["job_after_move"]),
 )
 def test_a_database_that_crashes(own_scene: SparkScene, own_postgres_server: PostgresServer, point: str) -> None:
-    """The staging table is empty then: what was staged is refused, and the batch runs again."""
+    """The staging table is then empty: the commit is refused, and the batch is run again."""
     own_scene.add_input(range(10))
     own_scene.run()
     for first in (10, 20):

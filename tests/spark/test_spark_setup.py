@@ -1,4 +1,4 @@
-"""A machine on which Spark would fail is told so before: no Java, or workers in a Python without dualwrite."""
+"""Warnings on machines on which Spark would fail: no Java, or workers in a Python without dualwrite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a program on a machine without Java, or with what is given; what it writes to stderr."""
+    """Runs a program without Java, or with the given environment variables; returns what it writes to stderr."""
 
     def run(code: str = "import dualwrite.spark", **environment: str) -> str:
         environ = {name: value for name, value in os.environ.items() if name not in OURS}
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def old_java(tmp_path: Path) -> Path:
-    """A home of Java 11, as far as it is looked at."""
+    """A Java 11 home, with only the files that are checked."""
     home = tmp_path / "java-11"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\n")
@@ -58,12 +58,12 @@ def test_there_is_no_java(run: Run) -> None:
     told = run()
     assert NO_JAVA in told
     assert "install Java 17 or 21" in told
-    assert told.startswith("<string>:1:")  # it is the user's import that is named
+    assert told.startswith("<string>:1:")  # the warning points to the user's import
 
 
 @pytest.mark.slow
 def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
-    for name in ("bash", "dirname", "ps"):  # what Spark's launch script needs beside Java
+    for name in ("bash", "dirname", "ps"):  # what Spark's launch script needs besides Java
         found = shutil.which(name)
         if found is not None:
             (tmp_path / name).symlink_to(found)
@@ -74,7 +74,7 @@ def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_java_home_that_is_none(run: Run, tmp_path: Path) -> None:
-    told = run(JAVA_HOME=str(tmp_path / "nowhere"), PATH=os.environ["PATH"])  # Spark looks at PATH no more
+    told = run(JAVA_HOME=str(tmp_path / "nowhere"), PATH=os.environ["PATH"])  # then Spark ignores PATH
     assert f"Spark will not start: JAVA_HOME is '{tmp_path / 'nowhere'}', which has no bin/java." in told
 
 
@@ -101,7 +101,7 @@ def test_where_sparks_own_settings_may_name_one(run: Run, tmp_path: Path) -> Non
 
 
 def without_java(_: int) -> tuple[str | None, int]:
-    """What is found, and how often it is told, with nothing in the environment."""
+    """What is found, and how often it warns, with an empty environment."""
     kept = dict(os.environ)
     os.environ.clear()
     try:
@@ -135,7 +135,7 @@ def test_workers_in_a_python_without_dualwrite(spark: SparkSession, tmp_path: Pa
             warning.message
         )
         assert warning.filename == __file__
-        with pytest.raises(Exception, match="No module named"):  # it was right
+        with pytest.raises(Exception, match="No module named"):  # the warning was right
             spark.range(1).write.format("dualwrite").mode("append").save()
     dualwrite.spark.register(spark)
 

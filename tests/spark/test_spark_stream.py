@@ -1,4 +1,4 @@
-"""Streams: exactly once over restarts, whatever fails in the workers, and with other numbers of partitions."""
+"""Streams: exactly once over restarts, with failures in the workers, and with different numbers of partitions."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ RAISING = ("job_after_claim", "job_after_batch", "job_after_prepare", "job_after
 
 
 def each_way(points: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Killed at every point, and with an exception at some: what follows is the same path.
+    """A kill at every failpoint, and an exception at some: the path that follows is the same.
 
-    One of each way in tasks and in commits is enough for every day: tests/jobs dies at every step, without Spark.
+    In the quick tier, one of each in tasks and in commits is enough: tests/jobs fails at every step, without Spark.
     """
     return [(point, "kill") for point in points] + [(point, "raise") for point in points if point in RAISING]
 
@@ -69,7 +69,7 @@ def each_way(points: tuple[str, ...]) -> list[tuple[str, str]]:
     thinned(each_way(TASK_POINTS), kept=[("job_after_batch", "raise"), ("job_after_prepare", "kill")]),
 )
 def test_a_worker_that_dies_in_a_task(scene: SparkScene, point: str, action: str) -> None:
-    """Spark runs the task again, in another worker."""
+    """Spark retries the task in another worker."""
     ids = add_three_files(scene)
     scene.fail_at(point, action)
     scene.run()

@@ -41,27 +41,27 @@ partitions = pytest.importorskip("dualwrite.spark.partitions")
 for module in (sys.modules[__name__], events):  # Spark's workers can't import a test
     cloudpickle.register_pickle_by_value(module)
 
-# Spark says so of every pandas from 3.0 on; it asks for pandas here, and does not use it
+# Spark warns about every pandas since 3.0; it requires pandas here, but does not use it
 
 COUNT = 1000
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_partitions.py"
 
 
 class DiedError(Exception):
-    """What a task of these tests fails with."""
+    """The error with which a task of these tests fails."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the tasks need, and how one of them goes wrong once: it is pickled.
+    """What the tasks need, and how one of them fails once; it is pickled.
 
     Args:
         url: The database.
         servers: The broker.
-        name: The job, its events and its topic.
+        name: The name of the job, its events and its topic.
         folder: Where tasks leave notes.
-        trouble: What happens to the first task that comes to its third chunk.
-        point: Where in the commit of that chunk; None: in the middle of `write`.
+        trouble: What happens to the first task that reaches its third chunk.
+        point: Where in the commit of that chunk; None for the middle of `write`.
     """
 
     url: str
@@ -73,7 +73,7 @@ class Job:
 
     def writer(self, transactional_id: str) -> DualWriter:
         if self.point is not None and self._takes("armed"):
-            # the first transaction notes the plan
+            # the first transaction records the plan
             failpoints.arm(self.point, failpoints.only_at(4, failpoints.sends_itself(signal.SIGKILL)))
         return dualwrite.connect(self.url, kafka=self.servers, transactional_id=transactional_id)
 
@@ -107,7 +107,7 @@ class Job:
             raise DiedError
 
     def _takes(self, what: str) -> bool:
-        """Whether this is the first task that asks."""
+        """Whether this is the first task that calls it."""
         try:
             (self.folder / what).touch(exist_ok=False)
         except FileExistsError:
@@ -155,7 +155,7 @@ def frame(spark: SparkSession, number: int = 4, count: int = COUNT) -> DataFrame
 
 
 def frame_with_rows_in_one(spark: SparkSession) -> DataFrame:
-    """Four partitions, three of them empty: where its only writer has failed, nobody is left who goes on writing."""
+    """Four partitions, three of them empty: after their only writer has failed, no other task continues to write."""
     return numbered(spark).selectExpr("*", "0 AS same").repartition(4, "same").drop("same").sortWithinPartitions("id")
 
 
@@ -191,7 +191,7 @@ def test_a_task_that_dies_in_its_third_chunk(spark: SparkSession, job: Job, trou
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit"])
 def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, point: str) -> None:
-    """The retried task opens the writer, which settles the third chunk, and finds its marker, or none."""
+    """The retried task opens the writer, which resolves the third chunk, and then finds its marker or not."""
     report = replace(job, point=point).run(frame(spark))
     assert (job.folder / "armed").exists()
     assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 3 if point == "after_db_commit" else 2)
@@ -200,9 +200,9 @@ def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, poin
 
 @pytest.mark.slow
 def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> None:
-    """The earlier, which was paused in its third chunk, is fenced; Spark tries its task again, which finds all of it written.
+    """The earlier attempt, paused in its third chunk, is fenced; Spark retries its task, which finds everything written.
 
-    The job runs twice, since Spark has no speculative copies on one machine: they must be on another host.
+    The job runs twice, since Spark makes no speculative copies on one machine: they must be on another host.
     """
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(replace(job, trouble="wait").run, frame(spark, 2))
@@ -235,7 +235,7 @@ def test_a_job_that_failed_goes_on(spark: SparkSession, job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["rocksdb", "zookeeper", "mariadb", "sqlite"])
 def test_other_stores(spark: SparkSession, make_job: Callable[[str], Job], database: str) -> None:
-    """RocksDB lets one process in at a time: one partition there, whose retried task is in another process."""
+    """Only one process can open RocksDB: it gets one partition, whose retried task runs in another process."""
     job = make_job(database)
     rows = frame(spark, 1 if database == "rocksdb" else 2)
     report = replace(job, trouble="kill").run(rows)
@@ -343,7 +343,7 @@ def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
     def of_another_id(transactional_id: str) -> DualWriter:
         return job.writer(job.name)
 
-    with pytest.raises(PythonException, match="partitions would fence each other"):  # one, which nobody else does before
+    with pytest.raises(PythonException, match="partitions would fence each other"):  # 1: no other error first
         partitions.write_partitions(frame(spark, 1), of_another_id, job.write, job_id=job.name)
     with pytest.raises(PythonException, match="returned a str, not a DualWriter"):
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
@@ -367,7 +367,7 @@ def test_the_example(
         "SHOP_TOPIC": topic,
         "PYTHONWARNINGS": "ignore",
     }
-    said = ("3000 orders written in 8 transactions; 0 had", "0 orders written in 0 transactions; 3000 had")
+    said = ("Wrote 3000 orders in 8 transactions; 0 orders were", "Wrote 0 orders in 0 transactions; 3000 orders were")
     for expected in said[:runs]:
         command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
         environ = {**os.environ, **spark_environment, **variables}
