@@ -106,7 +106,7 @@ def table_columns(connection: Connection, dbtable: str, schema: str | None = Non
         found = ", ".join(sorted(inspector.get_table_names(schema=schema))[:10])
         raise ConfigurationError(
             f"There is no table {dbtable!r} in the database.",
-            cause=f"the tables {'there' if schema is None else f'of schema {schema!r}'} are: {found}" if found else None,
+            cause=f"existing tables{'' if schema is None else f' in schema {schema!r}'}: {found}" if found else None,
             next_step="create it, or correct dbtable (with its schema, unless it is the connection's default schema)",
         ) from error
     key = inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]
