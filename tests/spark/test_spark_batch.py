@@ -142,7 +142,7 @@ def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
         ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
         ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),
         ({"numPartitions": "2"}, "The frame has more partitions than numPartitions allows (2)"),
-        ({"value.format": "xml"}, "value.format is 'xml'"),
+        ({"value.format": "xml"}, "value.format must be one of json, column, not 'xml'"),
     ],
 )
 def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expected: str) -> None:
