@@ -11,7 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from spark_scene import SparkScene
 
+from dualwrite import migration
 from dualwrite.devcluster import DevCluster
+from dualwrite.stores.sql import SqlStateStore
 
 
 def refused(scene: SparkScene, frame: DataFrame, **options: str) -> str:
@@ -26,6 +28,18 @@ def test_a_frame(scene: SparkScene) -> None:
     scene.assert_holds(range(1000))
     scene.write(scene.orders(range(1000, 1500), 2))
     scene.assert_holds(range(1500))
+
+
+def test_our_tables_in_another_schema(scene: SparkScene) -> None:
+    scene.execute("DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own")
+    migration.upgrade(scene.url, schema="own")
+    scene.write(scene.orders(range(300)), stateSchema="own")
+    assert scene.store.list() == []
+    scene.store.close()
+    scene.store = SqlStateStore.from_url(scene.url, schema="own")
+    assert [name for name in scene.store.list() if not name.startswith(scene.name)] == []
+    assert len(scene.store.list()) == 3
+    scene.assert_holds(range(300))
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def _sink(options: SinkOptions, schema: StructType) -> FrameSink:
 
 
 def _new_sink(options: SinkOptions, schema: StructType) -> FrameSink:
-    with SqlStateStore.from_url(options.site.url) as store:
+    with SqlStateStore.from_url(options.site.url, schema=options.site.schema) as store:
         store.check()
         return FrameSink.found(store.engine, options.frame, arrow_schema(schema))
 
