@@ -1,4 +1,4 @@
-"""Explore the model of the job protocol: every scene with all rules, then each rule taken out. See README.md."""
+"""Explore the model of the job protocol: every scene with all rules, then without each rule. See README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model.search import Found
 
 
 def show_found(name: str, found: Found) -> None:
-    """Print what a search came to."""
+    """Print the result of a search."""
     verdict = f"VIOLATION: {found.violation}" if found.violation else "no violation"
     reach = "" if found.violation or found.is_complete else ", NOT COMPLETE"
     print(f"{name}: {found.states:,} states, {found.seconds:.0f} s: {verdict}{reach}", flush=True)  # noqa: T201  (a script)
@@ -33,9 +33,9 @@ def show(name: str, scene: Scene, seconds: float, wanted: str = "") -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", help=f"scenes by name, or rules: {', '.join(RULES)}; all of them if none is given")
-    parser.add_argument("--without", nargs="*", default=[], help="rules to take out of the scenes")
-    parser.add_argument("--seconds", type=float, default=900, help="for one search")
+    parser.add_argument("what", nargs="*", help=f"scenes by name, or rules: {', '.join(RULES)}; all if none is given")
+    parser.add_argument("--without", nargs="*", default=[], help="rules to remove from the scenes")
+    parser.add_argument("--seconds", type=float, default=900, help="limit of one search")
     asked = parser.parse_args()
     scenes = SMALL | LARGE
     for name in asked.what or (*scenes, *NEEDS):

@@ -1,7 +1,8 @@
-"""An explicit-state model of the recipe, step by step: `src/dualwrite/recipe` and `src/dualwrite/recovery`.
+"""An explicit-state model of the recipe for one id, step by step: claim, recovery, take-over, transactions.
 
-Every function `…_step` gives the next atomic, visible action of a process, or several where it may go one way or another. A
-pause is simply not to be chosen; a crash is never to be chosen again.
+It follows `dualwrite.recipe.ownership` (claim, take-over), `dualwrite.recovery.resolve` and `dualwrite.recipe.lane`. Every
+function `…_step` gives the next atomic, visible action of a process, or several where it may go one way or another. A pause
+needs no action: the process is not chosen for a while. A crashed process is never chosen again.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ from dataclasses import replace
 from typing import Any
 
 from model.recipe_state import (
+    CONCURRENT,
     DELAY,
     GENERATIONS,
+    RAISES,
+    REPEAT,
     TIMEOUT,
     UNKNOWN,
-    Id,
     P,
+    Row,
     Scene,
     State,
     Stored,
+    completed,
     decided,
     executed,
     go,
+    in_words,
     resolved,
+    timed_out,
     to_look_at,
-    with_id,
     with_row,
     without,
 )
@@ -35,24 +41,26 @@ Steps = Iterator[tuple[str, State]]
 
 def successors(scene: Scene, s: State) -> Steps:
     """Every next state, with the step that leads to it."""
-    yield from environment(s)
+    yield from environment(scene, s)
     for n, (kind, database, cluster, *_) in enumerate(scene.processes):
         p = s.processes[n]
         if p.pc == "over":
             continue
         for what, t in process_step(scene, s, n):
-            yield f"{kind} {n} (database {database}, cluster {cluster}) {what}", t
+            where = f" (database {database}, cluster {cluster})" if scene.databases + scene.clusters > 2 else ""
+            yield f"{kind} {n}{where} {what}", t
 
 
-def environment(s: State) -> Steps:
-    """What nobody does."""
+def environment(scene: Scene, s: State) -> Steps:
+    """What happens without any process: timeouts, markers, late requests, late COMMITs."""
     for i, k in enumerate(s.ids):
         if k.status == "O" and TIMEOUT in s.budget:
-            t = without(s, TIMEOUT)._replace(timed_out=s.timed_out | set(k.sent), aborted=s.aborted | set(k.sent))
-            yield f"the broker aborts the transaction of id {i} by its timeout", with_id(t, i, Id("A", k.epoch + 1))
+            yield f"the broker aborts the transaction of id {i} by its timeout", timed_out(scene, without(s, TIMEOUT), i)
+        if k.status in ("PC", "PA"):
+            yield f"the markers of id {i} are written", completed(s, i)
     for number, request in enumerate(s.late):
-        t, proven, _ = executed(s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
-        yield f"a late request arrives: {request} -> {proven}", t
+        t, error, _ = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
+        yield f"a late request arrives: {in_words(scene, request)}: {error}", t
     for database, row in enumerate(s.rows):
         if row.pending is not None:
             yield f"the late COMMIT works in database {database}", _committed(s, database, row.pending)
@@ -70,38 +78,46 @@ def process_step(scene: Scene, s: State, n: int) -> Steps:
         yield from claim_step(scene, s, n)
     elif p.pc in ("describe", "reread", "end", "clear", "raise", "settled"):
         yield from settle_step(scene, s, n)
-    elif p.pc in ("take", "adopt", "create", "verify"):
+    elif p.pc in ("take", "create", "init", "verify"):
         yield from take_step(scene, s, n)
     elif row.lock in (None, n) or p.pc not in ("begin", "record"):
         yield from transaction_step(scene, s, n)
 
 
 def claim_step(scene: Scene, s: State, n: int) -> Steps:
-    """A claim in a transaction of its own: it waits for the row's lock. Again after an unknown COMMIT (F8)."""
+    """A claim in a transaction of its own: it waits for the row's lock."""
     _, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
-    if row.lock is not None and row.pending is None and p.pc == "claim again":
+    again = p.pc == "claim again"
+    if row.lock is not None and row.pending is None and again:
         return
     if row.lock is not None:
-        if row.pending is None:  # whoever holds it may be gone: the database ends the session one day
+        if row.pending is None:  # the process that holds it may be gone: the database ends the session one day
             free = with_row(s, database, row._replace(lock=None))
             yield f"waits until the session of process {row.lock} is ended", free
         return
-    if p.pc == "claim again" and row.fence != p.fence:
+    if again and scene.has("F8") and row.fence != p.fence:
         yield f"claims again only with fence {p.fence}, it is {row.fence}: in doubt", go(s, n, "over")
         return
     if scene.has("CL") and row.cluster not in (None, cluster):
-        yield f"refuses to claim: the row speaks of cluster {row.cluster}", go(s, n, "over")
+        yield f"refuses to claim: the row names cluster {row.cluster}", go(s, n, "over")
         return
-    row = row._replace(fence=row.fence + 1)
-    t = go(with_row(s, database, row), n, "settled", fence=row.fence, todo=to_look_at(scene, row), stored=row.stored)
-    yield f"claims, fence {row.fence}", go(t, n, "describe" if t.processes[n].todo else "settled", taking=False)
+    number = row.number if again and row.fence == p.fence else -1
+    lock = n if "HL" in scene.tried else None
+    t = with_row(s, database, row._replace(fence=row.fence + 1, number=number, lock=lock))
+    if again and number != _txn(n, p.number - 1):
+        t = t._replace(denied=t.denied | {_txn(n, p.number - 1)})
+    todo = to_look_at(scene, row)
+    yield (
+        f"claims, fence {row.fence + 1}",
+        go(t, n, "describe" if todo else "settled", fence=row.fence + 1, todo=todo, stored=row.stored, taking=False),
+    )
 
 
-# --- recovery/resolve.py ------------------------------------------------------------------------------------------------------
+# --- recovery -----------------------------------------------------------------------------------------------------------------
 
 
-def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (the steps are what it is about)
+def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (a branch for each step)
     """Describe, read again, decide, act, settle, fence: one generation after the other."""
     kind, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
@@ -111,49 +127,72 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         k = s.ids[i]
         if k.status == "N" and p.taking:
             yield f"finds generation {generation} unknown", go(s, n, "create")
-        else:
-            yield f"describes generation {generation}: {k.status}{k.epoch}", go(s, n, "reread", seen=(k.status, k.epoch, ""))
+        elif k.status not in ("PC", "PA"):
+            found = f"describes generation {generation}: {k.status}{k.epoch}"
+            yield found, go(s, n, "reread", seen=(k.status, k.epoch, k.start, ""))
     elif p.pc == "reread":
         if scene.has("F1") and row.fence != p.fence:
             yield f"reads again: fence {row.fence} is not its {p.fence}", go(s, n, "over")
             return
         known = row if scene.has("F1") else row._replace(stored=p.stored)
-        found, stored = decided(scene, known, generation, *p.seen[:2])
-        pc = "end" if found == "commit" or (found == "abort" and stored is None) else "clear"
+        found, stored = decided(scene, known, generation, *p.seen[:3])
+        pc = "end" if found == "commit" or (found == "abort" and (stored is None or not scene.has("SA"))) else "clear"
         if pc == "clear" and (stored is None or not scene.has("F7")):
             pc = "raise"
-        yield f"reads S={row.stored} again, decides: {found}", go(s, n, pc, seen=(*p.seen[:2], found), stored=stored)
+        yield f"reads S again: {_named(stored)}; decides: {found}", go(s, n, pc, seen=(*p.seen[:3], found), stored=stored)
     elif p.pc == "end":
-        commit = p.seen[2] == "commit"
-        yield from requested(s, n, ("end", i, p.seen[1], commit), "clear" if commit else "next", "describe")
+        yield from _end_step(scene, s, n, i)
     elif p.pc == "clear":
-        if row.lock is not None:
+        if row.lock not in (None, n):
             return
         if row.fence != p.fence:
             yield f"may not settle: fence {row.fence} is not its {p.fence}", go(s, n, "over")
             return
         t = s
         if p.stored is not None:
-            t = with_row(s, database, resolved(row, p.stored, p.seen[2]))
-            if p.seen[2] == "lost":
+            t = with_row(s, database, resolved(row, p.stored, p.seen[3]))
+            if p.seen[3] == "lost":
                 t = t._replace(reported=t.reported | {p.stored.txn})
-        after = {"commit": "next", "abort": "end"}.get(p.seen[2], "raise" if scene.has("F7") else "next")
-        yield f"settles {p.stored}: {p.seen[2]}", advanced(go(t, n, "clear", stored=None), n, after)
+        by_epoch = "next" if scene.ends_by_epoch else "raise"
+        after = {"commit": by_epoch, "abort": "end" if scene.has("SA") else by_epoch}.get(
+            p.seen[3], "raise" if scene.has("F7") else "next"
+        )
+        yield f"settles S={_named(p.stored)}: {p.seen[3]}", advanced(go(t, n, "clear", stored=None), n, after)
     elif p.pc == "raise":
         after = "next" if scene.has("F7") or p.stored is None else "clear"
         if p.seen[0] == "N":
             yield "raises nothing: the id is unknown", advanced(s, n, after)
+        elif scene.ends_by_epoch:
+            yield from requested(scene, s, n, ("end", i, p.seen[1], (False, True)), after, "describe")
         else:
-            yield from requested(s, n, ("end", i, p.seen[1], False), after, "describe")
+            yield from requested(scene, s, n, ("init", i, -1, None), after, "describe")
     elif row.fence != p.fence:
         yield f"may not settle: fence {row.fence} is not its {p.fence}", go(s, n, "over")
-    elif row.lock is None:
-        t = with_row(s, database, row._replace(settled=max(row.settled, row.generation)))
+    elif row.lock in (None, n):
+        t = with_row(s, database, row._replace(settled=max(row.settled, row.generation), lock=None))
         yield "notes that all is settled", go(t, n, "take" if kind == "writer" else "over")
 
 
+def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
+    """Commit or abort the transaction that was described."""
+    p = s.processes[n]
+    _, epoch, _, found = p.seen
+    if found == "abort" and not scene.ends_by_epoch and scene.has("FA"):
+        yield from requested(scene, s, n, ("init", i, -1, None), "describe", "describe")
+        return
+    after = "clear" if found == "commit" or p.stored is not None else "next" if scene.ends_by_epoch else "raise"
+    if scene.has("F3"):
+        yield from requested(scene, s, n, ("end", i, epoch, (found == "commit", True)), after, "describe")
+        return
+    for what, t in requested(scene, s, n, ("end", i, epoch, (found == "commit", True)), after, "refused"):
+        if t.processes[n].pc == "refused":  # without F3: lost if it was to be committed, and gone if it was to be aborted
+            yield what, advanced(go(t, n, "clear", seen=(*p.seen[:3], "lost" if found == "commit" else found)), n, after)
+        else:
+            yield what, t
+
+
 def advanced(s: State, n: int, after: str, epoch: int = -1) -> State:
-    """To another step of settling, or to what follows once a generation is done."""
+    """To another step of recovery, or to what follows once a generation is done."""
     p = s.processes[n]
     if after != "next":
         return go(s, n, after, epoch=epoch)
@@ -162,69 +201,95 @@ def advanced(s: State, n: int, after: str, epoch: int = -1) -> State:
     return go(s, n, "describe" if p.todo[1:] else "settled", todo=p.todo[1:], stored=None)
 
 
-def requested(s: State, n: int, request: tuple[Any, ...], proven: str, refused: str) -> Steps:
-    """A request is answered; or it is delayed, and its sender dies."""
-    t, is_proven, epoch = executed(s, request)
-    what = f"{request} -> {'NONE' if is_proven else 'another answer'}"
+def requested(scene: Scene, s: State, n: int, request: tuple[Any, ...], proven: str, refused: str) -> Steps:
+    """A request is answered; or it is delayed, and its sender dies or sends it again."""
+    t, error, epoch = executed(scene, s, request)
     before = s.processes[n].epoch
-    yield what, advanced(t, n, proven, epoch if is_proven else before) if is_proven else advanced(t, n, refused, before)
+    sent = f"sends {in_words(scene, request)}"
+    if error == "NONE":
+        yield f"{sent}: NONE", advanced(t, n, proven, epoch)
+    elif error != CONCURRENT or t != s:
+        yield f"{sent}: {error}", advanced(t, n, refused, before)
+    late = tuple(sorted((*s.late, request), key=str))
     if DELAY in s.budget:
-        t = without(s, DELAY)
-        yield f"{request} is delayed, and its sender dies", go(t._replace(late=tuple(sorted((*t.late, request)))), n, "over")
+        yield f"{sent}: it is delayed, and its sender dies", go(without(s, DELAY)._replace(late=late), n, "over")
+    if REPEAT in s.budget and request[0] == "end" and s.processes[n].pc in ("complete", "undo", "end"):
+        again = go(without(s, REPEAT)._replace(late=late), n, s.processes[n].pc, repeated=True)
+        yield f"{sent}: it is delayed, and will be sent again", again
 
 
-# --- recipe/ownership.py ------------------------------------------------------------------------------------------------------
+# --- taking over --------------------------------------------------------------------------------------------------------------
 
 
 def take_step(scene: Scene, s: State, n: int) -> Steps:
-    """Take a generation, and take it over at Kafka by compare-and-set."""
+    """Take a generation, and the id at Kafka: native by compare-and-set, librdkafka by InitProducerId."""
     _, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     if row.fence != p.fence and p.pc in ("take", "verify"):
         yield f"{p.pc}: fence {row.fence} is not its {p.fence}", go(s, n, "over")
     elif p.pc == "take":
-        if row.lock is not None:
-            return
-        is_barred = scene.has("UG") and any(entry.generation == row.generation for entry in row.unverified)
-        generation = row.generation if row.generation and not is_barred else row.generation + 1
-        if generation == GENERATIONS:
+        generation = row.generation if _reuses(scene, row) else row.generation + 1
+        if row.lock is not None or generation == GENERATIONS:
             return
         taken = row._replace(generation=generation, settled=min(row.settled, generation - 1))
         if scene.has("CL"):
             taken = taken._replace(cluster=cluster)
-        t = go(with_row(s, database, taken), n, "describe", generation=generation, todo=(generation,), taking=True)
+        is_conditional = scene.is_native and scene.has("F5")
+        changes = {"generation": generation, "todo": (generation,), "taking": True, "repeated": False}
+        t = go(with_row(s, database, taken), n, "describe" if is_conditional else "init", **changes)
         yield f"takes generation {generation}", t
     elif p.pc == "create":
-        yield from requested(s, n, ("create", scene.id_of(database, cluster, p.generation), -1, None), "verify", "describe")
+        i = scene.id_of(database, cluster, p.generation)
+        yield from requested(scene, s, n, ("create", i, -1, None), "verify", "describe")
+    elif p.pc == "init":
+        i = scene.id_of(database, cluster, p.generation)
+        yield from requested(scene, s, n, ("init", i, -1, None), "verify", "init")
     else:
         yield f"goes on with epoch {p.epoch}", go(s, n, "begin", todo=(), seen=(), stored=None, taking=False)
 
 
-# --- lane.py ------------------------------------------------------------------------------------------------------------------
+def _reuses(scene: Scene, row: Row) -> bool:
+    """Whether a writer goes on with the newest generation."""
+    if not row.generation or (not scene.is_native and scene.has("O2")):
+        return False
+    return not (scene.has("UG") and any(entry.generation == row.generation for entry in row.unverified))
 
 
-def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (the steps are what it is about)
+# --- transactions -------------------------------------------------------------------------------------------------------------
+
+
+def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (a branch for each step)
     """One transaction after another."""
     _, database, cluster, count = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     i = scene.id_of(database, cluster, p.generation)
-    txn = 10 * n + p.number
+    txn = _txn(n, p.number)
     if p.pc == "begin":
         if p.number == count:
             yield "is done", go(s, n, "over")
         elif scene.has("F2") and row.fence != p.fence:
             yield f"begins nothing: fence {row.fence} is not its {p.fence}", go(s, n, "over")
         else:
-            yield f"begins transaction {txn}", go(s, n, "produce")
+            yield f"begins transaction {txn}", go(s, n, "produce" if scene.is_native else "add", start=-1)
     elif p.pc == "produce":
-        yield from requested(s, n, ("produce", i, p.epoch, txn), "record", "over")
+        yield from requested(scene, s, n, ("produce", i, p.epoch, txn), "record", "over")
+    elif p.pc == "add":
+        yield from requested(scene, s, n, ("add", i, p.epoch, None), "send", "over")
+    elif p.pc == "send":
+        yield from requested(scene, s, n, ("send", i, p.epoch, txn), "prepare", "over")
+    elif p.pc == "prepare":
+        k = s.ids[i]
+        is_ours = k.status == "O" and k.epoch == p.epoch
+        yield f"prepares: {k.status}{k.epoch}", go(s, n, "record", start=k.start) if is_ours else go(s, n, "over")
     elif p.pc == "record":
         if row.fence != p.fence:
             yield f"may not record: fence {row.fence} is not its {p.fence}", go(s, n, "abort")
         else:
             yield "records its state", go(with_row(s, database, row._replace(lock=n)), n, "commit")
+        if RAISES in s.budget:
+            yield "rolls back, since its block raises", go(without(s, RAISES), n, "undo")
     elif p.pc == "commit":
-        stored = Stored(p.generation, p.epoch, txn)
+        stored = Stored(p.generation, p.epoch, txn, p.start)
         if row.lock != n:
             yield "can't commit: its session was ended", go(s, n, "abort")
             return
@@ -232,15 +297,38 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if UNKNOWN in s.budget:
             t = with_row(without(s, UNKNOWN), database, row._replace(pending=stored))
             yield "sends COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
-    elif p.pc == "complete":
-        for what, t in requested(s, n, ("end", i, p.epoch, True), "begin", "claim again"):
-            yield what, t if t.processes[n].pc == "over" else go(t, n, t.processes[n].pc, number=p.number + 1)
+    elif p.pc in ("complete", "undo"):
+        yield from _finish_step(scene, s, n, i)
     else:
-        yield from requested(s, n, ("end", i, p.epoch, False), "over", "over")
+        yield from requested(scene, s, n, ("end", i, p.epoch, (False, scene.is_native)), "over", "over")
+
+
+def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:
+    """The writer's own commit or abort at Kafka, and what follows from its answer."""
+    p = s.processes[n]
+    is_commit = p.pc == "complete"
+    after = "claim again" if p.repeated and not scene.is_native and scene.has("F9") else "begin"
+    for what, t in requested(scene, s, n, ("end", i, p.epoch, (is_commit, scene.is_native)), after, "refused"):
+        found = t.processes[n]
+        if found.pc in ("over", p.pc):  # delayed
+            yield what, t
+        elif found.pc == "refused" and is_commit and not scene.has("KU"):
+            yield f"{what}: taken for lost", go(t._replace(reported=t.reported | {_txn(n, p.number)}), n, "over")
+        else:
+            pc = "claim again" if found.pc == "refused" else found.pc
+            yield what, go(t, n, pc, number=p.number + 1, repeated=False)
+
+
+def _named(stored: Stored | None) -> str:
+    return "none" if stored is None else f"transaction {stored.txn}, epoch {stored.epoch}"
+
+
+def _txn(n: int, number: int) -> int:
+    return 10 * n + number
 
 
 def _committed(s: State, database: int, stored: Stored) -> State:
-    row = s.rows[database]._replace(stored=stored, lock=None, pending=None)
+    row = s.rows[database]._replace(stored=stored, lock=None, pending=None, number=stored.txn)
     return with_row(s, database, row)._replace(committed=s.committed | {stored.txn})
 
 
@@ -248,30 +336,40 @@ def _committed(s: State, database: int, stored: Stored) -> State:
 
 
 def violated(scene: Scene, s: State) -> str:
-    """The promise, in one state; empty where it is kept. Recovery is tried after every state."""
-    if s.visible - s.committed:
-        return "a message is visible, its row is not committed"
-    if (s.aborted & s.committed) - s.timed_out:
-        return "a committed transaction is aborted without a timeout"
+    """The broken promise in one state; empty where it is kept. Recovery is tried after every state."""
+    if found := _broken(s):
+        return found
+    if s.denied & s.committed:
+        return "a writer says that a committed transaction was rolled back"
     ended = s
     for database, row in enumerate(s.rows):
-        ended = with_row(ended, database, row._replace(lock=None, pending=None))  # of what was in COMMIT, nothing stays
+        ended = with_row(ended, database, row._replace(lock=None, pending=None))  # a COMMIT under way is lost
     for _ in "again":
         ended = _recovered(scene, ended)
         for request in ended.late:
-            ended, _, _ = executed(ended, request)
+            ended = executed(scene, ended, request).state
         ended = ended._replace(late=())
     return _after_recovery(scene, ended)
 
 
-def _after_recovery(scene: Scene, s: State) -> str:
+def _broken(s: State) -> str:
     if s.visible - s.committed:
-        return "after recovery a message is visible, its row is not committed"
+        return "a message is visible, its row is not committed"
     if (s.aborted & s.committed) - s.timed_out:
-        return "after recovery a committed transaction is aborted without a timeout"
+        return "a committed transaction is aborted without a timeout"
+    if s.reported & s.visible:
+        return "a transaction is reported as lost, and its messages are visible"
+    return ""
+
+
+def _after_recovery(scene: Scene, s: State) -> str:
+    if found := _broken(s):
+        return f"after recovery {found}"
     unverified = {entry.txn for row in s.rows for entry in row.unverified}
     if not scene.older and any(k.status == "O" for k in s.ids):
         return "after recovery a transaction is open"
+    if not scene.older and any(k.sent for k in s.ids):
+        return "after recovery a message is in the log, and no marker will follow"
     if not scene.older and unverified:
         return "after recovery a committed transaction can't be verified"
     missing = s.committed - s.visible
@@ -281,10 +379,12 @@ def _after_recovery(scene: Scene, s: State) -> str:
 
 
 def _recovered(scene: Scene, s: State) -> State:
-    """A recovery that nobody disturbs, on the cluster that each row speaks of, or else on the usual one."""
+    """A recovery that nobody disturbs, on the cluster that each row names, or else on the usual one."""
+    for i in range(len(s.ids)):
+        s = completed(s, i)
     for database, row in enumerate(s.rows):
         cluster = row.cluster or 0
-        alone = replace(scene, processes=(*scene.processes, ("recoverer", database, cluster)), budget=())
+        alone = replace(scene, processes=(*scene.processes, ("recoverer", database, cluster)), budget=(), is_slow=False)
         t = s._replace(processes=(*s.processes, P()), budget=())
         n = len(s.processes)
         while t.processes[n].pc != "over":

@@ -1,4 +1,4 @@
-"""Which scenes of the recipe are explored, and by which of them each rule is shown to be needed."""
+"""Which scenes of the recipe are explored, and which of them shows that a rule is needed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from model.recipe_model import successors, violated
-from model.recipe_state import DELAY, TIMEOUT, UNKNOWN, Scene, first_state
+from model.recipe_state import (
+    DELAY,
+    LIBRDKAFKA,
+    OLD_BROKER,
+    RAISES,
+    REPEAT,
+    TIMEOUT,
+    UNKNOWN,
+    Scene,
+    first_state,
+)
 from model.search import Found, explore
 
 _TWO: Final = (("writer", 0, 0, 2), ("writer", 0, 0, 1))
 _ONE_EACH: Final = (("writer", 0, 0, 1), ("writer", 0, 0, 1))
 _WRONG_RECOVERER: Final = ("recoverer", 0, 1)
 _WRONG_WRITER: Final = ("writer", 0, 1, 1)
+_RECOVERER: Final = ("recoverer", 0, 0)
+_RECOVERED_TWICE: Final = (("writer", 0, 0, 2), _RECOVERER, _RECOVERER)
 
 SMALL: Final = {
     "two writers, a late request": Scene(_ONE_EACH, budget=(DELAY,)),
@@ -24,6 +36,13 @@ SMALL: Final = {
     "one id in two databases": Scene((("writer", 0, 0, 1), ("writer", 1, 0, 1)), budget=(UNKNOWN,)),
     "an older row, recovered on another cluster": Scene((_WRONG_RECOVERER, ("recoverer", 0, 0)), clusters=2, older=True),
     "an older row, opened on another cluster": Scene((_WRONG_RECOVERER, _WRONG_WRITER), clusters=2, older=True),
+    "slow markers": Scene((*_ONE_EACH, _RECOVERER), is_slow=True),
+    "a block that raises": Scene(_TWO, budget=(RAISES, UNKNOWN)),
+    "librdkafka, two writers": Scene(_TWO, client=LIBRDKAFKA, budget=(TIMEOUT,)),
+    "librdkafka, a repeated request": Scene(_TWO, client=LIBRDKAFKA, budget=(REPEAT,)),
+    "librdkafka, an unknown COMMIT": Scene(_TWO, client=LIBRDKAFKA, budget=(UNKNOWN,)),
+    "an old broker, two recoverers": Scene(_RECOVERED_TWICE, client=OLD_BROKER, budget=(DELAY,)),
+    "an old broker, slow markers": Scene(_ONE_EACH, client=OLD_BROKER, budget=(DELAY,), is_slow=True),
 }
 """Each is explored completely within seconds."""
 
@@ -36,16 +55,20 @@ LARGE: Final = {
     "an older row, recovered and opened on another cluster": Scene(
         (_WRONG_RECOVERER, ("recoverer", 0, 0), _WRONG_WRITER), clusters=2, older=True, budget=(DELAY,)
     ),
+    "two writers, slow markers": Scene(_TWO, budget=(DELAY, TIMEOUT, RAISES), is_slow=True),
+    "librdkafka, several faults": Scene(_TWO, client=LIBRDKAFKA, budget=(REPEAT, TIMEOUT, UNKNOWN)),
+    "librdkafka, two writers and a recoverer": Scene((*_TWO, _RECOVERER), client=LIBRDKAFKA, budget=(REPEAT,)),
+    "an old broker, several faults": Scene(_TWO, client=OLD_BROKER, budget=(DELAY, REPEAT, TIMEOUT), is_slow=True),
 }
 """Minutes each."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """By what a rule is shown to be needed.
+    """How a rule is shown to be needed.
 
     Args:
-        scene: Where it is taken out.
+        scene: Where it is removed.
         violation: What is found then.
     """
 
@@ -60,20 +83,36 @@ class Need:
 _ABORTED: Final = "a committed transaction is aborted without a timeout"
 _MISSING: Final = "after recovery a message is missing, and nobody is told"
 _PHANTOM: Final = "a message is visible, its row is not committed"
+_FALSE_LOST: Final = "a transaction is reported as lost, and its messages are visible"
 
 NEEDS: Final = {
-    "F1": Need(Scene(_ONE_EACH), _ABORTED),
+    "F1": Need(Scene((_RECOVERER, ("writer", 0, 0, 1)), taken=True), _ABORTED),
     "F2": Need(Scene(_TWO), "after recovery a transaction is open"),
+    "F3": Need(SMALL["librdkafka, two writers"], _FALSE_LOST),
+    "F5": Need(Scene(_ONE_EACH), _ABORTED),
     "F7": Need(SMALL["a timeout"], _MISSING),
+    "F8": Need(SMALL["two writers, an unknown COMMIT"], "a writer says that a committed transaction was rolled back"),
+    "F9": Need(SMALL["librdkafka, a repeated request"], _PHANTOM),
+    "FA": Need(SMALL["an old broker, slow markers"], "after recovery a message is in the log, and no marker will follow"),
+    "O2": Need(Scene(_ONE_EACH, client=LIBRDKAFKA), _ABORTED),
+    "KU": Need(Scene((*_ONE_EACH, _RECOVERER)), _FALSE_LOST),
+    "SA": Need(SMALL["an old broker, two recoverers"], "after recovery a committed transaction can't be verified"),
     "CL": Need(SMALL["recovery on another cluster"], "after recovery a transaction is open"),
     "ST": Need(SMALL["one id in two databases"], f"after recovery {_ABORTED}"),
     "UC": Need(SMALL["an older row, recovered on another cluster"], f"after recovery {_ABORTED}"),
     "UG": Need(SMALL["an older row, opened on another cluster"], f"after recovery {_PHANTOM}"),
 }
 
+"""For each rule, the scene that breaks the promise without it."""
+
+INSTEAD: Final = {
+    "HL": ("F1", Need(Scene(_ONE_EACH, tried=frozenset({"HL"})), _ABORTED)),
+}
+"""For each change that was tried: the rule that it was to replace, and what happens then."""
+
 
 def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:
-    """Explore the scene, for any violation or for the one wanted."""
+    """Explore the scene for any violation, or for the one that is wanted."""
     return explore(
         first_state(scene), lambda s: successors(scene, s), lambda s: violated(scene, s), seconds=seconds, wanted=wanted
     )

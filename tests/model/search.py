@@ -13,14 +13,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Args:
-        violation: Empty where there is none.
-        trace: The shortest way to it.
-        states: How many were seen.
-        is_complete: Whether there is no other one.
-        seconds: How long it took.
+        violation: The broken promise; empty if none was found.
+        trace: The shortest way to it, step by step.
+        states: How many states were seen.
+        is_complete: Whether every state was explored.
+        seconds: How long the search took.
     """
 
     violation: str
@@ -41,11 +41,11 @@ def explore(
     """Explore all states, for any violation or for the one wanted.
 
     Args:
-        first: Where it begins.
+        first: The first state.
         successors: Every next state, with the step that leads to it.
-        violated: What is broken in a state; empty where nothing is.
-        seconds: For how long.
-        wanted: The violation to look for; what lies behind another one is explored as well.
+        violated: What is broken in a state; empty if nothing is.
+        seconds: Time limit.
+        wanted: The violation to look for; the search goes on past every other one.
     """
     began = time.monotonic()
     before: dict[S, tuple[S, str] | None] = {first: None}

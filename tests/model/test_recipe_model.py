@@ -1,13 +1,18 @@
-"""The recipe keeps its promise in every interleaving of small scenes, on wrong clusters and with shared ids as well."""
+"""The recipe keeps its promise in every interleaving of small scenes, and each of its rules is needed for that."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import pytest
 
-from model.recipe_scenes import NEEDS, SMALL, search
-from model.recipe_state import RULES
+from model.check_recipe import as_text
+from model.recipe_scenes import INSTEAD, NEEDS, SMALL, search
+from model.recipe_state import RULES, TRIED
+
+TRACES: Final = Path(__file__).parents[2] / "docs" / "how-it-works" / "traces"
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -24,6 +29,15 @@ def test_every_rule_has_a_scene_that_shows_it() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_without_a_rule_the_promise_is_broken(rule: str) -> None:
     need = NEEDS[rule]
+    found = search(need.without(rule), wanted=need.violation)
+    assert found.violation == need.violation
+    shown = (TRACES / f"{rule}.txt").read_text(encoding="utf-8")
+    assert as_text(found) == shown, "python tests/model/check_recipe.py --traces docs/how-it-works/traces writes them anew"
+
+
+@pytest.mark.parametrize("change", TRIED)
+def test_a_change_that_was_tried_does_not_replace_the_rule(change: str) -> None:
+    rule, need = INSTEAD[change]
     assert search(need.without(rule), wanted=need.violation).violation == need.violation
 
 
