@@ -128,7 +128,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         if k.status == "N" and p.taking:
             yield f"finds generation {generation} unknown", go(s, n, "create")
         elif k.status not in ("PC", "PA"):
-            found = f"describes generation {generation}: {k.status}{k.epoch}"
+            found = f"describes generation {generation}: {'unknown' if k.status == 'N' else f'{k.status}{k.epoch}'}"
             yield found, go(s, n, "reread", seen=(k.status, k.epoch, k.start, ""))
     elif p.pc == "reread":
         if scene.has("F1") and row.fence != p.fence:
@@ -139,7 +139,8 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         pc = "end" if found == "commit" or (found == "abort" and (stored is None or not scene.has("SA"))) else "clear"
         if pc == "clear" and (stored is None or not scene.has("F7")):
             pc = "raise"
-        yield f"reads S again: {_named(stored)}; decides: {found}", go(s, n, pc, seen=(*p.seen[:3], found), stored=stored)
+        read = "reads S again" if scene.has("F1") else "goes by S as its claim read it"
+        yield f"{read}: {_named(stored)}; decides: {found}", go(s, n, pc, seen=(*p.seen[:3], found), stored=stored)
     elif p.pc == "end":
         yield from _end_step(scene, s, n, i)
     elif p.pc == "clear":
@@ -161,7 +162,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
     elif p.pc == "raise":
         after = "next" if scene.has("F7") or p.stored is None else "clear"
         if p.seen[0] == "N":
-            yield "raises nothing: the id is unknown", advanced(s, n, after)
+            yield "has nothing to fence: the id is unknown", advanced(s, n, after)
         elif scene.ends_by_epoch:
             yield from requested(scene, s, n, ("end", i, p.seen[1], (False, True)), after, "describe")
         else:
