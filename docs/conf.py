@@ -1,0 +1,37 @@
+"""The documentation's build: `sphinx-build -W --keep-going docs docs/_build` (see CONTRIBUTING.md)."""
+
+from importlib.metadata import version as installed_version
+
+project = "dualwrite"
+author = "the dualwrite contributors"
+version = release = installed_version("dualwrite")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinxcontrib.mermaid",
+]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"dualwrite {release}"
+
+# Markdown. A repository viewer draws ```mermaid and finds headings by the same anchors.
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+# Diagrams are drawn by the reader's browser from their text; the build needs no program and no network.
+mermaid_output_format = "raw"
+mermaid_d3_zoom = False
+
+# Python. Names of other libraries aren't linked: that would need the network.
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+python_use_unqualified_type_names = True

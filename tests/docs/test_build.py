@@ -1,0 +1,18 @@
+"""The documentation builds, with warnings as errors and without a network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fixtures.pace import limit
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(tmp_path / "html")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(240), check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "F1" in (tmp_path / "html" / "how-it-works" / "rules.html").read_text(encoding="utf-8")
