@@ -7,16 +7,19 @@ in another thread that the action releases. Each test names the rule (docs/how-i
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 import dualwrite
 from crash.cases import LEFT
 from crash.databases import Databases
 from crash.scene import InThread, Scene
 from crash.worker import timeouts, write_event
+from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.client.config import KafkaConfig
@@ -204,6 +207,39 @@ def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_pre
     assert dualwrite.Outcome.COMMITTED in outcomes
     assert dualwrite.Outcome.ABORTED not in outcomes
     assert scene.agree() == [1]
+
+
+@pytest.mark.parametrize("variant", thinned(["v5", "v4"], quick=["v5"]), indirect=True)
+def test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_id_at_kafka(scene: Scene) -> None:
+    """A delayed first request would fit the next transaction of the same session, which has the same epoch."""
+    config = KafkaConfig.of(scene.bootstrap)
+    coordinator = WireTransactionCoordinator(config)
+    sent: list[str] = []
+
+    class Unanswered(LibrdkafkaProducer):
+        """Its first EndTxn is not answered in time."""
+
+        def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
+            def unanswered_once(left: float) -> None:
+                if what == "commit_transaction":
+                    sent.append(self.kafka_transactional_id)
+                    if len(sent) == 1:
+                        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+                call(left)
+
+            super()._until_done(unanswered_once, what, deadline)
+
+    with dualwrite.DualWriter(
+        dualwrite.SqlStateStore(scene.engine),
+        transactional_id=scene.transactional_id,
+        producers=ProducerFactory(ProducerKind.LIBRDKAFKA, lambda kafka_id: Unanswered(config, kafka_id, coordinator)),
+        coordinator=coordinator,
+    ) as writer:
+        for number in (1, 2, 3):
+            write(scene, writer, number)
+    coordinator.close()
+    assert sent[0] == sent[1] != sent[2] == sent[3]
+    assert scene.agree() == [1, 2, 3]
 
 
 def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence(scene: Scene) -> None:

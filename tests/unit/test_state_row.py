@@ -1,0 +1,37 @@
+"""What a row says of its generations, without a database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def row(*, generation: int, settled: int, lost: tuple[LostTransaction, ...] = ()) -> StateRow:
+    return StateRow(
+        transactional_id="orders",
+        fence=7,
+        generation=generation,
+        prepared_state=None,
+        prepared_generation=0,
+        settled_generation=settled,
+        transaction_number=0,
+        lost=lost,
+        owner="test",
+        updated_at=NOW,
+    )
+
+
+def entry(kind: LostKind, generation: int) -> LostTransaction:
+    return LostTransaction(kind, PreparedTxnState(1, 2), generation, NOW)
+
+
+def test_settled_generations_are_not_looked_at_again() -> None:
+    """Rule SG; rule UC looks again where something is UNVERIFIED."""
+    assert row(generation=1000, settled=998).generations_to_look_at == (999, 1000)
+    assert row(generation=1000, settled=1000).generations_to_look_at == ()
+    unverified, lost = entry(LostKind.UNVERIFIED, 5), entry(LostKind.LOST, 6)
+    assert row(generation=1000, settled=998, lost=(unverified, lost)).generations_to_look_at == (5, 999, 1000)
