@@ -127,7 +127,7 @@ class StateRow:
 
     @property
     def unsettled_generations(self) -> range:
-        """The generations on which something may still be open."""
+        """The generations on which something may still be open; the settled ones are not described again (rule SG)."""
         return range(self.settled_generation + 1, self.generation + 1)
 
     @property

@@ -154,8 +154,8 @@ def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id:
     """
     if cluster_id:
         row = changed(on_cluster(row, cluster_id), cluster_id=cluster_id)
-    is_barred = any(entry.generation == row.generation for entry in row.unverified)  # UG
-    if row.named_from is None or row.store_id != store_id:
+    is_barred = any(entry.generation == row.generation for entry in row.unverified)  # rule UG
+    if row.named_from is None or row.store_id != store_id:  # rule ST
         row = changed(row, store_id=store_id, named_from=row.generation + 1)
     elif reuse and kind.takes_over and row.generation_kind is kind and not is_barred:
         return changed(row, settled_generation=min(row.settled_generation, row.generation - 1))
