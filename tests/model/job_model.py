@@ -95,7 +95,7 @@ def task_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  
     _, token, _, rows = scene.processes[n]
     if p.pc == "open":
         yield from _open_step(scene, s, n, token)
-    elif p.pc == "sweep":
+    elif p.pc == "cleanup":
         yield "lists what other runs have left", _listed(scene, s, n, token, "next")
     elif p.pc == "swept":
         yield "deletes what other runs have staged", go(deleted(s, p.kept), n, "claim", kept=())
@@ -147,7 +147,7 @@ def _open_step(scene: Scene, s: State, n: int, token: int) -> Steps:
         yield "may not open: its run is over", go(s, n, "over")
     else:
         t = closed(scene, s)._replace(job=(token, True, tuple(sorted({*earlier, current} - {0, token}))))
-        yield f"OPENS run {token}", go(t, n, "sweep" if current else "claim", runs=t.job[2] if current else ())
+        yield f"OPENS run {token}", go(t, n, "cleanup" if current else "claim", runs=t.job[2] if current else ())
 
 
 def _claim(scene: Scene, s: State, n: int) -> Steps:
@@ -181,7 +181,7 @@ def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, St
 def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:
     """The process with a list of every attempt of the prefix that does not belong to this run."""
     left = [(i, k) for i, k in enumerate(s.ids) if k.token not in (0, token)]
-    if scene.has("fit-to-sweep"):
+    if scene.has("cleanup-older"):
         left = [(i, k) for i, k in left if k.token in s.processes[n].runs]
     todo = tuple((i, k.fence) for i, k in left if not k.settled)
     return go(s, n, pc, todo=todo, kept=tuple((i, k.fence) for i, k in left), runs=())
@@ -198,7 +198,7 @@ def next_step(scene: Scene, s: State, n: int) -> Steps:
         i, fence = each
         k = s.ids[i]
         t = go(s, n, todo=tuple(other for other in p.todo if other != each))
-        if k.fence == fence or not scene.has("sweep-fence"):
+        if k.fence == fence or not scene.has("cleanup-fence"):
             if scene.strict and s.job[:2] == (k.token, True):
                 t = t._replace(violation=TAKEN)
             t = go(with_id(t, i, fence=k.fence + 1), n, "describe", id=i, fence=k.fence + 1, then="next")
@@ -208,7 +208,7 @@ def next_step(scene: Scene, s: State, n: int) -> Steps:
         elif p.then == "next and see":
             yield f"finds id {i} claimed by another", go(t, n, "see rest", id=i)
         else:
-            yield f"leaves id {i} to whoever claimed it", t
+            yield f"leaves id {i} to the process that claimed it", t
 
 
 # --- jobs/decision.py and jobs/driver.py --------------------------------------------------------------------------------------
@@ -335,8 +335,8 @@ def recover_step(scene: Scene, s: State, n: int) -> Steps:
     p = s.processes[n]
     if p.pc == "close":
         t = closed(scene, s)
-        yield f"closes run {s.job[0]}", go(t, n, "sweep", runs=(*s.job[2], s.job[0]))
-    elif p.pc == "sweep":
+        yield f"closes run {s.job[0]}", go(t, n, "cleanup", runs=(*s.job[2], s.job[0]))
+    elif p.pc == "cleanup":
         yield "lists every attempt", _listed(scene, s, n, 0, "next")
     elif p.pc == "swept":
         yield "deletes what they have staged", go(deleted(s, p.kept), n, "over")

@@ -35,7 +35,7 @@ def violated(scene: Scene, s: State) -> str:  # noqa: PLR0911  (a list)
         return "a message is in the topic, its row is not in the table"
     may_be_lost = KAFKA_ABORTS in scene.budget
     if not may_be_lost and any(k.lost for k in s.ids):
-        return "a message is told lost"
+        return "a message is reported as lost"
     if scene.strict and _is_given_up(scene, s):
         return "every run was given up, everybody has ended, and a transaction is open"
     return _after_recovery(s, may_be_lost=may_be_lost) if s.swept else ""
@@ -49,11 +49,11 @@ def _is_given_up(scene: Scene, s: State) -> bool:
 
 def _after_recovery(s: State, *, may_be_lost: bool) -> str:
     if any(k.status == "O" for k in s.ids):
-        return "after recovery by hand a transaction is open"
+        return "after manual recovery a transaction is open"
     if s.staged:
-        return "after recovery by hand rows are staged"
+        return "after manual recovery rows are staged"
     if s.table != s.topic and not (may_be_lost and any(k.lost for k in s.ids)):
-        return "after recovery by hand table and topic differ"
+        return "after manual recovery table and topic differ"
     return ""
 
 

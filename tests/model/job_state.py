@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 RULES: Final = {
     "claim-open": "a task claims only under the open run",
-    "claim-locked": "... and the run can't be closed between the look and the claim",
-    "close-fences": "who closes a run raises the fences of its attempts",
+    "claim-locked": "... and the run can't be closed between that check and the claim",
+    "close-fences": "closing a run raises the fences of its attempts",
     "record-fence": "the decision records a state only WHERE fence = the task's fence",
     "decide-open": "the decision requires that the run is the open one",
     "marker-inside": "the marker is looked for inside the decision",
@@ -21,13 +21,13 @@ RULES: Final = {
     "token-once": "a token is opened once",
     "own-id": "an id that another attempt of the run has is left to it",
     "start-fence": "a task reads its fence again after it has taken the id at Kafka",
-    "sweep-fence": "a sweeper claims only with the fence that it read",
-    "rows-decide": "who gives a run up asks the row of each id how its transaction ends",
-    "see-settled": "commit() waits for whoever has taken a committed task's id from it",
+    "cleanup-fence": "cleanup claims an id only with the fence that it read",
+    "rows-decide": "giving a run up asks the row of each id how its transaction ends",
+    "see-settled": "commit() waits for a process that has taken a committed task's id",
     "see-stored": "... also where the stored winners are those of an earlier run",
-    "see-lost": "... and tells of messages of the batch that were found lost, whoever found it",
+    "see-lost": "... and reports messages of the batch that were found lost, whichever process found them",
     "note-given-up": "a run that is given up before it was opened is not opened any more",
-    "fit-to-sweep": "a sweeper leaves alone what a run has claimed that was opened after its own",
+    "cleanup-older": "cleanup leaves alone what a newer run has claimed",
 }
 MISCOUNTED: Final = "the rows are not as many as were staged"
 TAKEN: Final = "an attempt of the open run loses its id to another process"

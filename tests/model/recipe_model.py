@@ -375,7 +375,7 @@ def _after_recovery(scene: Scene, s: State) -> str:
         return "after recovery a committed transaction can't be verified"
     missing = s.committed - s.visible
     if missing - s.reported - unverified:
-        return "after recovery a message is missing, and nobody is told"
+        return "after recovery a message is missing, and it is not reported"
     return ""
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 RULES: Final = {
-    "F1": "describe first, then read the row again on the condition of one's own fence",
+    "F1": "describe first, then read the row again on the condition that the fence is still its own",
     "F2": "check the fence when a transaction begins",
     "F3": "after any answer to EndTxn but NONE, describe and decide again",
     "F5": "native: take over by compare-and-set, never by an unconditional InitProducerId",
     "F7": "settle in the database before the evidence at the broker is destroyed",
-    "F8": "after an unknown COMMIT, claim again only if the fence is still one's own",
+    "F8": "after an unknown COMMIT, claim again only if the fence is still its own",
     "F9": "librdkafka: a new session after an EndTxn that was repeated",
     "FA": "broker without EndTxn v5: abort by InitProducerId, never by EndTxn v4",
     "O2": "librdkafka: a new Kafka transactional id for every claim",

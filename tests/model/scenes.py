@@ -63,9 +63,9 @@ class Need:
         return replace(self.scene, without=frozenset(filter(None, rules)))
 
 
-_OPEN: Final = "after recovery by hand a transaction is open"
+_OPEN: Final = "after manual recovery a transaction is open"
 _NOT_IN_BOTH: Final = "commit() returns, and the batch is not in both"
-_LOST: Final = "a message is told lost"
+_LOST: Final = "a message is reported as lost"
 _NO_ROW: Final = "a message is in the topic, its row is not in the table"
 _alone: Final = Scene((_FIRST, _COMMITS[0], _ABORT), numbers=1)
 
@@ -76,7 +76,7 @@ NEEDS: Final = {
     "record-fence": Need(SMALL["one id recovered"], _LOST),
     "decide-open": Need(_alone, _LOST, spare="record-fence"),
     "marker-inside": Need(_alone, "commit() says that nothing was committed, and this run was"),
-    "stage-fence": Need(_alone, "after recovery by hand rows are staged"),
+    "stage-fence": Need(_alone, "after manual recovery rows are staged"),
     "move-fence": Need(
         Scene((_FIRST, _SECOND, _SECOND, _COMMITS[1]), strict=True, numbers=1),
         "an open run is refused for rows of an earlier one",
@@ -85,7 +85,7 @@ NEEDS: Final = {
     "token-once": Need(Scene((_FIRST, _FIRST)), _OPEN),
     "own-id": Need(Scene((_FIRST, _FIRST), strict=True), TAKEN),
     "start-fence": Need(_alone, _OPEN),
-    "sweep-fence": Need(Scene((_FIRST, _SECOND, _SECOND), strict=True), TAKEN),
+    "cleanup-fence": Need(Scene((_FIRST, _SECOND, _SECOND), strict=True), TAKEN),
     "rows-decide": Need(_alone, _LOST),
     "see-settled": Need(LARGE["a run, aborted and recovered"], _NOT_IN_BOTH),
     "see-stored": Need(Scene((_FIRST, _SECOND, *_COMMITS, _ABORT), numbers=1), _NOT_IN_BOTH),
@@ -93,5 +93,5 @@ NEEDS: Final = {
     "note-given-up": Need(
         Scene((_FIRST, _ABORT), strict=True), "every run was given up, everybody has ended, and a transaction is open"
     ),
-    "fit-to-sweep": Need(Scene((_FIRST, _SECOND, _THIRD), strict=True), TAKEN),
+    "cleanup-older": Need(Scene((_FIRST, _SECOND, _THIRD), strict=True), TAKEN),
 }
