@@ -2,10 +2,14 @@
 
     python docs/import_graph.py            # this checkout
     python docs/import_graph.py OTHER      # another one, such as a worktree of an older commit
+    python docs/import_graph.py --mermaid  # the map that docs/how-it-works/index.md draws
 
 A *room* is a folder without folders in it, or a module beside folders. An *arrow* leads from a room to one that it imports. A
 room stands one *floor* above the highest room that it imports; rooms of a circle share a floor. An import of names for a type
 checker (`if TYPE_CHECKING`) is no arrow, and neither are those of a package's `__init__`, which only passes names on.
+
+The map has one node for everything below `dualwrite.jobs`, and so on, and leaves out an arrow that follows from others (cli →
+api → jobs, so also cli → jobs).
 """
 
 from __future__ import annotations
@@ -55,9 +59,34 @@ def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
     return floors
 
 
+def mermaid_of(arrows: dict[str, set[str]]) -> str:
+    """The map as Mermaid text.
+
+    Raises:
+        graphlib.CycleError: There is a circle between the nodes.
+    """
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for room, imported in arrows.items():
+        nodes[_short(room).partition(".")[0]].update(_short(other).partition(".")[0] for other in imported)
+    for node, direct in nodes.items():
+        direct.discard(node)
+    below: dict[str, set[str]] = {}
+    for node in TopologicalSorter(nodes).static_order():
+        below[node] = nodes[node].union(*(below[other] for other in nodes[node]))
+    drawn = sorted(
+        (node, other) for node in nodes for other in nodes[node] if not any(other in below[step] for step in nodes[node])
+    )
+    return "\n".join(("graph TD", *(f"    {node} --> {other}" for node, other in drawn), ""))
+
+
+def _short(room: str) -> str:
+    return room.removeprefix(f"{ROOT}.")
+
+
 def main() -> int:
-    """Print floor by floor, the highest first."""
-    place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    """Print floor by floor, the highest first; or the map."""
+    asked = sys.argv[1:]
+    place = Path(asked[0]) if asked and asked != ["--mermaid"] else Path(__file__).parents[1]
     sys.path.insert(0, str(place / "src"))
     graph = grimp.build_graph(ROOT, exclude_type_checking_imports=True, cache_dir=None)
     arrows = arrows_of(graph)
@@ -67,9 +96,12 @@ def main() -> int:
     except CycleError as error:
         print(f"{len(arrows)} rooms, {number} arrows, and a circle: {' → '.join(error.args[1])}")
         return 1
+    if asked == ["--mermaid"]:
+        print(mermaid_of(arrows), end="")
+        return 0
     by_floor = defaultdict(list)
     for room, floor in sorted(floors.items()):
-        by_floor[floor].append(room.removeprefix(f"{ROOT}."))
+        by_floor[floor].append(_short(room))
     for floor in sorted(by_floor, reverse=True):
         print(f"{floor:2}  {', '.join(by_floor[floor])}")
     print(f"{len(arrows)} rooms on {len(by_floor)} floors, {number} arrows, no circle")

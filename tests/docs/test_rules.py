@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from docs.rooms import mermaid
 from model.job_state import RULES as JOB_RULES
 from model.recipe_scenes import NEEDS
 from model.recipe_state import RULES
@@ -97,7 +98,9 @@ def test_every_rule_of_jobs_is_in_their_table() -> None:
 def test_the_map_is_that_of_the_imports() -> None:
     drawn = re.search(r"```mermaid\n(.*?)```", (HERE / "index.md").read_text(encoding="utf-8"), re.DOTALL)
     assert drawn is not None
-    assert drawn[1] == mermaid(), "python tests/docs/rooms.py prints the map as it is now"
+    program = ROOT / "docs" / "import_graph.py"
+    done = subprocess.run([sys.executable, program, "--mermaid"], capture_output=True, text=True, check=True)
+    assert drawn[1] == done.stdout, "python docs/import_graph.py --mermaid prints the map as it is now"
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "migrations", "examples", "benchmarks", "docs"])
