@@ -7,7 +7,7 @@ Kafka 4.3.0 to 4.4.0 treat a partition without a leader as deleted: they complet
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import product
 
 import pytest
@@ -73,30 +73,33 @@ def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None
     return [message.value() for message in read_topic(scene.bootstrap, scene.topic, isolation=isolation)]
 
 
+def end_without_leader(cluster: DevCluster, scene: Scene, node: int, value: bytes) -> list[TransactionStatus]:
+    """Commit a message without a leader and without dualwrite's check; the status then, and once the leader is back."""
+    config, kafka_id = KafkaConfig.of(scene.bootstrap), scene.kafka_id()
+    with (
+        closing(WireTransactionCoordinator(config)) as coordinator,
+        closing(NativeProducer(config, kafka_id, coordinator, two_phase=True)) as producer,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(scene.topic, value)
+        prepared = producer.prepare_transaction()
+        assert prepared is not None
+        with without_leader(cluster, node, scene.topic):
+            assert coordinator.end_transaction(
+                kafka_id, producer_id=prepared.producer_id, epoch=prepared.epoch, commit=True, just_written=True
+            ).proven
+            found = [coordinator.describe(kafka_id)]
+        found.append(coordinator.describe(kafka_id))
+        return [described.status for described in found if described]
+
+
 @pytest.mark.soak
 def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene: Scene) -> None:
     """Why the rule is needed; if this test fails, the bug is fixed in this release."""
     node = make_topic_apart(forgetful, scene)
-    config, kafka_id = KafkaConfig.of(scene.bootstrap), scene.kafka_id()
-    coordinator = WireTransactionCoordinator(config)
-    producer = NativeProducer(config, kafka_id, coordinator, two_phase=True)
-    try:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send(scene.topic, b"lost")
-        prepared = producer.prepare_transaction()
-        assert prepared is not None
-        with without_leader(forgetful, node, scene.topic):
-            assert coordinator.end_transaction(
-                kafka_id, producer_id=prepared.producer_id, epoch=prepared.epoch, commit=True, just_written=True
-            ).proven
-        described = coordinator.describe(kafka_id)
-        assert described is not None
-        assert described.status is TransactionStatus.COMPLETE_COMMIT
-        assert (values(scene), values(scene, "read_uncommitted")) == ([], [b"lost"])
-    finally:
-        producer.close()
-        coordinator.close()
+    assert end_without_leader(forgetful, scene, node, b"lost")[1] is TransactionStatus.COMPLETE_COMMIT
+    assert (values(scene), values(scene, "read_uncommitted")) == ([], [b"lost"])
 
 
 def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back(databases: Databases) -> None:
@@ -104,26 +107,8 @@ def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leade
     with started(nodes=3) as cluster:
         scene = databases.scene("sqlite", cluster)
         node = make_topic_apart(cluster, scene)
-        config, kafka_id = KafkaConfig.of(scene.bootstrap), scene.kafka_id()
-        coordinator = WireTransactionCoordinator(config)
-        producer = NativeProducer(config, kafka_id, coordinator, two_phase=True)
-        try:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send(scene.topic, b"kept")
-            prepared = producer.prepare_transaction()
-            assert prepared is not None
-            with without_leader(cluster, node, scene.topic):
-                assert coordinator.end_transaction(
-                    kafka_id, producer_id=prepared.producer_id, epoch=prepared.epoch, commit=True, just_written=True
-                ).proven
-                described = coordinator.describe(kafka_id)
-                assert described is not None
-                assert described.status is TransactionStatus.PREPARE_COMMIT
-            assert values(scene) == [b"kept"]  # read after every transaction of the cluster has ended
-        finally:
-            producer.close()
-            coordinator.close()
+        assert end_without_leader(cluster, scene, node, b"kept")[0] is TransactionStatus.PREPARE_COMMIT
+        assert values(scene) == [b"kept"]  # read after every transaction of the cluster has ended
 
 
 @pytest.mark.parametrize("commit", thinned([True, False], kept=[True]), ids=["commit", "abort"])

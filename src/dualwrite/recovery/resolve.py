@@ -178,19 +178,9 @@ class GenerationResolver:
         log.info("%s: %s, recorded as UNVERIFIED, was found again: %s", self._kafka_id, entry.state, decision.value)
         if decision is Decision.WAIT:
             return False
-        answer = None
-        if decision is Decision.COMMIT:
-            answer = self._coordinator.end_transaction(
-                self._kafka_id,
-                producer_id=described.producer_id,
-                epoch=described.epoch,
-                commit=True,
-                timeout=self._deadline,
-            )
-            hit("recover_after_end_txn")
-            if not answer.proven:
-                return False
-        outcome = Outcome.COMMITTED if answer is not None else _OUTCOMES[decision]
+        outcome = Outcome.COMMITTED if decision is Decision.COMMIT else _OUTCOMES[decision]
+        if decision is Decision.COMMIT and self._end_by_epoch(described, commit=True) is None:
+            return False
         kind = outcome.lost_kind
         lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
         self._store.settle(self._claim, Settlement(resolved=entry, lost=lost))
@@ -209,6 +199,18 @@ class GenerationResolver:
             self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
             self._remember(Outcome.ABORTED, None)
             return False
+        answer = self._end_by_epoch(described, commit=commit)
+        if answer is None:
+            return False
+        outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
+        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: earlier owners are fenced
+            self.raised = answer
+            self._settle_row(outcome, stored)
+            return True
+        return self._settle_and_fence(outcome, stored, described)
+
+    def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> EndTxnAnswer | None:
+        """EndTxn of the described epoch; None if the answer proves nothing: the next round describes again (rule F3)."""
         answer = self._coordinator.end_transaction(
             self._kafka_id,
             producer_id=described.producer_id,
@@ -217,15 +219,10 @@ class GenerationResolver:
             timeout=self._deadline,
         )
         hit("recover_after_end_txn")
-        if not answer.proven:  # rule F3
-            log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
-            return False
-        outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
-        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: earlier owners are fenced
-            self.raised = answer
-            self._settle_row(outcome, stored)
-            return True
-        return self._settle_and_fence(outcome, stored, described)
+        if answer.proven:
+            return answer
+        log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
+        return None
 
     def _prove(self, stored: PreparedTxnState) -> Outcome:
         """Find out by EndTxn v5 of the stored (producerId, epoch) how it ended, after the producer id has changed (KIP-890).
