@@ -18,10 +18,10 @@ from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, ProducerName, Settings, Timeouts
-from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import keeps_a_table, store_from_url
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:

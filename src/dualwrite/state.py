@@ -1,27 +1,19 @@
-"""The name of a prepared Kafka transaction, transactional ids, and a coordinator's description of an id. No I/O."""
+"""The name of a prepared Kafka transaction, and a coordinator's description of a transactional id. No I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Self
 
-from dualwrite.errors import InvalidTransactionalIdError, StoredStateError
+from dualwrite.errors import StoredStateError
 
 MAX_PRODUCER_ID: Final = 2**63 - 1
 MAX_EPOCH: Final = 2**15 - 1
 LAST_EPOCH: Final = MAX_EPOCH - 1  # the highest epoch of a transaction: after it the producer id changes (KIP-890)
-MAX_TRANSACTIONAL_ID_LENGTH: Final = 255
-GENERATION_MARK: Final = "#"
-LANE_MARK: Final = "~"
-RESERVED_CHARACTERS: Final = GENERATION_MARK + LANE_MARK
 
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
-STORE_ID_LENGTH: Final = 12
-_LANE_ID = re.compile(r"([^#~]+)~([1-9][0-9]*)", re.ASCII)
-_KAFKA_ID = re.compile(r"([^#]+?)(?:#([1-9][0-9]*)|#([0-9a-f]+)\.(0|[1-9][0-9]*))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,100 +87,6 @@ def _unreadable(text: str) -> StoredStateError:
 def state_text(state: PreparedTxnState | None) -> str:
     """The text to store for a state; the empty text for None."""
     return "" if state is None else str(state)
-
-
-def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:
-    """Return the id if it is valid: 1 to 255 characters, without `#`, `~` and control characters.
-
-    Args:
-        transactional_id: The id.
-        lanes: The number of its lanes: the id of each lane must fit into the 255 characters.
-
-    Raises:
-        InvalidTransactionalIdError: The id is not valid.
-    """
-    if not isinstance(transactional_id, str) or not transactional_id:
-        raise InvalidTransactionalIdError(
-            f"A transactional id must be a string of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters, not {transactional_id!r}.",
-            next_step="choose a name that stays the same across restarts and that no other running process uses",
-        )
-    limit = MAX_TRANSACTIONAL_ID_LENGTH - len(lane_id("", lanes - 1))
-    if len(transactional_id) > limit:
-        raise InvalidTransactionalIdError(
-            f"The transactional id has {len(transactional_id)} characters; {limit} is the limit"
-            f"{f' with {lanes} lanes' if lanes > 1 else ''}: {transactional_id[:40]!r}…",
-        )
-    bad = sorted({c for c in transactional_id if c in RESERVED_CHARACTERS or not c.isprintable()})
-    if bad:
-        raise InvalidTransactionalIdError(
-            f"The transactional id {transactional_id!r} contains {' '.join(map(repr, bad))}.",
-            cause="'#' and '~' are reserved for the generations and lanes of an id; control characters are not allowed",
-        )
-    return transactional_id
-
-
-def lane_id(transactional_id: str, lane: int) -> str:
-    """The id of one lane, which has its own row: the logical id for lane 0, `<id>~<lane>` for the others."""
-    return transactional_id if lane == 0 else f"{transactional_id}{LANE_MARK}{lane}"
-
-
-def split_lane_id(row_id: str) -> tuple[str, int]:
-    """The logical id and the lane of a row's id; an id that is not in the form of a lane's is a logical id with lane 0."""
-    found = _LANE_ID.fullmatch(row_id)
-    return (row_id, 0) if found is None else (found[1], int(found[2]))
-
-
-def is_lane_of(row_id: str, transactional_id: str) -> bool:
-    """Whether the row's id is that of a lane of the logical id, including lane 0."""
-    return split_lane_id(row_id)[0] == transactional_id
-
-
-def lanes_of(row_ids: Iterable[str], transactional_id: str) -> list[str]:
-    """Those of the ids that are lanes of the logical id, in the order of their numbers."""
-    return sorted((row_id for row_id in row_ids if is_lane_of(row_id, transactional_id)), key=split_lane_id)
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaId:
-    """The transactional id that Kafka sees: `<row id>#<store>.<generation>`; a row's id is `<logical>` or `<logical>~<lane>`.
-
-    The store's part separates databases that use the same logical id on one cluster (rule ST). Generations that were acquired
-    before revision 0005 don't have it: the row's id alone for generation 0, `<row id>#<generation>` for later ones.
-
-    Args:
-        row_id: The logical id, or the id of a lane.
-        generation: The generation.
-        store_id: The store's id; empty in the older form.
-    """
-
-    row_id: str
-    generation: int
-    store_id: str = ""
-
-    def __str__(self) -> str:
-        """The id as Kafka sees it."""
-        if self.store_id:
-            return f"{self.row_id}{GENERATION_MARK}{self.store_id}.{self.generation}"
-        return f"{self.row_id}{GENERATION_MARK}{self.generation}" if self.generation else self.row_id
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """Parse an id that Kafka shows; None if it is not in this form, such as `<id>#probe`."""
-        found = _KAFKA_ID.fullmatch(text)
-        if found is None:
-            return None
-        row_id, older, store_id, newer = found.groups()
-        return cls(row_id, int(newer or older or 0), store_id or "")
-
-    @property
-    def logical(self) -> str:
-        """The logical id, which the user has chosen."""
-        return split_lane_id(self.row_id)[0]
-
-    @property
-    def lane(self) -> int:
-        """The number of the lane."""
-        return split_lane_id(self.row_id)[1]
 
 
 class TransactionStatus(Enum):

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 import dualwrite
 from crash import worker
 from crash.events import Events, SqlEvents
-from dualwrite.state import KafkaId
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
+from dualwrite.transactional_id import TransactionalId
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, joined, take, until
 
@@ -156,7 +156,7 @@ class Scene:
         with dualwrite.store_from_url(self.url) as store:
             while (identity := store.identity()) is None:
                 store.set_identity(StoreIdentity.new(store.marks()), expected=None)
-            return str(KafkaId(self.transactional_id, generation, identity.store_id))
+            return str(TransactionalId(self.transactional_id).at(generation, identity.store_id))
 
     @property
     def topic(self) -> str:

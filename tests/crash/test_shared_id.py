@@ -27,11 +27,12 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.copies import keep_store_id, new_store_id
-from dualwrite.state import KafkaId, TransactionStatus
+from dualwrite.state import TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from dualwrite.transactional_id import TransactionalId
 from fixtures.pace import LIMIT, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
@@ -119,7 +120,7 @@ def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, br
 def older(databases: Databases, broker: DevCluster) -> Scene:
     """A row that an older release wrote and that must be recovered: prepared on `<id>#1`, committed in the database."""
     scene = databases.scene("sqlite", broker)
-    kafka_id = str(KafkaId(scene.transactional_id, 1))
+    kafka_id = str(TransactionalId(scene.transactional_id).at(1))
     producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id, two_phase=True)
     producer.init_transactions(timeout=LIMIT)
     producer.begin_transaction()

@@ -151,7 +151,7 @@ def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
     [
         ({"dbTabel": "orders"}, "unknown option dbtabel (did you mean dbtable?)"),
         ({"url": ""}, "url is missing"),
-        ({"transactionalIdPrefix": "a#b"}, "holds '#'"),
+        ({"transactionalIdPrefix": "a#b"}, "contains '#'"),
         ({"producer": "quick"}, "producer must be one of auto, native, librdkafka, not 'quick'"),
         ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
         ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),

@@ -19,10 +19,11 @@ from dualwrite.kafka.base import ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import ids_with_lanes
-from dualwrite.state import TransactionStatus, lane_id
+from dualwrite.state import TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.topics import CommittedMessage, read_committed
+from dualwrite.transactional_id import TransactionalId
 from fixtures.pace import LIMIT, limit, until
 
 TIMEOUTS = Timeouts(claim=limit(10), kafka=limit(20), delivery=limit(20))
@@ -136,7 +137,7 @@ class Scene:
 
     def state_row(self, lane: int = 0) -> StateRow:
         """The row of one of the id's lanes."""
-        row = SqlStateStore(self.engine).read(lane_id(self.transactional_id, lane))
+        row = SqlStateStore(self.engine).read(TransactionalId(self.transactional_id, lane).row)
         assert row is not None
         return row
 

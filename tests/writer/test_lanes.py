@@ -32,9 +32,9 @@ from dualwrite import (
 )
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.state import lane_id
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from dualwrite.transactional_id import TransactionalId
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended
 from fixtures.tiers import thinned
@@ -118,7 +118,7 @@ def test_transactions_take_turns(scene: Scene) -> None:
             assert tx.state is not None
             states.append(tx.state)
         assert [row.transactional_id for row in scene.state_rows()] == [
-            lane_id(scene.transactional_id, lane) for lane in range(3)
+            TransactionalId(scene.transactional_id, lane).row for lane in range(3)
         ]
         assert [row.transaction_number for row in scene.state_rows()] == [3, 2, 2]
         assert [row.prepared_state for row in scene.state_rows()] == [states[6], states[4], states[5]]
@@ -211,7 +211,7 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene
     ),
 )
 def test_what_a_crash_left_on_every_lane_is_settled(scene: Scene, point: str, by: str) -> None:
-    names = [lane_id(scene.transactional_id, lane) for lane in range(3)]
+    names = [TransactionalId(scene.transactional_id, lane).row for lane in range(3)]
     crash(scene, f"{point}#6", 1, 6)  # lane 0, 1, 2, 0, 1, and dies on 2
     expected = [1, 2, 3, 4, 5] if point in BEFORE_COMMIT_POINT else [1, 2, 3, 4, 5, 6]
     died = {
@@ -276,8 +276,8 @@ def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(scene: Scene, f
     crash(scene, "after_db_commit#6", 1, 6)
     with scene.connect(lanes=fewer) as writer:
         found = outcomes(writer.recovery_report)
-        assert list(found) == [lane_id(scene.transactional_id, lane) for lane in range(3)]
-        assert found[lane_id(scene.transactional_id, 2)] == [Outcome.COMMITTED]
+        assert list(found) == [TransactionalId(scene.transactional_id, lane).row for lane in range(3)]
+        assert found[TransactionalId(scene.transactional_id, 2).row] == [Outcome.COMMITTED]
         assert scene.agree() == [1, 2, 3, 4, 5, 6]
         generations = [row.generation for row in scene.state_rows()]
         scene.write(writer, 7, 8, 9)
@@ -424,7 +424,7 @@ def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(
     scene = sqlite_scene
 
     def claim() -> None:
-        SqlStateStore(scene.engine).claim(lane_id(scene.transactional_id, lane), "somebody", timeout=5)
+        SqlStateStore(scene.engine).claim(TransactionalId(scene.transactional_id, lane).row, "somebody", timeout=5)
 
     with (
         failpoints.armed("before_take_over", failpoints.only_at(3, claim)),
@@ -499,14 +499,14 @@ def test_a_reopening_that_broke_off_is_done_again_as_a_whole(scene: Scene, inter
 @both_databases
 def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -> None:
     with scene.connect() as writer:
-        SqlStateStore(scene.engine).claim(lane_id(scene.transactional_id, lane), "somebody", timeout=5)
+        SqlStateStore(scene.engine).claim(TransactionalId(scene.transactional_id, lane).row, "somebody", timeout=5)
         for number in range(lane):
             scene.write(writer, number)
         with pytest.raises(FencedError, match="somebody") as caught:
             scene.write(writer, 99)
         assert caught.value.transactional_id == scene.transactional_id
-        assert caught.value.facts.get("lane") == (lane_id(scene.transactional_id, lane) if lane else None)
-        assert (repr(lane_id(scene.transactional_id, lane)) in caught.value.what) == (lane > 0)
+        assert caught.value.facts.get("lane") == (TransactionalId(scene.transactional_id, lane).row if lane else None)
+        assert (repr(TransactionalId(scene.transactional_id, lane).row) in caught.value.what) == (lane > 0)
         assert writer.phase is Phase.FENCED
         for _ in range(4):
             with pytest.raises(FencedError, match="reopen"):
@@ -523,7 +523,7 @@ def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1, 2, 3)
         assert outcomes(scene.recover()) == {
-            lane_id(scene.transactional_id, lane): [Outcome.ALREADY_COMMITTED] for lane in range(3)
+            TransactionalId(scene.transactional_id, lane).row: [Outcome.ALREADY_COMMITTED] for lane in range(3)
         }
         for row, lane in zip(scene.state_rows(), writer._lanes, strict=True):
             assert row.fence > lane.ownership.claim.fence
@@ -537,7 +537,7 @@ def test_recovery_of_one_lane_by_its_own_id_leaves_the_others(sqlite_scene: Scen
     scene = sqlite_scene
     with scene.connect() as writer:
         scene.write(writer, 1, 2, 3)
-        name = lane_id(scene.transactional_id, 1)
+        name = TransactionalId(scene.transactional_id, 1).row
         report = dualwrite.recover(scene.engine, kafka=scene.servers, ids=[name], timeouts=scene.timeouts)
         assert outcomes(report) == {name: [Outcome.ALREADY_COMMITTED]}
         scene.write(writer, 4)
@@ -550,7 +550,7 @@ def test_recovery_of_one_lane_by_its_own_id_leaves_the_others(sqlite_scene: Scen
 def test_no_id_is_recovered_twice(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     scene.connect().close()
-    names = [lane_id(scene.transactional_id, lane) for lane in range(3)]
+    names = [TransactionalId(scene.transactional_id, lane).row for lane in range(3)]
     kafka = {"bootstrap.servers": scene.servers}
     with dualwrite.open_recoverer(scene.engine, kafka=kafka) as recoverer:
         seen: list[str] = []
@@ -567,7 +567,7 @@ def test_a_transaction_in_doubt_is_settled_before_the_next_begins_on_another_lan
     with scene.connect() as writer:
         scene.write(writer, 1)
         error = leave_in_doubt(scene, writer, 2)
-        lane = lane_id(scene.transactional_id, 1)
+        lane = TransactionalId(scene.transactional_id, 1).row
         assert (error.transactional_id, error.lane) == (scene.transactional_id, lane)
         assert (error.database_committed, lane in str(error)) == (True, True)
         assert writer.phase is Phase.IN_DOUBT
@@ -656,7 +656,10 @@ def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_settled(scene: 
         pytest.raises(InDoubtTransactionError) as caught,
     ):
         writer.close()
-    assert (caught.value.transactional_id, caught.value.lane) == (scene.transactional_id, lane_id(scene.transactional_id, 1))
+    assert (caught.value.transactional_id, caught.value.lane) == (
+        scene.transactional_id,
+        TransactionalId(scene.transactional_id, 1).row,
+    )
     assert writer.phase is Phase.CLOSED
     assert [list(row.unsettled_generations) for row in scene.state_rows()] == [[], [1], []]
     with pytest.raises(WriterClosedError):
@@ -681,8 +684,8 @@ def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Sce
     ):
         writer.close()
     assert len(caught.value.__notes__) == 2
-    assert [lane_id(scene.transactional_id, 1) in caught.value.__notes__[0]] == [True]
-    assert [lane_id(scene.transactional_id, 2) in caught.value.__notes__[1]] == [True]
+    assert [TransactionalId(scene.transactional_id, 1).row in caught.value.__notes__[0]] == [True]
+    assert [TransactionalId(scene.transactional_id, 2).row in caught.value.__notes__[1]] == [True]
     assert writer.phase is Phase.CLOSED
     assert scene.recover().ok
     scene.assert_settled()
@@ -773,7 +776,7 @@ def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransa
 
 @producers_and_databases
 def test_what_is_lost_on_a_lane_is_told_until_it_is_acknowledged(scene: Scene) -> None:
-    name = lane_id(scene.transactional_id, 2)
+    name = TransactionalId(scene.transactional_id, 2).row
     with scene.connect() as writer:
         scene.write(writer, 1, 2)
         error = lose(scene, writer, 3, lane=2)

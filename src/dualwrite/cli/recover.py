@@ -37,8 +37,8 @@ from dualwrite.cli.options import (
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
-from dualwrite.state import split_lane_id
 from dualwrite.stores.base import LostTransaction, TxnStateStore
+from dualwrite.transactional_id import TransactionalId
 
 NOT_RECOVERED: Final = 1
 UNACKNOWLEDGED: Final = 3
@@ -146,8 +146,8 @@ def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *,
 def _by_id(names: Iterable[str]) -> dict[str, list[int]]:
     """The lane numbers by logical id."""
     found: dict[str, list[int]] = {}
-    for transactional_id, lane in map(split_lane_id, names):
-        found.setdefault(transactional_id, []).append(lane)
+    for each in map(TransactionalId.of_row, names):
+        found.setdefault(each.logical, []).append(each.lane)
     return found
 
 

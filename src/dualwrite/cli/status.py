@@ -18,8 +18,9 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
-from dualwrite.state import LANE_MARK, KafkaId, TransactionDescription, TransactionStatus, split_lane_id, state_text
+from dualwrite.state import TransactionDescription, TransactionStatus, state_text
 from dualwrite.stores.base import StateRow
+from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
 app = typer.Typer()
 
@@ -94,7 +95,7 @@ def status(
 
 def _by_id(rows: list[StateRow]) -> list[list[StateRow]]:
     """The rows grouped by id; lane 0 comes first, if it is among them."""
-    return [list(lanes) for _, lanes in groupby(rows, lambda row: split_lane_id(row.transactional_id)[0])]
+    return [list(lanes) for _, lanes in groupby(rows, lambda row: TransactionalId.of_row(row.transactional_id).logical)]
 
 
 def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen]]:
@@ -110,11 +111,11 @@ def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen
 
 def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
     """The Kafka ids of open transactions that have our transactional ids, but the store id of another database."""
-    logical_ids = {split_lane_id(row.transactional_id)[0] for row in rows}
+    logical_ids = {TransactionalId.of_row(row.transactional_id).logical for row in rows}
     stores = {row.store_id for row in rows}
     with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
         listed = [one for one in coordinator.list_transactions() if one.status is TransactionStatus.ONGOING]
-    found = [(one.kafka_transactional_id, KafkaId.parse(one.kafka_transactional_id)) for one in listed]
+    found = [(one.kafka_transactional_id, TransactionalId.of_kafka(one.kafka_transactional_id)) for one in listed]
     return [
         text
         for text, named in found
@@ -127,7 +128,7 @@ def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
     table = []
     for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(rows) for row in lanes):
         cells = (
-            row.transactional_id if is_first else f"  {LANE_MARK}{split_lane_id(row.transactional_id)[1]}",
+            row.transactional_id if is_first else f"  {LANE_MARK}{TransactionalId.of_row(row.transactional_id).lane}",
             row.fence,
             row.generation,
             row.settled_generation,

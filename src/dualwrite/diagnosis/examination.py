@@ -20,10 +20,10 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, probe
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from dualwrite.settings import Settings
-from dualwrite.state import validate_transactional_id
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import copied
 from dualwrite.stores.registry import keeps_a_table, store_from_url
+from dualwrite.transactional_id import validate_transactional_id
 
 DEFAULT_TIMEOUT: Final = 15.0
 _SERVERS: Final = "bootstrap.servers"

@@ -12,7 +12,8 @@ from typing import Final
 
 from dualwrite.delivery import Delivery
 from dualwrite.errors import InvalidTransactionalIdError
-from dualwrite.state import MAX_TRANSACTIONAL_ID_LENGTH, PreparedTxnState, validate_transactional_id
+from dualwrite.state import PreparedTxnState
+from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH, validate_transactional_id
 
 
 @dataclass(frozen=True, slots=True)

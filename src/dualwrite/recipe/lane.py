@@ -30,9 +30,9 @@ from dualwrite.recipe.ownership import Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.recovery.recoverer import name_lane
 from dualwrite.settings import Timeouts
-from dualwrite.state import lane_id
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.transaction import Transaction
+from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Lane:
         number: int,
         timeouts: Timeouts,
     ) -> None:
-        self.id = lane_id(transactional_id, number)
+        self.id = TransactionalId(transactional_id, number).row
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
         self._store = store

@@ -15,9 +15,10 @@ from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.resolve import decision_by_log
-from dualwrite.state import KafkaId, PreparedTxnState, TransactionDescription
+from dualwrite.state import PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
+from dualwrite.transactional_id import TransactionalId
 
 REASONS: Final = MappingProxyType(
     {
@@ -160,7 +161,7 @@ class KafkaLook:
         cluster_id = self.check()
         limit = self._limit()
         if row is None:
-            self._coordinator.describe(str(KafkaId(transactional_id, 0)), timeout=limit)
+            self._coordinator.describe(str(TransactionalId.of_row(transactional_id).at(0)), timeout=limit)
             return
         on_cluster(row, cluster_id)
         for generation in row.generations_to_look_at or (row.generation,):

@@ -27,8 +27,8 @@ from dualwrite.recovery.plan import IdPlan, KafkaLook, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
-from dualwrite.state import LANE_MARK, is_lane_of, lanes_of, split_lane_id
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
+from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None,
         ConfigurationError: Both ids and a prefix were given.
     """
     if ids is None:
-        return sorted(store.list(prefix), key=split_lane_id)
+        return sorted(store.list(prefix), key=TransactionalId.of_row)
     if prefix:
         raise ConfigurationError("Both ids and a prefix were given.", next_step="give only one of them")
     found: dict[str, None] = {}
@@ -70,7 +70,7 @@ def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None,
 
 def _further_lanes(store: TxnStateStore, transactional_id: str) -> list[str]:
     """The lanes other than lane 0 that have a row; empty if the id is itself that of a lane."""
-    if split_lane_id(transactional_id)[1]:
+    if TransactionalId.of_row(transactional_id).lane:
         return []
     return lanes_of(store.list(transactional_id + LANE_MARK), transactional_id)
 
@@ -121,7 +121,7 @@ def name_lane(error: DualWriteError, transactional_id: str) -> None:
     The attribute `lane` is set to the lane's id.
     """
     lane = error.transactional_id
-    if lane is not None and lane != transactional_id and is_lane_of(lane, transactional_id):
+    if lane is not None and lane != transactional_id and TransactionalId.of_row(lane).logical == transactional_id:
         error.transactional_id = transactional_id
         error.what = f"{error.what.removesuffix('.')} (lane {lane!r})."
         error.facts["lane"] = lane
@@ -162,7 +162,7 @@ class Recoverer:
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
         """The requested logical ids with something unsettled, which recovery would claim. Read-only."""
-        return tuple(dict.fromkeys(split_lane_id(lane)[0] for lane in self.pending_lanes(ids, prefix=prefix)))
+        return tuple(dict.fromkeys(TransactionalId.of_row(lane).logical for lane in self.pending_lanes(ids, prefix=prefix)))
 
     def pending_lanes(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
         """Like `pending`, but lists each lane by its own id."""

@@ -29,12 +29,7 @@ from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
 from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.recovery.decision import Decision, decide, decide_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
-from dualwrite.state import (
-    LAST_EPOCH,
-    PreparedTxnState,
-    TransactionDescription,
-    TransactionStatus,
-)
+from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 

@@ -21,8 +21,9 @@ from typing import Any, ClassVar, Final, Self
 
 from dualwrite.delivery import Delivery
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import KafkaId, PreparedTxnState
+from dualwrite.state import PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity, copied, mark_words
+from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class StateRow:
     def kafka_id(self, generation: int) -> str:
         """The id that Kafka sees for a generation."""
         is_named = self.named_from is not None and generation >= self.named_from
-        return str(KafkaId(self.transactional_id, generation, self.store_id if is_named else ""))
+        return str(TransactionalId.of_row(self.transactional_id).at(generation, self.store_id if is_named else ""))
 
     @property
     def unsettled_generations(self) -> range:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from dualwrite.errors import StoreCopiedError, StoredStateError
-from dualwrite.state import STORE_ID_LENGTH
+from dualwrite.transactional_id import STORE_ID_LENGTH
 
 
 @dataclass(frozen=True, slots=True)

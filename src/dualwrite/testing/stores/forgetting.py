@@ -7,11 +7,11 @@ from typing import Final
 
 from dualwrite.errors import FencedError, NotSettledError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import MAX_TRANSACTIONAL_ID_LENGTH
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile, outcome_of
 from dualwrite.testing.stores.scene import STATE, TIMEOUT, StoreScene
 from dualwrite.testing.stores.settling import LOST
+from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
 
 ODD_ENDINGS: Final = (
     *("", "a", "A", "aa", "b", "B"),

@@ -1,0 +1,112 @@
+"""A transactional id in its three forms: the user's, the one of a lane's row, and the one that Kafka sees. No I/O.
+
+| form | example | where |
+| --- | --- | --- |
+| logical | `orders` | what the user chose |
+| row | `orders~2` | the row of lane 2; lane 0 has the logical id itself |
+| Kafka | `orders~2#0123456789ab.12` | generation 12 of that lane, acquired by the store `0123456789ab` |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from dualwrite.errors import InvalidTransactionalIdError
+
+MAX_TRANSACTIONAL_ID_LENGTH: Final = 255
+STORE_ID_LENGTH: Final = 12
+GENERATION_MARK: Final = "#"
+LANE_MARK: Final = "~"
+RESERVED_CHARACTERS: Final = GENERATION_MARK + LANE_MARK
+
+_ROW = re.compile(r"([^#~]+)~([1-9][0-9]*)", re.ASCII)
+_KAFKA = re.compile(r"([^#]+?)(?:#([1-9][0-9]*)|#([0-9a-f]+)\.(0|[1-9][0-9]*))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionalId:
+    """A logical id, one lane of it, and, for the form that Kafka sees, a generation of that lane.
+
+    The store's part separates databases that use the same logical id on one cluster (rule ST). Generations that were acquired
+    before revision 0005 don't have it: the row's id alone for generation 0, `<row id>#<generation>` for later ones.
+
+    Args:
+        logical: The user's id.
+        lane: The number of the lane.
+        generation: The generation; None for the row's form.
+        store_id: The store's id; empty in the older form, and in the row's.
+    """
+
+    logical: str
+    lane: int = 0
+    generation: int | None = None
+    store_id: str = ""
+
+    @classmethod
+    def of_row(cls, text: str) -> Self:
+        """Parse a row's id; one that is not in the form of a lane's is a logical id with lane 0."""
+        found = _ROW.fullmatch(text)
+        return cls(text) if found is None else cls(found[1], int(found[2]))
+
+    @classmethod
+    def of_kafka(cls, text: str) -> Self | None:
+        """Parse an id that Kafka shows; None if it is not in this form, such as `<id>#probe`."""
+        found = _KAFKA.fullmatch(text)
+        if found is None:
+            return None
+        row, older, store_id, newer = found.groups()
+        return cls.of_row(row).at(int(newer or older or 0), store_id or "")
+
+    def at(self, generation: int, store_id: str = "") -> Self:
+        """A generation of the lane, as Kafka sees it."""
+        return replace(self, generation=generation, store_id=store_id)
+
+    @property
+    def row(self) -> str:
+        """The id of the lane's row."""
+        return f"{self.logical}{LANE_MARK}{self.lane}" if self.lane else self.logical
+
+    def __str__(self) -> str:
+        """The row's id, or, with a generation, the id as Kafka sees it."""
+        if self.store_id:
+            return f"{self.row}{GENERATION_MARK}{self.store_id}.{self.generation}"
+        return f"{self.row}{GENERATION_MARK}{self.generation}" if self.generation else self.row
+
+
+def lanes_of(row_ids: Iterable[str], logical: str) -> list[str]:
+    """Those of the ids that are lanes of the logical id, in the order of their numbers."""
+    lanes = (TransactionalId.of_row(row_id) for row_id in row_ids)
+    return [lane.row for lane in sorted(lanes) if lane.logical == logical]
+
+
+def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:
+    """Return the id if it is valid: 1 to 255 characters, without `#`, `~` and control characters.
+
+    Args:
+        transactional_id: The id.
+        lanes: The number of its lanes: the id of each lane must fit into the 255 characters.
+
+    Raises:
+        InvalidTransactionalIdError: The id is not valid.
+    """
+    if not isinstance(transactional_id, str) or not transactional_id:
+        raise InvalidTransactionalIdError(
+            f"A transactional id must be a string of 1 to {MAX_TRANSACTIONAL_ID_LENGTH} characters, not {transactional_id!r}.",
+            next_step="choose a name that stays the same across restarts and that no other running process uses",
+        )
+    limit = MAX_TRANSACTIONAL_ID_LENGTH - len(TransactionalId("", lanes - 1).row)
+    if len(transactional_id) > limit:
+        raise InvalidTransactionalIdError(
+            f"The transactional id has {len(transactional_id)} characters; {limit} is the limit"
+            f"{f' with {lanes} lanes' if lanes > 1 else ''}: {transactional_id[:40]!r}…",
+        )
+    bad = sorted({c for c in transactional_id if c in RESERVED_CHARACTERS or not c.isprintable()})
+    if bad:
+        raise InvalidTransactionalIdError(
+            f"The transactional id {transactional_id!r} contains {' '.join(map(repr, bad))}.",
+            cause="'#' and '~' are reserved for the generations and lanes of an id; control characters are not allowed",
+        )
+    return transactional_id
