@@ -68,7 +68,12 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
     except ImportError as error:
         raise _missing("The command line", "cli", error) from error
 
-    app = typer.Typer(help="Write to a database and to Kafka atomically.", no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        help="Write to a database and to Kafka atomically.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",  # docstrings are folded to the width of the terminal
+    )
 
     def show_version(asked: bool) -> None:
         if asked:
@@ -85,7 +90,11 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, text in COMMANDS.items():
         wanted = name == called or _COMPLETION_VARIABLE in os.environ
-        app.add_typer(_load(name) if wanted else typer.Typer(), name=name, help=text)
+        command = _load(name) if wanted else typer.Typer()
+        if name == called and command.registered_callback is not None:
+            app.add_typer(command, name=name)  # its help is the docstring of its function, which says more
+        else:
+            app.add_typer(command, name=name, help=text)
     return app
 
 
