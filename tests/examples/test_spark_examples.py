@@ -125,7 +125,7 @@ def test_the_batch_is_written_once_however_often_it_is_run(
     for _ in range(2 if amount == FLIGHTS else 1):
         with start("spark_batch.py", "--input", folder) as job:
             job.wait_for(f"{amount:,} flights are in the table {name}.")
-            job.wait_for(f"{amount:,} messages are in the topic {name}")
+            job.wait_for(f"{amount:,} committed messages are in the topic {name}")
             assert job.wait() == 0, job.output
     assert_equal_everywhere(flights, amount, postgres_url, broker.bootstrap_servers, name)
 
