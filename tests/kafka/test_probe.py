@@ -21,24 +21,12 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.inquiry import Inquiry
 from dualwrite.state import TransactionStatus
 from fixtures.broker import USERS, started
+from fixtures.capabilities import EVERYTHING
 from fixtures.pace import LIMIT, until
 from fixtures.wire_server import WireServer, init_producer_id_answer
 
 Coordinators = Callable[..., WireTransactionCoordinator]
 NewName = Callable[[str], str]
-ALL_OF_IT = BrokerCapabilities(
-    brokers=1,
-    transaction_version=2,
-    end_txn_v5=True,
-    init_producer_id_v6=True,
-    produce_v12=True,
-    two_phase=True,
-    two_phase_obstacle=None,
-    two_phase_setting=True,
-    keep_prepared_txn=False,
-    transaction_max_timeout_ms=900_000,
-    metadata_version=29,
-)
 
 
 def known(found: BrokerCapabilities) -> BrokerCapabilities:
@@ -62,8 +50,8 @@ def test_two_phase_commit_is_found_and_nothing_is_left_behind(
     broker: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     for _ in range(3):
-        assert known(probe(broker.bootstrap_servers)) == ALL_OF_IT
-    assert ALL_OF_IT.native
+        assert known(probe(broker.bootstrap_servers)) == EVERYTHING
+    assert EVERYTHING.native
     assert_nothing_left(coordinator)
 
 
@@ -75,7 +63,7 @@ def test_an_id_in_use_is_left_as_it_is(
     before = coordinator.describe(name)
     assert before is not None
     assert before.status is TransactionStatus.ONGOING
-    assert known(probe(broker.bootstrap_servers, transactional_id=name)) == ALL_OF_IT
+    assert known(probe(broker.bootstrap_servers, transactional_id=name)) == EVERYTHING
     assert coordinator.describe(name) == before
     producer.commit_transaction(LIMIT)
 
@@ -244,7 +232,7 @@ def test_each_right_that_is_missing_is_told_apart(guarded: Guarded, new_coordina
     assert (seeing.two_phase, seeing.two_phase_obstacle) == (False, TwoPhaseObstacle.FORBIDDEN)
 
     guarded.grant(TWO_PHASE_COMMIT, TRANSACTIONAL_ID, "orders")
-    assert known(guarded.probe_until(name, lambda found: found.two_phase)) == ALL_OF_IT
+    assert known(guarded.probe_until(name, lambda found: found.two_phase)) == EVERYTHING
     with pytest.raises(BrokerAuthorizationError):
         probe(guarded.settings)  # its ACLs are for ids that start with "orders"
     for used in (name, PROBE_ID):

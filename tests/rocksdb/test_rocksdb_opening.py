@@ -17,26 +17,15 @@ from rocksdb_scene import FAMILIES, ID, STATE, STATE_FAMILY, make_database, reco
 from rocksdict import Options, Rdict
 
 from dualwrite.errors import ConfigurationError, StoreUnavailableError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.lock_holder import lock_holder
 from fixtures.pace import LIMIT, ended, take
+from fixtures.store_calls import every_call
 
-CLAIM = Claim(ID, 1, "tests")
 EVERY_CALL: dict[str, Callable[[RocksDBStore], Any]] = {
-    "check": lambda s: s.check(),
-    "claim": lambda s: s.claim(ID, "tests", timeout=0.3),
-    "claim expected": lambda s: s.claim(ID, "tests", timeout=0.3, expected_fence=1),
-    "read": lambda s: s.read(ID),
-    "read_claimed": lambda s: s.read_claimed(CLAIM),
-    "settle": lambda s: s.settle(CLAIM, Settlement(clear_state=True)),
-    "take_generation": lambda s: s.take_generation(CLAIM, ProducerKind.NATIVE),
-    "begin": lambda s: s.begin(CLAIM),
-    "acknowledge": lambda s: s.acknowledge(ID),
-    "list": lambda s: s.list(),
-    "forget": lambda s: s.forget(ID),
+    **every_call(ID),
     "durability": lambda s: s.durability(),
     "rdict": lambda s: s.rdict,
     "create_column_family": lambda s: s.create_column_family("more"),

@@ -16,27 +16,14 @@ from dualwrite.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
+from fixtures.store_calls import every_call
 
-CLAIM = Claim(ID, 1, "tests")
-EVERY_CALL = {
-    "check": lambda s: s.check(),
-    "claim": lambda s: s.claim(ID, "tests", timeout=0.3),
-    "claim expected": lambda s: s.claim(ID, "tests", timeout=0.3, expected_fence=1),
-    "read": lambda s: s.read(ID),
-    "read_claimed": lambda s: s.read_claimed(CLAIM),
-    "settle": lambda s: s.settle(CLAIM, Settlement(clear_state=True)),
-    "take_generation": lambda s: s.take_generation(CLAIM, ProducerKind.NATIVE),
-    "begin": lambda s: s.begin(CLAIM),
-    "acknowledge": lambda s: s.acknowledge(ID),
-    "list": lambda s: s.list(),
-    "forget": lambda s: s.forget(ID),
-}
+EVERY_CALL = every_call(ID)
 
 
 @pytest.mark.parametrize("call", EVERY_CALL)

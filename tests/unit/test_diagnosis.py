@@ -13,21 +13,10 @@ from dualwrite.diagnosis.findings import judge_database, judge_kafka, judge_topi
 from dualwrite.diagnosis.promise import Promise, duration, promise
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+from fixtures.capabilities import EVERYTHING
 
 BROKEN, WEAK, NOTE = Severity
-BEST = BrokerCapabilities(
-    brokers=3,
-    transaction_version=2,
-    end_txn_v5=True,
-    init_producer_id_v6=True,
-    produce_v12=True,
-    two_phase=True,
-    two_phase_obstacle=None,
-    two_phase_setting=True,
-    keep_prepared_txn=False,
-    transaction_max_timeout_ms=900_000,
-    metadata_version=29,
-)
+BEST = replace(EVERYTHING, brokers=3)
 PLAIN = replace(BEST, two_phase=False, two_phase_obstacle=TwoPhaseObstacle.SWITCHED_OFF, two_phase_setting=False)
 LEVEL_1 = replace(BEST, transaction_version=1)
 OLD = replace(

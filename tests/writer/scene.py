@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import uuid4
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import dualwrite
 from dualwrite import DualWriter, Timeouts, Transaction
 from dualwrite.api import Database
+from dualwrite.errors import LostTransactionError
 from dualwrite.kafka.base import ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -22,6 +25,7 @@ from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.state import TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing import failpoints
 from dualwrite.testing.topics import CommittedMessage, read_committed
 from dualwrite.transactional_id import TransactionalId
 from fixtures.pace import LIMIT, limit, until
@@ -134,6 +138,22 @@ class Scene:
         assert Counter(rows) == Counter(messages), f"database {rows}, topic {messages}"
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"
         return rows
+
+    def lose(self, writer: DualWriter, number: int, lane: int = 0) -> LostTransactionError:
+        """Write in a transaction whose Kafka side is aborted between the two commits, as by an operator or a timeout."""
+
+        def abort() -> None:
+            row = self.state_row(lane)
+            state = row.prepared_state
+            assert state is not None
+            kafka_id = row.kafka_id(row.prepared_generation)
+            with closing(WireTransactionCoordinator(KafkaConfig.of(self.servers), timeout=LIMIT)) as coordinator:
+                ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
+            assert ended.proven
+
+        with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:
+            self.write(writer, number)
+        return caught.value
 
     def state_row(self, lane: int = 0) -> StateRow:
         """The row of one of the id's lanes."""

@@ -30,13 +30,11 @@ from dualwrite import (
     UnverifiedTransactionError,
     WriterClosedError,
 )
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.transactional_id import TransactionalId
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended
+from fixtures.pace import ended
 from fixtures.tiers import thinned
 from writer import ordered
 from writer.cases import (
@@ -755,31 +753,12 @@ def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, poi
 # --- lost ---------------------------------------------------------------------------------------------------------------
 
 
-def lose(scene: Scene, writer: DualWriter, number: int, lane: int) -> LostTransactionError:
-    """A transaction on the lane whose Kafka side is aborted between the two commits, as by an operator or a timeout."""
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)
-
-    def abort() -> None:
-        row = scene.state_row(lane)
-        state = row.prepared_state
-        assert state is not None
-        kafka_id = row.kafka_id(row.prepared_generation)
-        assert coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False).proven
-
-    try:
-        with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:
-            scene.write(writer, number)
-    finally:
-        coordinator.close()
-    return caught.value
-
-
 @producers_and_databases
 def test_what_is_lost_on_a_lane_is_told_until_it_is_acknowledged(scene: Scene) -> None:
     name = TransactionalId(scene.transactional_id, 2).row
     with scene.connect() as writer:
         scene.write(writer, 1, 2)
-        error = lose(scene, writer, 3, lane=2)
+        error = scene.lose(writer, 3, lane=2)
         assert (error.transactional_id, error.lane) == (scene.transactional_id, name)
         assert f"--id {name} --acknowledge" in str(error)
         scene.write(writer, 4, 5, 6)
@@ -808,7 +787,7 @@ def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_th
     scene = sqlite_scene
     with scene.connect() as writer:
         scene.write(writer, 1, 2)
-        lose(scene, writer, 3, lane=2)
+        scene.lose(writer, 3, lane=2)
         with pytest.raises((LostTransactionError, UnverifiedTransactionError)):
             writer.reopen()
         assert writer.phase is Phase.NEEDS_RECOVERY

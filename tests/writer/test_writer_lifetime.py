@@ -28,8 +28,6 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 from writer.cases import both_producers, producers_and_databases
 from writer.scene import Scene
@@ -383,30 +381,11 @@ def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outc
     scene.assert_settled()
 
 
-def lose(scene: Scene, writer: DualWriter, number: int) -> LostTransactionError:
-    """A transaction whose Kafka side is aborted between the two commits, as by an operator or a timeout."""
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)
-
-    def abort() -> None:
-        row = scene.state_row()
-        assert row.prepared_state is not None
-        kafka_id = row.kafka_id(row.prepared_generation)
-        state = row.prepared_state
-        assert coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False).proven
-
-    try:
-        with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:
-            scene.write(writer, number)
-    finally:
-        coordinator.close()
-    return caught.value
-
-
 @producers_and_databases
 def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
-        error = lose(scene, writer, 2)
+        error = scene.lose(writer, 2)
         assert error.transactional_id == scene.transactional_id
         assert error.state
         assert "acknowledge" in str(error)
