@@ -5,8 +5,9 @@
     python docs/import_graph.py --mermaid  # the map that docs/how-it-works/index.md draws
 
 A *room* is a folder without folders in it, or a module beside folders. An *arrow* leads from a room to one that it imports. A
-room stands one *floor* above the highest room that it imports; rooms of a circle share a floor. An import of names for a type
-checker (`if TYPE_CHECKING`) is no arrow, and neither are those of a package's `__init__`, which only passes names on.
+room stands one *floor* above the highest room that it imports. With a circle there are no floors: the
+circle is printed, and the exit code is 1. An import of names for a type checker (`if TYPE_CHECKING`) is no arrow, and neither
+are those of a package's `__init__`, which only passes names on.
 
 The map has one node for everything below `dualwrite.jobs`, and so on, and leaves out an arrow that follows from others (cli →
 api → jobs, so also cli → jobs).

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dualwrite.stores.zookeeper import ZooKeeperStore
     from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 
+log = logging.getLogger(__name__)
+
 Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
 
@@ -213,9 +215,6 @@ def _store(database: Database | None, settings: Settings, session: SessionSource
     if not keeps_a_table(url):
         raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="remove session")
     return SqlStateStore.from_url(url, session=session, schema=settings.schema)
-
-
-log = logging.getLogger(__name__)
 
 
 def recover(

@@ -78,8 +78,8 @@ class TransactionalId:
 
 def lanes_of(row_ids: Iterable[str], logical: str) -> list[str]:
     """Those of the ids that are lanes of the logical id, in the order of their numbers."""
-    lanes = (TransactionalId.of_row(row_id) for row_id in row_ids)
-    return [lane.row for lane in sorted(lanes) if lane.logical == logical]
+    ids = map(TransactionalId.of_row, row_ids)
+    return [lane.row for lane in sorted(found for found in ids if found.logical == logical)]
 
 
 def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:

@@ -13,6 +13,7 @@ from spark_scene import SparkScene
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
+from dualwrite.errors import StateTableMissingError
 from dualwrite.stores.sql import SqlStateStore
 
 
@@ -33,8 +34,10 @@ def test_a_frame(scene: SparkScene) -> None:
 def test_our_tables_in_another_schema(scene: SparkScene) -> None:
     scene.execute("DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own")
     migration.upgrade(scene.url, schema="own")
+    scene.execute("DROP TABLE kafka_transaction_state")  # the one of the default schema: whoever looks there fails
     scene.write(scene.orders(range(300)), stateSchema="own")
-    assert scene.store.list() == []
+    with pytest.raises(StateTableMissingError):
+        scene.store.list()
     scene.store.close()
     scene.store = SqlStateStore.from_url(scene.url, schema="own")
     assert [name for name in scene.store.list() if not name.startswith(scene.name)] == []
