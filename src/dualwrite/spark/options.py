@@ -144,7 +144,9 @@ def database_url(url: str, user: str | None = None, password: str | None = None)
     try:
         parsed = make_url(url.removeprefix(_JDBC))
     except (ArgumentError, ValueError) as error:
-        raise ConfigurationError("url can't be parsed.", next_step=f"{SQL_URL_EXAMPLES}, or {_JDBC}postgresql://…") from error
+        raise ConfigurationError(
+            "url can't be parsed.", next_step=f"use a URL such as {SQL_URL_EXAMPLES}, or {_JDBC}postgresql://…"
+        ) from error
     if url.startswith(_JDBC):
         parsed = _from_jdbc(parsed)
     if user is not None:

@@ -37,7 +37,7 @@ def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
     """
     backend = _backend(url)
     if "://" not in url:
-        raise ConfigurationError("The database's address is not a URL.", next_step=URL_EXAMPLES)
+        raise ConfigurationError("The database's address is not a URL.", next_step=f"use a URL such as {URL_EXAMPLES}")
     if backend in _WITH_TABLE:
         from dualwrite.stores.sql import SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
@@ -102,7 +102,7 @@ def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
         more = f"; installed packages provide {', '.join(f'{name}://…' for name in others)}" if others else ""
         raise ConfigurationError(
             f"Unsupported database type {backend!r}: no installed package provides a store for it.",
-            next_step=f"{URL_EXAMPLES}{more}",
+            next_step=f"use a URL such as {URL_EXAMPLES}{more}",
         )
     if len({entry.value for entry in found}) > 1:
         raise ConfigurationError(

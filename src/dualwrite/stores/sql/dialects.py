@@ -51,7 +51,9 @@ def dialect_for(url: URL) -> StoreDialect:
 
             dialect = MariadbDialect()
         case _:
-            raise ConfigurationError(f"Unsupported SQL database {backend!r}.", next_step=SQL_URL_EXAMPLES)
+            raise ConfigurationError(
+                f"Unsupported SQL database {backend!r}.", next_step=f"use a URL such as {SQL_URL_EXAMPLES}"
+            )
     if driver not in ("", dialect.driver):
         raise ConfigurationError(
             f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",

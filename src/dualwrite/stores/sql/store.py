@@ -386,7 +386,7 @@ def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
     except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
         raise ConfigurationError(
             "The database URL can't be parsed.",  # not quoted: it may contain a password
-            next_step=SQL_URL_EXAMPLES,
+            next_step=f"use a URL such as {SQL_URL_EXAMPLES}",
         ) from error
     try:
         dialect = dialect_for(parsed)
