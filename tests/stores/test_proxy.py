@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import signal
 import socket
 from typing import Any
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.proxy import TcpProxy
+from dualwrite.testing.proxy import Link, TcpProxy
 
 
 def conninfo(url: str) -> str:
@@ -43,6 +44,41 @@ def test_the_proxy_resets() -> None:
             for side in (client, server):
                 with pytest.raises(ConnectionResetError):
                     side.recv(100)
+
+
+def test_an_answer_does_not_overtake_what_is_done_after_the_request() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        TcpProxy("127.0.0.1", listener.getsockname()[1]) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)) as client,
+    ):
+        server, _ = listener.accept()
+        with server:
+            arrived: list[socket.socket] = []
+
+            def answer_then_cut(link: Link) -> None:
+                assert server.recv(100) == b"SELECT 42"
+                server.sendall(b"42")
+                arrived.extend(select.select([client], [], [], 0.2)[0])
+                link.cut()
+
+            proxy.on_client_bytes(b"SELECT 42", answer_then_cut, when="after")
+            client.sendall(b"SELECT 42")
+            assert client.recv(100) == b""
+            assert not arrived
+
+
+def test_the_other_answers_pass_again_after_the_action() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        TcpProxy("127.0.0.1", listener.getsockname()[1]) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)) as client,
+    ):
+        server, _ = listener.accept()
+        with server:
+            proxy.on_client_bytes(b"SELECT 42", lambda _: server.sendall(b"42"), when="after")
+            client.sendall(b"SELECT 42")
+            assert client.recv(100) == b"42"
 
 
 @pytest.mark.parametrize("direction", ["client_to_server", "server_to_client", None])

@@ -12,8 +12,8 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -52,6 +52,9 @@ class Link:
         self._flowing = {"client_to_server": threading.Event(), "server_to_client": threading.Event()}
         for event in (self._open, *self._flowing.values()):
             event.set()
+        # Clear while a hook acts on what was just forwarded, so that the server's answer to it can't overtake the action.
+        self._answers_may_pass = threading.Event()
+        self._answers_may_pass.set()
 
     def cut(self) -> None:
         """Close both sides."""
@@ -115,10 +118,16 @@ class Link:
                     if passed:
                         seen = b""
                     self._act(passed, "before")
-                    self._forward(chunk, direction, target)
-                    self._act(passed, "after")
+                    if any(hook.when == "after" for hook in passed):
+                        self._flowing[direction].wait()  # here, so that silence towards the server does not hold answers back
+                        with self._holding_answers():
+                            self._forward(chunk, direction, target)
+                            self._act(passed, "after")
+                    else:
+                        self._forward(chunk, direction, target)
                 else:
                     self._act(self._proxy.answered(self), "answered")
+                    self._answers_may_pass.wait()
                     self._forward(chunk, direction, target)
         if self._open.is_set():  # else it was cut already, and a shutdown here would turn an RST into a FIN
             self.cut()
@@ -128,6 +137,14 @@ class Link:
         self._flowing[direction].wait()
         if self._open.is_set():
             target.sendall(chunk)
+
+    @contextmanager
+    def _holding_answers(self) -> Iterator[None]:
+        self._answers_may_pass.clear()
+        try:
+            yield
+        finally:
+            self._answers_may_pass.set()
 
     def _act(self, hooks: list[_Hook], when: When) -> None:
         for hook in hooks:
@@ -166,9 +183,10 @@ class TcpProxy:
 
         Args:
             pattern: What to look for in what the client sends.
-            action: Called with the link, in the proxy's thread; nothing is forwarded meanwhile.
-            when: `before` it is forwarded; right `after` it was forwarded; or when the server has `answered`, before the
-                answer is forwarded: then the server has executed the request, and the client does not know.
+            action: Called with the link, in the proxy's thread.
+            when: `before` it is forwarded; right `after` it was forwarded, with the server's answer held back until the action
+                is done; or when the server has `answered`, before the answer is forwarded: then the server has executed the
+                request, and the client does not know.
             times: How many times the hook acts.
         """
         with self._lock:
