@@ -24,6 +24,7 @@ from alternatives import NAMES, Name, Target
 from dualwrite import DualWriteError
 from figures import Figures, Rounds
 from measurement import WARM_UP_UNITS, Bench, Plan
+from progress import show_progress
 from relay import RelaySettings
 from services import Services, services
 from steps import Step, take_apart
@@ -87,7 +88,7 @@ def _setting(given: str) -> tuple[str, str]:
 def measure_all(bench: Bench, options: argparse.Namespace) -> list[Figures]:
     """Run the warm-up round, then all rounds, with the alternatives interleaved."""
     for name in options.alternatives:
-        _log(f"warm-up: {name}")
+        show_progress(f"warm-up: {name}")
         bench.measure(name, max(options.writers), min(options.seconds, _WARM_UP_SECONDS))
     found = []
     for number in range(1, options.rounds + 1):
@@ -95,13 +96,13 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> list[Figures]:
             for name in options.alternatives:
                 figures = bench.measure(name, writers, options.seconds)
                 found.append(figures)
-                _log(f"round {number}/{options.rounds}, {writers} writers, {name}: {figures.rate:,.0f}/s")
+                show_progress(f"round {number}/{options.rounds}, {writers} writers, {name}: {figures.rate:,.0f}/s")
     return found
 
 
 def measure_steps(servers: Services, options: argparse.Namespace) -> list[Step]:
     """Break down the time of one dual write, with one writer; verified as well."""
-    _log("measuring the recipe's steps")
+    show_progress("measuring the recipe's steps")
     database = workload.engine(servers.url)
     topic = f"benchmark-{int(time.time()):x}-steps"
     servers.make_topic(topic, options.partitions)
@@ -169,7 +170,7 @@ def main() -> int:
         keep_topics=options.kafka is None,
     )
     try:
-        _log("starting the servers")
+        show_progress("starting the servers")
         with services(options.url, options.kafka, dict(options.kafka_config)) as servers:
             around = surroundings(servers, options)
             with Bench(servers, plan, most_writers=max(options.writers), threads=options.threads) as bench:
@@ -186,10 +187,6 @@ def main() -> int:
         content = {"surroundings": around, "rounds": rounds, "steps": [asdict(step) for step in steps]}
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 0
-
-
-def _log(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

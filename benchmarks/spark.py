@@ -8,7 +8,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import dualwrite
 import tables
 import workload
 from dualwrite import DualWriteError
+from progress import show_progress
 from services import Services, services
 from spark_session import PackagesError, SparkError, packages, session
 from spark_sinks import JDBC_SETTINGS, NAMES, TITLES, Name
@@ -79,7 +79,7 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measure
 
     small = bench.frame(options.partitions[0], times=1, limit=WARM_UP_ROWS)
     for name in options.sinks:
-        _log(f"warm-up: {TITLES[name]}")
+        show_progress(f"warm-up: {TITLES[name]}")
         bench.measure(0, name, small, options.partitions[0])
     frames = {count: bench.frame(count, times=options.times, limit=options.flights) for count in options.partitions}
     found = []
@@ -90,11 +90,11 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measure
                 found.append(measured)
                 seconds = measured.seconds[name]
                 rate = f"{seconds:.1f} s, {measured.rows / seconds:,.0f} rows/s"
-                _log(f"round {number}/{options.rounds}, {partitions} partitions, {TITLES[name]}: {rate}")
+                show_progress(f"round {number}/{options.rounds}, {partitions} partitions, {TITLES[name]}: {rate}")
     parts: dict[int, list[Part]] = {}
     if options.parts and "dualwrite" in options.sinks:
         for partitions, frame in frames.items():
-            _log(f"this sink's parts, {partitions} partitions")
+            show_progress(f"this sink's parts, {partitions} partitions")
             parts[partitions] = bench.take_apart(frame, partitions)
     return found, parts
 
@@ -191,10 +191,10 @@ def main() -> int:
             os.environ |= environment(place)
             needs_packages = "spark" in options.sinks and options.jars is None
             chosen = (options.packages or packages()) if needs_packages else None
-            _log("starting Spark")
+            show_progress("starting Spark")
             with session(place, cores=options.cores, memory=options.memory, packages=chosen, jars=options.jars) as spark:
                 register(spark)
-                _log("starting the servers")
+                show_progress("starting the servers")
                 with services(options.url, options.kafka, {}) as servers:
                     around = surroundings(servers, options, {"pyspark": spark.version})
                     settings = {"topic_partitions": options.topic_partitions, "producer": options.producer}
@@ -214,10 +214,6 @@ def main() -> int:
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 0
-
-
-def _log(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

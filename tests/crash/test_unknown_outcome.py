@@ -107,6 +107,11 @@ class Proxied:
         with self.engine.connect() as connection:
             connection.execute(query)
 
+    def lose_the_database(self, link: Link) -> None:
+        """Cut this connection and refuse new ones, until the proxy accepts connections again."""
+        self.proxy.refuse()
+        link.cut()
+
 
 @pytest.fixture
 def proxied(own_server: PostgresServer, broker: DevCluster) -> Iterator[Proxied]:
@@ -258,13 +263,9 @@ def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServ
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
 
-        def lose(link: Link) -> None:
-            proxy.refuse()
-            link.cut()
-
         with proxied.connect() as writer:
             scene.write(writer, 1)
-            proxy.on_client_bytes(COMMIT, lose, when="answered")
+            proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when="answered")
             with pytest.raises(InDoubtTransactionError) as caught:
                 scene.write(writer, 2)
             assert caught.value.database_committed is None
@@ -287,13 +288,9 @@ def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer,
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
 
-        def lose(link: Link) -> None:
-            proxy.refuse()
-            link.cut()
-
         for number, when in ((1, "answered"), (2, "before")):
             writer = proxied.connect()
-            proxy.on_client_bytes(COMMIT, lose, when=when)  # type: ignore[arg-type]  # both are
+            proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when=when)  # type: ignore[arg-type]  # both are
             with pytest.raises(InDoubtTransactionError):
                 scene.write(writer, number)
             proxy.refuse(refusing=False)
@@ -302,7 +299,7 @@ def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer,
             assert scene.agree() == [1]
 
         writer = proxied.connect()
-        proxy.on_client_bytes(COMMIT, lose, when="answered")
+        proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when="answered")
         with pytest.raises(InDoubtTransactionError):
             scene.write(writer, 3)
         with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
