@@ -195,6 +195,41 @@ class StoreTransaction(ABC):
             Exception: What the user's listeners and the flush raise, unchanged; both sides are rolled back.
         """
 
+    # --- units of work that share this transaction (group commit) -----------------------------------------------------------
+
+    undoes_units: ClassVar[bool] = False
+    """Whether one unit can be undone alone: `begin_unit`, `end_unit` and `undo_unit` work."""
+
+    def begin_unit(self) -> None:
+        """Begin the next unit: from here on, `undo_unit` undoes what this unit has written, and only that.
+
+        Raises:
+            TransactionControlError: The unit before has ended the transaction itself.
+            StoreError: Any other failure; the transaction must be rolled back.
+        """
+        from dualwrite.errors import UsageError  # noqa: PLC0415  (only on this path)
+
+        raise UsageError(f"{type(self).__name__} can't undo a single unit of a transaction.")
+
+    def end_unit(self) -> None:  # noqa: B027  (without a session nothing is pending)
+        """End the unit: as `before_commit`, for what this unit has left pending. The next unit gets a session of its own.
+
+        Raises:
+            Exception: As `before_commit`; the unit must be undone.
+            StoreCommitFailedError: The unit has left the transaction unable to commit; the unit must be undone.
+        """
+
+    def undo_unit(self, error: BaseException) -> None:  # noqa: B027  (never called without begin_unit)
+        """Undo what was written since `begin_unit`; the transaction continues without it.
+
+        Args:
+            error: Why the unit is undone; it may show that the database has rolled back more than the unit.
+
+        Raises:
+            TransactionControlError: The unit has ended the transaction itself.
+            StoreError: The unit can't be undone alone; the transaction must be rolled back.
+        """
+
     @abstractmethod
     def record(
         self,

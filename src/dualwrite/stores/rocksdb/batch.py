@@ -32,6 +32,7 @@ class ColumnFamilyBatch:
         self.name = name
         self._batch = batch
         self._entries: dict[SortKey, Entry] = {}
+        self._before_unit: dict[SortKey, Entry | None] = {}  # what `undo_unit` puts back
 
     def put(self, key: Key, value: Any) -> None:
         """Set a key to a value; the value is copied now, so later changes to a list, for example, have no effect.
@@ -42,7 +43,7 @@ class ColumnFamilyBatch:
         """
         self._batch.check_open()
         plain, place = self._encoding.key(key)
-        self._entries[place] = (plain, self._encoding.value(value))
+        self._set(place, (plain, self._encoding.value(value)))
 
     def delete(self, key: Key) -> None:
         """Delete a key; a missing key is not an error.
@@ -52,7 +53,11 @@ class ColumnFamilyBatch:
         """
         self._batch.check_open()
         plain, place = self._encoding.key(key)
-        self._entries[place] = (plain, None)
+        self._set(place, (plain, None))
+
+    def _set(self, place: SortKey, entry: Entry) -> None:
+        self._before_unit.setdefault(place, self._entries.get(place))
+        self._entries[place] = entry
 
     def get(self, key: Key, default: Any = None) -> Any:
         """The value of a key, or `default`."""
@@ -88,6 +93,19 @@ class ColumnFamilyBatch:
     def changes(self) -> list[tuple[Key, Key | Pickled | None]]:
         """What the commit writes."""
         return list(self._entries.values())
+
+    def begin_unit(self) -> None:
+        """Keep the changes so far, whatever `undo_unit` undoes."""
+        self._before_unit.clear()
+
+    def undo_unit(self) -> None:
+        """Undo the changes since `begin_unit`."""
+        for place, entry in self._before_unit.items():
+            if entry is None:
+                del self._entries[place]
+            else:
+                self._entries[place] = entry
+        self._before_unit.clear()
 
     @property
     def _encoding(self) -> Encoding:
@@ -230,6 +248,16 @@ class TransactionBatch:
     def end(self) -> None:
         """Make the batch unusable."""
         self._ended = True
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction."""
+        for family in self._families.values():
+            family.begin_unit()
+
+    def undo_unit(self) -> None:
+        """See StoreTransaction."""
+        for family in self._families.values():
+            family.undo_unit()
 
     def changes(self) -> Changes:
         """All changes, by column family."""

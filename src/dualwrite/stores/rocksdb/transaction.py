@@ -43,6 +43,17 @@ class RocksDBStoreTransaction(StoreTransaction):
         self._check_open()
         return self._batch
 
+    undoes_units = True
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction."""
+        self.handle.begin_unit()
+
+    def undo_unit(self, error: BaseException) -> None:
+        """See StoreTransaction."""
+        del error
+        self.handle.undo_unit()
+
     def record(
         self,
         state: PreparedTxnState | None,

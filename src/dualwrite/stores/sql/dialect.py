@@ -59,6 +59,9 @@ class BlockerHiddenError(Exception):
         self.next_step = next_step
 
 
+UNIT: Final = "dualwrite_unit"
+"""The savepoint before a unit of a group."""
+
 WORK_TIME: Final = 5.0
 """Seconds that one of our own statements may take besides waiting for locks; on a single row it takes under a millisecond."""
 
@@ -124,6 +127,9 @@ class StoreDialect(ABC):
         """If `is_marked` is None: whether this is still the transaction that `begin` began. Called once, before the UPDATE."""
         del connection
         return True
+
+    next_unit: ClassVar[tuple[str, ...]] = (f"RELEASE SAVEPOINT {UNIT}", f"SAVEPOINT {UNIT}")
+    """The statements between two units of a group. The first fails if the unit has ended the transaction."""
 
     # --- commit -----------------------------------------------------------------------------------------------------------
 

@@ -172,6 +172,8 @@ class PostgresqlDialect(StoreDialect):
             )
         return True
 
+    next_unit = ("; ".join(StoreDialect.next_unit),)  # in one round trip
+
     def commit_blocker(self, connection: Connection) -> str | None:
         """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
         match _raw(connection).info.transaction_status:

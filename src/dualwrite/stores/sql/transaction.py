@@ -30,7 +30,7 @@ from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.access import Access
-from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.dialect import UNIT, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
@@ -110,6 +110,8 @@ class SqlStoreTransaction(StoreTransaction):
         self._connection: GuardedConnection | None = None
         self._handle: Any = None
         self._session: GuardedSession | None = None
+        self._ended_sessions: list[GuardedSession] = []  # of earlier units: they learn how the transaction ended
+        self._has_unit = False
         self._is_committed = False
         self._outcome_is_known = True
 
@@ -174,6 +176,66 @@ class SqlStoreTransaction(StoreTransaction):
         if self._connection is None:
             raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
         return self._connection
+
+    # --- units of a group -------------------------------------------------------------------------------------------------
+
+    undoes_units = True
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction: a savepoint, which replaces that of the unit before."""
+        self._run_for_unit(*(self._room.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))
+        self._has_unit = True
+
+    def end_unit(self) -> None:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        self.before_commit()
+        commit_blocker = self._room.dialect.commit_blocker(connection)
+        if commit_blocker is not None:
+            raise self._commit_failed(commit_blocker)
+        while (nested := connection.get_nested_transaction()) is not None:  # a savepoint that the unit has left open
+            nested.commit()
+        if self._session is not None:
+            self._ended_sessions.append(self._session)
+            self._session = self._guard.session = None
+
+    def undo_unit(self, error: BaseException) -> None:
+        """See StoreTransaction; after a deadlock MariaDB and MySQL have rolled back the whole transaction."""
+        connection = self._open_connection()
+        session, self._session = self._session, None
+        self._guard.session = None
+        connection.take_back()
+        try:
+            if session is not None:
+                _quietly(session.dispatch_after_rollback)
+                _quietly(session.close)
+            while (nested := connection.get_nested_transaction()) is not None:
+                nested.rollback()
+        except self._room.driver_errors as rolling_back:
+            raise self._unit_failed(rolling_back, error) from rolling_back
+        finally:
+            connection.hand_over()
+        self._run_for_unit(f"ROLLBACK TO SAVEPOINT {UNIT}", after=error)
+
+    def _run_for_unit(self, *statements: str, after: BaseException | None = None) -> None:
+        connection = self._open_connection()
+        connection.take_back()
+        try:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        except self._room.driver_errors as error:
+            raise self._unit_failed(error, after) from error
+        finally:
+            connection.hand_over()
+
+    def _unit_failed(self, error: BaseException, after: BaseException | None) -> DualWriteError:
+        """The savepoint is gone: because of a broken connection, a conflict that rolled back everything, or the unit itself."""
+        for cause in (error, after):
+            if cause is None or not isinstance(cause, self._room.driver_errors):
+                continue
+            if self._room.errors.classify(cause) in (ErrorClass.CONNECTION, ErrorClass.CONFLICT):
+                return self._translated(cause, "undoing a unit of a group")
+        return self._ended_by_block()
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
@@ -317,8 +379,10 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _release(self, *, discard: bool) -> None:
         """Close session and connection; with `discard`, or if it can't roll back, the connection is not used again."""
-        connection, session = self._connection, self._session
+        connection = self._connection
+        sessions = [*self._ended_sessions, *([] if self._session is None else [self._session])]
         self._connection = self._session = self._handle = None
+        self._ended_sessions = []
         if connection is None:
             return
         guard = self._guard
@@ -326,7 +390,7 @@ class SqlStoreTransaction(StoreTransaction):
         try:
             if not self._is_committed and (discard or not _quietly(lambda: self._roll_back(connection))):
                 _quietly(connection.invalidate)
-            if session is not None:
+            for session in sessions:
                 self._end_session(session)
         except BaseException:  # KeyboardInterrupt while rolling back: the closed connection rolls back
             _quietly(connection.invalidate)

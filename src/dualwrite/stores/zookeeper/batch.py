@@ -37,6 +37,7 @@ class ZooKeeperBatch:
         self._limit = limit
         self._request = connection.client.transaction()
         self._size = multi_size(())
+        self._before_unit = (0, self._size)
         self._ended = False
 
     # --- the user's operations --------------------------------------------------------------------------------------------
@@ -173,6 +174,15 @@ class ZooKeeperBatch:
     def size(self) -> int:
         """Size in bytes of a multi of the operations, without the writer's own."""
         return self._size
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction."""
+        self._before_unit = (len(self._request.operations), self._size)
+
+    def undo_unit(self) -> None:
+        """See StoreTransaction."""
+        count, self._size = self._before_unit
+        del self._request.operations[count:]
 
     def end(self) -> None:
         """Accept no more operations. Called by the writer."""

@@ -110,6 +110,17 @@ class ZooKeeperTransaction(StoreTransaction):
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
+    undoes_units = True
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction."""
+        self.handle.begin_unit()
+
+    def undo_unit(self, error: BaseException) -> None:
+        """See StoreTransaction."""
+        del error
+        self.handle.undo_unit()
+
     def record(
         self,
         state: PreparedTxnState | None,

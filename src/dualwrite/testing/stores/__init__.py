@@ -38,7 +38,7 @@ import pytest
 
 _PARTS = (
     *("claims", "concurrency", "demands", "fencing", "forgetting", "in_flight"),
-    *("lasting", "scene", "settling", "simulation", "transactions"),
+    *("lasting", "scene", "settling", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
@@ -55,6 +55,7 @@ from dualwrite.testing.stores.lasting import (  # noqa: E402
 from dualwrite.testing.stores.scene import ClaimsWait, StoreCapabilities, StoreScene  # noqa: E402
 from dualwrite.testing.stores.settling import GenerationConformance, SettlingConformance  # noqa: E402
 from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance  # noqa: E402
+from dualwrite.testing.stores.units import UnitConformance  # noqa: E402
 
 
 class StoreConformance(
@@ -62,6 +63,7 @@ class StoreConformance(
     ClaimConformance,
     TransactionConformance,
     OutcomeConformance,
+    UnitConformance,
     SettlingConformance,
     GenerationConformance,
     ListingConformance,
@@ -99,4 +101,5 @@ __all__ = [
     "TimeLimitConformance",
     "TransactionConformance",
     "UnansweredConformance",
+    "UnitConformance",
 ]

@@ -1,0 +1,101 @@
+"""Conformance of units: several share one transaction, and one can be undone alone (group commit)."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.errors import UsageError, WriterClosedError
+from dualwrite.stores.base import StoreTransaction
+from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.scene import STATE, StoreScene
+
+_MANY = 64
+
+
+class UnitConformance:
+    """`begin_unit`, `end_unit`, `undo_unit`; skipped for a store without `undoes_units`."""
+
+    def test_an_undone_unit_leaves_nothing_and_takes_nothing_with_it(self, scene: StoreScene) -> None:
+        """`undo_unit` undoes what its unit has written, and only that."""
+        transaction = _begun(scene)
+        kept = []
+        for undone in (True, False, True, True, False, False, True):
+            transaction.begin_unit()
+            number = scene.new_number()
+            scene.put(transaction.handle, number)
+            scene.put(transaction.handle, other := scene.new_number())
+            if undone:
+                transaction.undo_unit(ValueError())
+            else:
+                transaction.end_unit()
+                kept += [number, other]
+        transaction.record(STATE, generation=0, transaction_number=1)
+        assert scene.committed() == [], "a unit is seen before the commit"
+        transaction.commit()
+        assert scene.committed() == kept
+
+    def test_a_group_of_many_units(self, scene: StoreScene) -> None:
+        """As many units as a pool puts into one group, every third of them undone."""
+        transaction = _begun(scene)
+        kept = []
+        for place in range(_MANY):
+            transaction.begin_unit()
+            scene.put(transaction.handle, number := scene.new_number())
+            if place % 3:
+                transaction.end_unit()
+                kept.append(number)
+            else:
+                transaction.undo_unit(ValueError())
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert scene.committed() == kept
+
+    def test_what_came_before_the_first_unit_stays(self, scene: StoreScene) -> None:
+        """`begin_unit`: from here on; a transaction of which every unit was undone still commits the rest and the row."""
+        store, name = scene.new_store(), scene.new_id()
+        transaction = store.begin(scene.claim(store, name))
+        _require_units(transaction)
+        scene.put(transaction.handle, number := scene.new_number())
+        transaction.begin_unit()
+        scene.put(transaction.handle, scene.new_number())
+        transaction.undo_unit(ValueError())
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert scene.committed() == [number]
+        demand_row(store, name, "after the commit", prepared_state=STATE, transaction_number=1)
+
+    def test_units_are_rolled_back_with_their_transaction(self, scene: StoreScene) -> None:
+        """A unit that has ended is no more committed than one that has not."""
+        transaction = _begun(scene)
+        for _ in range(2):
+            transaction.begin_unit()
+            scene.put(transaction.handle, scene.new_number())
+            transaction.end_unit()
+        transaction.rollback()
+        assert scene.committed() == []
+        with pytest.raises(WriterClosedError):
+            transaction.begin_unit()
+
+    def test_a_store_says_whether_it_has_units(self, scene: StoreScene) -> None:
+        """Without `undoes_units` a unit can't begin: it would be undone with all others."""
+        store = scene.new_store()
+        transaction = store.begin(scene.claim(store, scene.new_id()))
+        if transaction.undoes_units:
+            transaction.begin_unit()
+        else:
+            with pytest.raises(UsageError):
+                transaction.begin_unit()
+        transaction.rollback()
+
+
+def _begun(scene: StoreScene) -> StoreTransaction:
+    store = scene.new_store()
+    transaction = store.begin(scene.claim(store, scene.new_id()))
+    _require_units(transaction)
+    return transaction
+
+
+def _require_units(transaction: StoreTransaction) -> None:
+    if not transaction.undoes_units:
+        transaction.rollback()
+        pytest.skip("this store can't undo a single unit")

@@ -1,0 +1,222 @@
+"""Units of a group on SQL databases: what a unit can leave behind, and what happens if the database has undone more than it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event, insert
+from sqlalchemy.orm import Session
+from store_scene import ID, STATE, Order, orders, user_metadata
+
+from dualwrite.errors import StoreCommitFailedError, StoreError, TransactionControlError
+from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.proxy import TcpProxy
+from fixtures.pace import LIMIT, done
+
+
+def begun(store: SqlStateStore) -> StoreTransaction:
+    user_metadata.create_all(store.engine)
+    return store.begin(store.claim(ID, "tests", timeout=LIMIT))
+
+
+def write(transaction: StoreTransaction, number: int) -> None:
+    transaction.handle.execute(insert(orders).values(id=number, item="chair"))
+
+
+def commit(transaction: StoreTransaction) -> None:
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+
+
+def numbers(store: SqlStateStore, column: Any = orders.c.id) -> list[int]:
+    with store.engine.connect() as connection:
+        return sorted(connection.scalars(sa.select(column)))
+
+
+def test_a_statement_that_fails_takes_only_its_unit_with_it(store: SqlStateStore) -> None:
+    transaction = begun(store)
+    for other, number in enumerate((1, 1, 2, 2, 3), start=11):
+        transaction.begin_unit()
+        try:
+            write(transaction, other)
+            write(transaction, number)
+        except sa.exc.IntegrityError as error:
+            transaction.undo_unit(error)
+        else:
+            transaction.end_unit()
+    commit(transaction)
+    assert numbers(store) == [1, 2, 3, 11, 13, 15]
+
+
+def test_an_error_that_a_unit_has_swallowed_is_its_own(postgres_store: SqlStateStore) -> None:
+    """PostgreSQL could not commit any more: that must not be found only at the COMMIT of all."""
+    transaction = begun(postgres_store)
+    transaction.begin_unit()
+    write(transaction, 1)
+    transaction.end_unit()
+    transaction.begin_unit()
+    write(transaction, 2)
+    with pytest.raises(sa.exc.ProgrammingError):
+        transaction.handle.execute(sa.text("SELECT nothing"))
+    with pytest.raises(StoreCommitFailedError, match="an earlier statement of the transaction failed") as caught:
+        transaction.end_unit()
+    transaction.undo_unit(caught.value)
+    transaction.begin_unit()
+    write(transaction, 3)
+    transaction.end_unit()
+    commit(transaction)
+    assert numbers(postgres_store) == [1, 3]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_savepoint_that_a_unit_leaves_open_ends_with_it(store: SqlStateStore, undone: bool) -> None:
+    transaction = begun(store)
+    transaction.begin_unit()
+    transaction.handle.begin_nested()
+    transaction.handle.begin_nested()
+    write(transaction, 1)
+    if undone:
+        transaction.undo_unit(ValueError())
+    else:
+        transaction.end_unit()
+    transaction.begin_unit()
+    with transaction.handle.begin_nested():
+        write(transaction, 2)
+    transaction.end_unit()
+    commit(transaction)
+    assert numbers(store) == [2] if undone else [1, 2]
+
+
+# --- the ORM --------------------------------------------------------------------------------------------------------------
+
+
+def test_each_unit_has_a_session_of_its_own(store: SqlStateStore) -> None:
+    """What one unit left pending is written with it, and the next does not see its objects."""
+    transaction = begun(store)
+    transaction.begin_unit()
+    first = transaction.session
+    first.add(Order(id=1, item="chair"))
+    transaction.end_unit()
+    transaction.begin_unit()
+    second = transaction.session
+    assert second is not first
+    assert not list(second)
+    assert second.get(Order, 1).item == "chair"
+    second.add(Order(id=2, item="table"))
+    transaction.undo_unit(ValueError())
+    transaction.begin_unit()
+    transaction.session.add(Order(id=3, item="lamp"))
+    transaction.end_unit()
+    commit(transaction)
+    assert numbers(store, Order.id) == [1, 3]
+
+
+def test_the_sessions_learn_how_their_unit_ended(store: SqlStateStore) -> None:
+    heard: list[tuple[str, int]] = []
+
+    def listen(session: Session, number: int) -> None:
+        for name in ("before_commit", "after_commit", "after_rollback"):
+            event.listen(session, name, lambda _session, name=name: heard.append((name, number)))
+
+    transaction = begun(store)
+    for number in (1, 2, 3):
+        transaction.begin_unit()
+        listen(transaction.session, number)
+        transaction.session.add(Order(id=number, item="chair"))
+        if number == 2:
+            transaction.undo_unit(ValueError())
+        else:
+            transaction.end_unit()
+    assert heard == [("before_commit", 1), ("after_rollback", 2), ("before_commit", 3)]
+    commit(transaction)
+    assert numbers(store, Order.id) == [1, 3]
+    assert heard[3:] == [("after_commit", 1), ("after_commit", 3)]
+
+
+def test_a_flush_that_fails_takes_only_its_unit_with_it(store: SqlStateStore) -> None:
+    transaction = begun(store)
+    for number in (1, 1, 2):
+        transaction.begin_unit()
+        transaction.session.add(Order(id=number, item="chair"))
+        try:
+            transaction.end_unit()
+        except sa.exc.IntegrityError as error:
+            transaction.undo_unit(error)
+    commit(transaction)
+    assert numbers(store, Order.id) == [1, 2]
+
+
+# --- more is undone than the unit -------------------------------------------------------------------------------------------
+
+
+def test_a_unit_that_ends_the_transaction_itself_is_found(store: SqlStateStore) -> None:
+    """Its own writes and those of earlier units may be committed: nobody may run them again."""
+    transaction = begun(store)
+    transaction.begin_unit()
+    write(transaction, 1)
+    transaction.end_unit()
+    transaction.begin_unit()
+    transaction.handle.connection.driver_connection.commit()
+    with pytest.raises((TransactionControlError, StoreCommitFailedError)) as caught:  # noqa: PT012  (depends on the driver)
+        transaction.end_unit()
+        transaction.begin_unit()
+    if not isinstance(caught.value, TransactionControlError):
+        with pytest.raises(TransactionControlError):
+            transaction.undo_unit(caught.value)
+    transaction.rollback()
+
+
+def test_a_deadlock_that_rolled_back_everything_can_be_repeated(mariadb_store: SqlStateStore) -> None:
+    """MariaDB rolls back the whole transaction: the unit can't be undone alone, and no unit has had any effect."""
+    transaction = begun(mariadb_store)
+    with mariadb_store.engine.begin() as connection:
+        connection.execute(insert(orders), [{"id": number, "item": "chair"} for number in range(1, 20)])
+    transaction.begin_unit()
+    write(transaction, 100)
+    transaction.end_unit()
+    transaction.begin_unit()
+    error = _deadlock(mariadb_store, transaction)
+    assert mariadb_store.is_conflict(error)
+    with pytest.raises(StoreError) as caught:
+        transaction.undo_unit(error)
+    assert caught.value.retriable
+    transaction.rollback()
+    assert 100 not in numbers(mariadb_store)
+
+
+def _deadlock(store: SqlStateStore, transaction: StoreTransaction) -> BaseException:
+    """Make the transaction the victim of a deadlock, since it has changed less."""
+    update: Callable[[str, int], Any] = lambda item, number: sa.update(orders).where(orders.c.id == number).values(item=item)  # noqa: E731
+    transaction.handle.execute(update("ours", 1))
+    with store.engine.connect() as other, ThreadPoolExecutor(1) as thread:
+        for number in range(2, 20):
+            other.execute(update("theirs", number))
+        waiting = thread.submit(other.execute, update("theirs", 1))
+        time.sleep(0.2)
+        with pytest.raises(sa.exc.OperationalError, match="1213") as caught:
+            transaction.handle.execute(update("ours", 2))
+        done(waiting)
+        other.rollback()
+    return caught.value
+
+
+def test_a_connection_that_breaks_in_a_unit(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
+) -> None:
+    transaction = begun(proxied_store)
+    transaction.begin_unit()
+    write(transaction, 1)
+    postgres_proxy.cut()
+    with pytest.raises(sa.exc.OperationalError) as caught:
+        write(transaction, 2)
+    with pytest.raises(StoreError) as undoing:
+        transaction.undo_unit(caught.value)
+    assert undoing.value.retriable
+    transaction.rollback()
+    assert numbers(postgres_store) == []
