@@ -30,6 +30,7 @@ from dualwrite.errors import (
     MissingDependencyError,
     NestedTransactionError,
     NotSettledError,
+    PoolTimeoutError,
     PrefixLeasedError,
     PrepareError,
     ProducerFencedError,
@@ -53,7 +54,8 @@ from dualwrite.errors import (
 )
 
 if TYPE_CHECKING:
-    from dualwrite.api import connect, open_recoverer, plan_recovery, recover
+    from dualwrite.api import connect, create_pool, open_recoverer, plan_recovery, recover
+    from dualwrite.pool.pool import PoolOptions, WriterPool
     from dualwrite.recipe.phases import Phase
     from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
     from dualwrite.recovery.recoverer import Recoverer
@@ -97,6 +99,8 @@ __all__ = [
     "NotSettledError",
     "Outcome",
     "Phase",
+    "PoolOptions",
+    "PoolTimeoutError",
     "PrefixLeasedError",
     "PrepareError",
     "PreparedTxnState",
@@ -125,7 +129,9 @@ __all__ = [
     "UnverifiedTransactionError",
     "UsageError",
     "WriterClosedError",
+    "WriterPool",
     "connect",
+    "create_pool",
     "open_recoverer",
     "plan_recovery",
     "recover",
@@ -139,6 +145,7 @@ _WHERE = {
     "IdReport": "dualwrite.recovery.report",
     "Outcome": "dualwrite.recovery.report",
     "Phase": "dualwrite.recipe.phases",
+    "PoolOptions": "dualwrite.pool.pool",
     "PreparedTxnState": "dualwrite.state",
     "Recoverer": "dualwrite.recovery.recoverer",
     "RecoveryPlan": "dualwrite.recovery.plan",
@@ -147,7 +154,9 @@ _WHERE = {
     "SqlStateStore": "dualwrite.stores.sql",
     "Timeouts": "dualwrite.settings",
     "Transaction": "dualwrite.transaction",
+    "WriterPool": "dualwrite.pool.pool",
     "connect": "dualwrite.api",
+    "create_pool": "dualwrite.api",
     "open_recoverer": "dualwrite.api",
     "plan_recovery": "dualwrite.api",
     "recover": "dualwrite.api",

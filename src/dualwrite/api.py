@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from sqlalchemy import URL, Connection, Engine
@@ -25,6 +26,7 @@ from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
+    from dualwrite.pool.pool import PoolOptions, WriterPool
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
@@ -155,6 +157,85 @@ def connect(
     except BaseException:
         writer.close()
         raise
+
+
+class PoolArguments(ConnectOptions, total=False):
+    """The options of `create_pool` besides the database and the prefix; see there for what each means."""
+
+    size: int
+    options: PoolOptions | None
+
+
+@overload
+def create_pool(database: URL | Engine, *, prefix: str, **options: Unpack[PoolArguments]) -> WriterPool[Connection]: ...
+
+
+@overload
+def create_pool(database: RocksDBStore, *, prefix: str, **options: Unpack[PoolArguments]) -> WriterPool[TransactionBatch]: ...
+
+
+@overload
+def create_pool(database: ZooKeeperStore, *, prefix: str, **options: Unpack[PoolArguments]) -> WriterPool[ZooKeeperBatch]: ...
+
+
+@overload
+def create_pool(
+    database: str | TxnStateStore | None = None, *, prefix: str, **options: Unpack[PoolArguments]
+) -> WriterPool[Any]: ...
+
+
+def create_pool(
+    database: Database | None = None,
+    *,
+    prefix: str,
+    size: int = 2,
+    options: PoolOptions | None = None,
+    settings: Settings | None = None,
+    session: SessionSource | None = None,
+    schema: str | None = None,
+    **connecting: Any,
+) -> WriterPool[Any]:
+    """Build a pool of writers, and open them. Arguments not given come from `settings`, or else from the environment.
+
+    Args:
+        database: As for `connect`. A store made from a URL is closed with the pool; an engine or store that you pass stays
+            open.
+        prefix: The writers' transactional ids are `<prefix>-1`, `<prefix>-2`, …: only one pool may use a prefix at a time.
+        size: The number of writers. Two serve any number of threads that call `run`: while one commits its group, the other
+            runs the next. Each thread inside `transaction()` needs one of its own.
+        options: How the pool groups, and when it answers.
+        settings: Supplies the arguments that are not given.
+        session: As for `connect`.
+        schema: As for `connect`.
+        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts.
+
+    Returns:
+        A pool. Close it with `with` or `close()`.
+
+    Raises:
+        ConfigurationError: A setting is missing, or contradicts another.
+        DualWriteError: As for `DualWriter.open`.
+    """
+    from dualwrite.pool.pool import PoolOptions, WriterPool  # noqa: PLC0415  (a writer alone does not need it)
+
+    if "transactional_id" in connecting:
+        raise ConfigurationError("A pool has no transactional_id of its own.", next_step="pass prefix=…")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigurationError(f"size is {size!r}, not a whole number above 0.")
+    chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
+    validate_transactional_id(f"{prefix}-{size}", lanes=chosen.lanes or 1)
+    options = options or PoolOptions()
+    store = _store(database, chosen, session)
+    with ExitStack() as opened:
+        if store is not database:
+            opened.callback(store.close)
+        writers = [
+            opened.enter_context(connect(store, transactional_id=f"{prefix}-{number}", settings=chosen, **connecting))
+            for number in range(1, size + 1)
+        ]
+        pool = WriterPool(writers, store=store, prefix=prefix, options=options, owns_store=store is not database)
+        opened.pop_all()
+        return pool
 
 
 def open_recoverer(

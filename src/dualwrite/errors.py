@@ -121,6 +121,18 @@ class WriterClosedError(UsageError):
     """The writer is closed or was never opened, or the transaction has ended."""
 
 
+class PoolTimeoutError(DualWriteError):
+    """No writer of the pool was free, or the unit did not begin, within the time limit; nothing was done.
+
+    Attributes: `timeout` (seconds), `running` (what the pool's writers were doing, one text each).
+    """
+
+    timeout: float
+    running: tuple[str, ...]
+
+    retriable = True
+
+
 class TransactionControlError(UsageError):
     """The user's block tried to end or replace the transaction that the writer owns (commit, rollback, close, BEGIN)."""
 

@@ -34,6 +34,8 @@ NAMES: Final = (
     "recover_after_settle",
     "before_take_over",
     "after_take_over",
+    "group_after_unit",
+    "group_after_units",
     "job_after_open",
     "job_after_claim",
     "job_after_start",

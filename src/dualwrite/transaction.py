@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import Headers, TransactionalProducer
+from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer
+from dualwrite.kafka.messages import checked_message, keyed
 from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction
@@ -137,6 +138,30 @@ class Transaction(Generic[H]):
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
         self._open = False
 
+    # --- units of a group: called by a pool -------------------------------------------------------------------------------
+
+    on_decided: Callable[[], None] | None = None
+    """Called when the database has committed, before Kafka's side is."""
+
+    def begin_unit(self) -> UnitTransaction[H]:
+        """Begin a unit that can be undone alone; see StoreTransaction."""
+        self._store_transaction.begin_unit()
+        return self.only_unit()
+
+    def only_unit(self) -> UnitTransaction[H]:
+        """The only unit of the transaction: it can't be undone alone, nor need it be."""
+        return UnitTransaction(self._transactional_id, self._store_transaction, self._producer, timeout=self._timeout)
+
+    def send_messages(self, messages: Iterable[Message]) -> None:
+        """Send the messages of units that have succeeded."""
+        self._check()
+        if isinstance(self._producer, MessagesProducer):
+            self._producer.send_messages(messages)
+        else:
+            for topic, value, key, headers, partition, timestamp in messages:
+                self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        hit("after_send")
+
     def _check(self) -> None:
         if not self._open:
             raise WriterClosedError("The transaction ended with its block.", transactional_id=self._transactional_id)
@@ -148,6 +173,68 @@ class Transaction(Generic[H]):
                 transactional_id=self._transactional_id,
                 next_step="open one writer per thread, each with its own transactional id",
             )
+
+
+class UnitTransaction(Transaction[H]):
+    """One unit of a group: its writes go into the transaction of the group, its messages wait until the unit has succeeded.
+
+    Attributes:
+        messages: What the unit has sent so far.
+    """
+
+    def __init__(
+        self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
+    ) -> None:
+        super().__init__(transactional_id, store_transaction, producer, timeout=timeout)
+        self.messages: list[Message] = []
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """See Transaction. The message is checked now and sent after the unit: if the topic is missing, the unit fails then."""
+        self._check()
+        self.messages.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """See Transaction and `send`."""
+        self._check()
+        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
+        for key, value in pairs:
+            self.send(topic, value, key=key, partition=partition, timestamp=timestamp)
+
+    def send_offsets(self, consumer: Any) -> None:
+        """Refused: a consumer's positions are those of one transaction, not of a unit among others."""
+        del consumer
+        raise UsageError(
+            "A unit of a group can't commit a consumer's positions.",
+            transactional_id=self._transactional_id,
+            next_step="use a transaction of its own: `with pool.transaction() as tx`, or a DualWriter",
+        )
+
+    def end_unit(self) -> None:
+        """End the unit; see StoreTransaction."""
+        self._store_transaction.end_unit()
+        self.end()
+
+    def undo_unit(self, error: BaseException) -> None:
+        """Undo the unit; see StoreTransaction."""
+        self.end()
+        self._store_transaction.undo_unit(error)
 
 
 def forked(what: str, made_in: int, transactional_id: str) -> UsageError:

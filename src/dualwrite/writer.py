@@ -15,6 +15,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from dualwrite.errors import ConcurrentUseError, DualWriteError, NestedTransactionError, UsageError, WriterClosedError
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.recoverer import name_lane
@@ -82,6 +83,7 @@ class DualWriter(Generic[H]):
         self._lanes = Lanes(
             store, coordinator, producers, transactional_id=self._id, count=lanes, timeouts=timeouts or Timeouts()
         )
+        self._kind = producers.kind
         self._mutex = threading.Lock()
         self._user: int | None = None
         self._pid = os.getpid()
@@ -102,6 +104,11 @@ class DualWriter(Generic[H]):
     def recovery_report(self) -> RecoveryReport:
         """What the last opening found and resolved, lane by lane."""
         return self._lanes.report
+
+    @property
+    def is_two_phase(self) -> bool:
+        """Whether Kafka takes part in a two-phase commit (KIP-939): it never aborts what the database has committed."""
+        return self._kind is ProducerKind.NATIVE_TWO_PHASE
 
     @property
     def store(self) -> TxnStateStore:
@@ -296,12 +303,7 @@ def _transactional(
         transaction: Begins a transaction, as a context manager.
         attempts: The maximum number of runs of the whole function, with backoff in between.
         is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
-
-    Raises:
-        UsageError: `attempts` is below 1.
     """
-    if attempts < 1:
-        raise UsageError(f"attempts must be at least 1, not {attempts}.")
 
     def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -309,13 +311,25 @@ def _transactional(
             with transaction() as begun:
                 return function(begun, *args, **kwargs)
 
-        @functools.wraps(function)
-        def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
-            retrying = Retrying(
-                retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True
-            )
-            return retrying(once, *args, **kwargs)
-
-        return once if attempts == 1 else repeated
+        return repeated(once, attempts=attempts, is_retriable=is_retriable)
 
     return decorate
+
+
+def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[BaseException], bool]) -> Callable[P, T]:
+    """A function that calls another at most so many times, with backoff, until it raises no retriable error.
+
+    Raises:
+        UsageError: `attempts` is below 1.
+    """
+    if attempts < 1:
+        raise UsageError(f"attempts must be at least 1, not {attempts}.")
+    if attempts == 1:
+        return once
+
+    @functools.wraps(once)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        retrying = Retrying(retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True)
+        return retrying(once, *args, **kwargs)
+
+    return run

@@ -30,9 +30,9 @@ from fixtures.pace import LIMIT, ended, joined, take, until
 class Worker:
     """A worker process and the lines that it prints."""
 
-    def __init__(self, arguments: list[str], failpoints: str = "", **environment: str) -> None:
+    def __init__(self, arguments: list[str], failpoints: str = "", *, module: str = "crash.worker", **environment: str) -> None:
         self.process = ForkedProcess(
-            "crash.worker",
+            module,
             arguments,
             failpoints=failpoints,
             environment={**os.environ, **environment},

@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 
 from crash.cases import (
+    GROUP_POINTS,
     LEFT,
     OPENING_POINTS,
     PRODUCERS,
@@ -56,6 +57,6 @@ def test_a_recovery_that_dies_leaves_the_next_one_to_finish(
 
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
     """A new failpoint is a writer's unless its name says otherwise: if no process is killed there, its case fails."""
-    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *JOB_POINTS]) == sorted(NAMES)
+    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *GROUP_POINTS, *JOB_POINTS]) == sorted(NAMES)
     steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
     assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

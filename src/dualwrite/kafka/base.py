@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from dualwrite.deadline import Limit
 from dualwrite.delivery import Delivery, Fate, Place
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
+
+
+class Message(NamedTuple):
+    """One checked message, to be sent later; `timestamp` is in milliseconds since 1970, None for the time of sending."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    partition: int | None
+    timestamp: int | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of key and value."""
+        return len(self.value or b"") + len(self.key or b"")
 
 
 @runtime_checkable
@@ -163,6 +179,18 @@ class ColumnProducer(Protocol):
         """Queue many messages, as `send_many` would, from binary Arrow arrays; a null value is a tombstone.
 
         Raises: as `send_many`.
+        """
+        ...
+
+
+@runtime_checkable
+class MessagesProducer(Protocol):
+    """An optional addition to TransactionalProducer: checked messages of different topics at once."""
+
+    def send_messages(self, messages: Iterable[Message]) -> None:
+        """Queue messages for the flush at prepare: as repeated calls of `send`, without sending the first one at once.
+
+        Raises: as `send`; then some of the messages may have been queued.
         """
         ...
 

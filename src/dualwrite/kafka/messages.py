@@ -9,10 +9,38 @@ from typing import Any, Final
 
 from dualwrite.delivery import MAX_TOPIC_LENGTH
 from dualwrite.errors import InvalidMessageError
-from dualwrite.kafka.base import Headers
+from dualwrite.kafka.base import Headers, Message
+
+MAX_PARTITION: Final = 2**31 - 1
+MAX_TIMESTAMP: Final = 2**63 - 1
+TIMESTAMP: Final = "timestamp (ms since 1970)"
 
 _MISSING: Final[Any] = object()
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+
+
+def checked_message(
+    topic: str,
+    value: bytes | str | None,
+    *,
+    key: bytes | str | None = None,
+    headers: Headers | None = None,
+    partition: int | None = None,
+    timestamp: int | None = None,
+) -> Message:
+    """A message from the arguments of `send`.
+
+    Raises:
+        InvalidMessageError: An argument has a wrong type or is out of range.
+    """
+    return Message(
+        check_topic(topic),
+        as_bytes("value", value),
+        as_bytes("key", key),
+        header_list(headers),
+        None if partition is None else check_number("partition", partition, MAX_PARTITION),
+        None if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP),
+    )
 
 
 def check_topic(topic: Any) -> str:

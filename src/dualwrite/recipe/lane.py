@@ -127,6 +127,8 @@ class Lane:
         store_transaction.commit()
         self.advance(Event.DATABASE_COMMITTED)
         hit("after_db_commit")
+        if transaction.on_decided is not None:
+            transaction.on_decided()
         hit("before_kafka_commit")
         producer.commit_transaction(timeout=self._timeouts.kafka)
         if transaction.state is not None:

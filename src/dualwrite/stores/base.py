@@ -197,11 +197,10 @@ class StoreTransaction(ABC):
 
     # --- units of work that share this transaction (group commit) -----------------------------------------------------------
 
-    undoes_units: ClassVar[bool] = False
-    """Whether one unit can be undone alone: `begin_unit`, `end_unit` and `undo_unit` work."""
-
     def begin_unit(self) -> None:
         """Begin the next unit: from here on, `undo_unit` undoes what this unit has written, and only that.
+
+        The three methods are called only if the store has `undoes_units`.
 
         Raises:
             TransactionControlError: The unit before has ended the transaction itself.
@@ -285,6 +284,9 @@ class TxnStateStore(ABC):
     After a broken connection a store repeats its own statements where that is harmless: calling `settle` twice has the same
     effect as once (also for the entry in `lost`), and a generation may be skipped.
     """
+
+    undoes_units: ClassVar[bool] = False
+    """Whether its transactions can undo one unit of work alone, so that a pool can commit many units together."""
 
     @property
     @abstractmethod

@@ -32,7 +32,16 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable, kafka_error
 from dualwrite.kafka.librdkafka.interrupts import undisturbed
 from dualwrite.kafka.librdkafka.reports import DeliveryReports
-from dualwrite.kafka.messages import as_bytes, check_number, check_topic, header_list, keyed
+from dualwrite.kafka.messages import (
+    MAX_PARTITION,
+    MAX_TIMESTAMP,
+    TIMESTAMP,
+    as_bytes,
+    check_number,
+    check_topic,
+    header_list,
+    keyed,
+)
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import (
     DEFAULT_TRANSACTION_TIMEOUT_MS,
@@ -140,9 +149,9 @@ class LibrdkafkaProducer:
         if headers is not None:
             message["headers"] = header_list(headers)
         if partition is not None:
-            message["partition"] = check_number("partition", partition, 2**31 - 1)
+            message["partition"] = check_number("partition", partition, MAX_PARTITION)
         if timestamp is not None:
-            message["timestamp"] = check_number("timestamp (ms since 1970)", timestamp, 2**63 - 1)
+            message["timestamp"] = check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         deadline: Deadline | None = None  # set only when waiting is necessary
         if not isinstance(topic, str) or topic not in self._reports:
             deadline = Deadline.after(self._delivery_timeout)

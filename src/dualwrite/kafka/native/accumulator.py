@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
-from dualwrite.kafka.messages import as_bytes, check_number, check_topic
+from dualwrite.kafka.messages import MAX_PARTITION, as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
 from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
 from dualwrite.kafka.native.sender import Sender
@@ -23,7 +23,6 @@ WORTHWHILE_BYTES: Final = 64 * 1024
 """Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
 
 _CHUNK: Final = 1000
-_MAX_PARTITION: Final = 2**31 - 1
 
 
 class _Topic:
@@ -373,7 +372,7 @@ class RecordAccumulator:
                     yield partition
 
     def _check_partition(self, topic: str, partition: int, count: int) -> None:
-        if check_number("partition", partition, _MAX_PARTITION) >= count:
+        if check_number("partition", partition, MAX_PARTITION) >= count:
             raise UnknownTopicError(
                 f"Topic {topic!r} has no partition {partition}; it has {count} partitions.",
                 transactional_id=self._id,

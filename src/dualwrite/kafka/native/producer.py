@@ -23,12 +23,20 @@ from dualwrite.errors import (
     ProducerFencedError,
     UsageError,
 )
-from dualwrite.kafka.base import EndTxnAnswer, Headers
+from dualwrite.kafka.base import EndTxnAnswer, Headers, Message
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.messages import as_bytes, check_number, header_list, keyed, not_as_many_keys
+from dualwrite.kafka.messages import (
+    MAX_TIMESTAMP,
+    TIMESTAMP,
+    as_bytes,
+    check_number,
+    header_list,
+    keyed,
+    not_as_many_keys,
+)
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.retry_policy import failure
 from dualwrite.kafka.native.sender import Sender
@@ -42,8 +50,6 @@ from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TIMESTAMP: Final = "timestamp (ms since 1970)"
-_MAX_TIMESTAMP: Final = 2**63 - 1
 _PAUSE: Final = 0.01
 _MARKERS_TIME: Final = 0.01
 _MARKERS_LIMIT: Final = 0.1
@@ -278,7 +284,7 @@ class NativeProducer:
         key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
         content = value if type(value) is bytes else as_bytes("value", value)
         listed = None if headers is None else header_list(headers)
-        sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
+        sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         try:
             self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, limit)
             if isinstance(limit, Deadline):
@@ -300,7 +306,7 @@ class NativeProducer:
     ) -> None:
         """Add many messages; without keys, at half the cost of repeated `send`."""
         self._check_allowed("send_many")
-        now = time.time_ns() // 1_000_000 if timestamp is None else check_number(_TIMESTAMP, timestamp, _MAX_TIMESTAMP)
+        now = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         if keys is not None:
             pairs = keyed(keys, values)
             for key, value in pairs:  # the first one begins the transaction at the broker
@@ -313,6 +319,25 @@ class NativeProducer:
             self.send(topic, first, partition=partition, timestamp=now)
             break
         self._accumulator.extend(topic, remaining, partition, now, self._delivery_timeout)
+
+    def send_messages(self, messages: Iterable[Message]) -> None:
+        """See MessagesProducer: one Produce request per broker for all of them, unless they fill more than a batch."""
+        self._check_allowed("send")
+        self._sender.raise_failure()
+        limit = Deadline.after(self._delivery_timeout)
+        if not self._sender.has_sent:
+            self._let_markers_be_written(limit)
+            self._budget.start()
+        now = time.time_ns() // 1_000_000
+        append = self._accumulator.append
+        try:
+            for topic, value, key, headers, partition, timestamp in messages:
+                append(topic, key, value, headers, partition, now if timestamp is None else timestamp, limit)
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+            self._sender.interrupted()
+            raise
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
         """See ColumnProducer. Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""

@@ -51,6 +51,8 @@ class RocksDBStore(TxnStateStore):
         ConfigurationError: `options` were given together with an Rdict.
     """
 
+    undoes_units = True
+
     def __init__(
         self,
         database: str | os.PathLike[str] | Rdict,

@@ -43,8 +43,6 @@ class RocksDBStoreTransaction(StoreTransaction):
         self._check_open()
         return self._batch
 
-    undoes_units = True
-
     def begin_unit(self) -> None:
         """See StoreTransaction."""
         self.handle.begin_unit()

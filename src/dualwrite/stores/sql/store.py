@@ -76,6 +76,8 @@ class SqlStateStore(TxnStateStore):
             (in-memory SQLite), so that a claim can't run beside a transaction.
     """
 
+    undoes_units = True
+
     def __init__(
         self,
         engine: Engine,

@@ -179,8 +179,6 @@ class SqlStoreTransaction(StoreTransaction):
 
     # --- units of a group -------------------------------------------------------------------------------------------------
 
-    undoes_units = True
-
     def begin_unit(self) -> None:
         """See StoreTransaction: a savepoint, which replaces that of the unit before."""
         self._run_for_unit(*(self._room.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))

@@ -57,6 +57,8 @@ class ZooKeeperStore(TxnStateStore):
         owns_client: Whether `close` stops the client.
     """
 
+    undoes_units = True
+
     def __init__(
         self,
         client: KazooClient,

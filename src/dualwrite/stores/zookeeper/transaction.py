@@ -110,8 +110,6 @@ class ZooKeeperTransaction(StoreTransaction):
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
-    undoes_units = True
-
     def begin_unit(self) -> None:
         """See StoreTransaction."""
         self.handle.begin_unit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualwrite.errors import UsageError, WriterClosedError
-from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
@@ -52,9 +52,8 @@ class UnitConformance:
 
     def test_what_came_before_the_first_unit_stays(self, scene: StoreScene) -> None:
         """`begin_unit`: from here on; a transaction of which every unit was undone still commits the rest and the row."""
-        store, name = scene.new_store(), scene.new_id()
+        store, name = _store_with_units(scene), scene.new_id()
         transaction = store.begin(scene.claim(store, name))
-        _require_units(transaction)
         scene.put(transaction.handle, number := scene.new_number())
         transaction.begin_unit()
         scene.put(transaction.handle, scene.new_number())
@@ -80,7 +79,7 @@ class UnitConformance:
         """Without `undoes_units` a unit can't begin: it would be undone with all others."""
         store = scene.new_store()
         transaction = store.begin(scene.claim(store, scene.new_id()))
-        if transaction.undoes_units:
+        if store.undoes_units:
             transaction.begin_unit()
         else:
             with pytest.raises(UsageError):
@@ -89,13 +88,12 @@ class UnitConformance:
 
 
 def _begun(scene: StoreScene) -> StoreTransaction:
+    store = _store_with_units(scene)
+    return store.begin(scene.claim(store, scene.new_id()))
+
+
+def _store_with_units(scene: StoreScene) -> TxnStateStore:
     store = scene.new_store()
-    transaction = store.begin(scene.claim(store, scene.new_id()))
-    _require_units(transaction)
-    return transaction
-
-
-def _require_units(transaction: StoreTransaction) -> None:
-    if not transaction.undoes_units:
-        transaction.rollback()
+    if not store.undoes_units:
         pytest.skip("this store can't undo a single unit")
+    return store

@@ -1,0 +1,1 @@
+"""A pool of writers for services: units of work from many threads share their commits (docs/guides/pool.md)."""

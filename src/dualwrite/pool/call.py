@@ -1,0 +1,94 @@
+"""One call of `run` or `submit`: a unit of work, and the future that gets its result."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import inspect
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from dualwrite.errors import UsageError
+from dualwrite.transaction import Transaction
+
+_NOT_RUN: Final = object()
+
+
+class Call:
+    """A unit of work with its arguments. It may run more than once; its caller learns the outcome of the run that counts.
+
+    Args:
+        unit: Called with the transaction and the arguments, in a copy of the caller's context (`contextvars`).
+        args: Positional arguments after the transaction.
+        kwargs: Keyword arguments.
+        key: Units with the same key keep the order of their calls; None: in any order.
+
+    Attributes:
+        future: What the caller waits for.
+        name: The unit's name, for messages.
+    """
+
+    __slots__ = ("_args", "_context", "_error", "_kwargs", "_result", "_unit", "future", "key", "name")
+
+    def __init__(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable) -> None:
+        self._unit = unit
+        self._args = args
+        self._kwargs = kwargs
+        self._context = contextvars.copy_context()
+        self._result: Any = _NOT_RUN
+        self._error: BaseException | None = None
+        self.key = key
+        self.name = getattr(unit, "__qualname__", None) or repr(unit)
+        self.future: Future[Any] = Future()
+
+    def begin(self) -> bool:
+        """Whether the caller still wants the result; from here on it can't be cancelled."""
+        return self.future.set_running_or_notify_cancel()
+
+    def run(self, transaction: Transaction[Any]) -> None:
+        """Run the unit, and keep its result.
+
+        Raises:
+            UsageError: The unit is an `async` function.
+            BaseException: What the unit raises.
+        """
+        self._error, self._result = None, _NOT_RUN
+        result = self._context.run(self._unit, transaction, *self._args, **self._kwargs)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise UsageError(f"The unit {self.name} is an async function, which a thread can't run.")
+        self._result = result
+
+    def failed(self, error: BaseException) -> None:
+        """Keep the unit's own error: it was undone."""
+        self._error = error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last run of the unit was undone."""
+        return self._error is not None
+
+    def tell(self) -> None:
+        """Tell the caller the outcome of the last run: its result, or its own error."""
+        if self.future.done():
+            return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result)
+
+    def tell_error(self, error: BaseException) -> None:
+        """Tell the caller its own copy of an error that is not the unit's own."""
+        if not self.future.done():
+            self.future.set_exception(_copy_of(error))
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    """A copy for one caller: an exception that several threads raise would collect all their tracebacks."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001  (an exception of the user's that can't be copied is shared)
+        return error
+    copied.__cause__ = error
+    return copied

@@ -1,0 +1,224 @@
+"""A group: units of many callers in one transaction; each is told the truth about its own unit.
+
+The units run one after another, each under a savepoint, so that one can be undone alone; the messages of those that succeeded
+are sent after the last unit, and then the transaction commits as any other (docs/how-it-works/recipe.md). If a group fails for
+a reason that one unit may have caused, both sides are rolled back, and the units run again, each in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from dualwrite.errors import (
+    DeliveryError,
+    DualWriteError,
+    FencedError,
+    InDoubtTransactionError,
+    InvalidMessageError,
+    LostTransactionError,
+    MessageTooLargeError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionTimeoutError,
+    UnknownTopicError,
+    UnverifiedTransactionError,
+)
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import Message
+from dualwrite.pool.call import Call
+from dualwrite.transaction import Transaction
+from dualwrite.writer import DualWriter
+
+log = logging.getLogger(__name__)
+
+_MAY_BE_ONE_UNITS_FAULT: Final = (
+    StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
+    DeliveryError,
+    InvalidMessageError,
+    MessageTooLargeError,
+    UnknownTopicError,
+    TransactionTimeoutError,
+)
+"""Errors of a group after which both sides are rolled back, and its units are worth running one by one."""
+
+
+_MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
+
+
+class _AllFailedError(Exception):
+    """Every unit of the group has failed: there is nothing to commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a group may do.
+
+    Args:
+        most_units: The number of units at which the group is complete.
+        most_bytes: The size of its messages at which the group is complete.
+        when_decided: Tell the callers as soon as the database has committed; only under two-phase commit.
+        more: Gives calls that have come meanwhile, at most so many.
+        has_written: Called when the last unit has run, before the messages are sent.
+        doing: Called with the name of each unit before it runs.
+    """
+
+    most_units: int = 1
+    most_bytes: int = 0
+    when_decided: bool = False
+    more: Callable[[int], list[Call]] = lambda _: []
+    has_written: Callable[[], None] = lambda: None
+    doing: Callable[[str], None] = lambda _: None
+
+
+class Group:
+    """One group of calls, on one writer.
+
+    Args:
+        writer: Where it runs; no other thread uses it meanwhile.
+        calls: The calls, in order.
+        rules: What the group may do.
+
+    Attributes:
+        error: Why the group as a whole has failed, if it has.
+    """
+
+    def __init__(self, writer: DualWriter[Any], calls: list[Call], rules: Rules) -> None:
+        self.calls = calls
+        self.error: BaseException | None = None
+        self._writer = writer
+        self._rules = rules
+        self._has_begun = False
+        self._is_past_the_block = False
+
+    def run(self) -> None:
+        """Run the units and commit them; every caller is told the outcome of its unit.
+
+        Raises:
+            FencedError: The writer can't be used any more; the callers know it.
+        """
+        try:
+            self._commit()
+        except _AllFailedError:
+            self._tell()
+        except BaseException as error:
+            self.error = error
+            if len(self.calls) > 1 and self._has_begun and _may_be_one_units_fault(error):
+                log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
+                self._run_one_by_one()
+            else:
+                self._tell_all(error)
+            if isinstance(error, FencedError):
+                raise
+        else:
+            self._tell()
+
+    def _commit(self) -> None:
+        with self._writer.transaction() as whole:
+            self._has_begun = True
+            if len(self.calls) == 1:
+                self._grow()
+            messages = self._run_only_unit(whole) if len(self.calls) == 1 else self._run_units(whole)
+            self._rules.has_written()
+            hit("group_after_units")
+            if messages:
+                whole.send_messages(messages)
+            if self._rules.when_decided:
+                whole.on_decided = self._tell
+            self._is_past_the_block = True
+
+    def _grow(self) -> None:
+        room = self._rules.most_units - len(self.calls)
+        if room > 0:
+            self.calls += self._rules.more(room)
+
+    # --- the units ----------------------------------------------------------------------------------------------------------
+
+    def _run_only_unit(self, whole: Transaction[Any]) -> list[Message]:
+        """The only unit needs no savepoint: if it fails, the transaction is rolled back."""
+        (call,) = self.calls
+        self._rules.doing(call.name)
+        unit = whole.only_unit()
+        try:
+            call.run(unit)
+        except BaseException as error:
+            call.failed(error)
+            raise _AllFailedError from error
+        finally:
+            unit.end()
+        hit("group_after_unit")
+        return unit.messages
+
+    def _run_units(self, whole: Transaction[Any]) -> list[Message]:
+        messages: list[Message] = []
+        size = place = 0
+        while place < len(self.calls):
+            call = self.calls[place]
+            place += 1
+            self._rules.doing(call.name)
+            unit = whole.begin_unit()
+            try:
+                call.run(unit)
+                unit.end_unit()
+            except BaseException as error:  # noqa: BLE001  (it is the caller's)
+                unit.undo_unit(error)
+                call.failed(error)
+            else:
+                messages += unit.messages
+                size += sum(message.size for message in unit.messages)
+            hit("group_after_unit")
+            if place == len(self.calls) and size < self._rules.most_bytes:
+                self._grow()
+        if all(call.has_failed for call in self.calls):
+            raise _AllFailedError
+        return messages
+
+    # --- the outcome ----------------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        for call in self.calls:
+            call.tell()
+
+    def _tell_all(self, error: BaseException) -> None:
+        """Tell an error of the whole group, each caller its own copy; a unit that failed by itself has its own error."""
+        if self._is_past_the_block and not isinstance(error, DualWriteError):
+            error = _unexpected(error, self._writer.transactional_id)
+        for call in self.calls:
+            if call.has_failed and isinstance(error, _MAY_HAVE_COMMITTED):
+                call.tell()
+            else:
+                call.tell_error(error)
+
+    def _run_one_by_one(self) -> None:
+        rules = replace(self._rules, most_units=1)
+        for place, call in enumerate(self.calls):
+            alone = Group(self._writer, [call], rules)
+            try:
+                alone.run()
+            finally:
+                if alone.error is not None and not _may_be_one_units_fault(alone.error):
+                    for other in self.calls[place + 1 :]:
+                        other.tell_error(alone.error)
+            if alone.error is not None and not _may_be_one_units_fault(alone.error):
+                return
+
+
+def _may_be_one_units_fault(error: BaseException) -> bool:
+    """Whether both sides are rolled back, and another unit may succeed."""
+    return isinstance(error, _MAY_BE_ONE_UNITS_FAULT) and not isinstance(error, StoreUnavailableError)
+
+
+def _unexpected(error: BaseException, transactional_id: str) -> InDoubtTransactionError:
+    """An error that is none of ours, when the commit may have been sent."""
+    wrapped = InDoubtTransactionError(
+        "An unexpected error ended the commit; it is unknown whether the transaction committed.",
+        transactional_id=transactional_id,
+        cause=f"{type(error).__name__}: {error}",
+        next_step="check in your data whether it committed; recovery, or the pool's next transaction, resolves Kafka's side",
+        state="",
+        database_committed=None,
+    )
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,62 @@
+"""What the pool's tests do with a scene of the crash tests: units of work, and pools that run them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import dualwrite
+from crash.events import write_event
+from crash.scene import Scene
+from crash.worker import timeouts
+from dualwrite import PoolOptions, Transaction, WriterPool
+from fixtures.pace import LIMIT, done
+
+
+def open_pool(scene: Scene, **changes: Any) -> WriterPool[Any]:
+    """A pool with the scene's id as prefix."""
+    given = {"size": 2, "options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
+    return dualwrite.create_pool(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given)
+
+
+def both(tx: Transaction, scene: Scene, number: int) -> int:
+    """Write an event and send its message."""
+    write_event(scene.url, tx.db, scene.transactional_id, number)
+    tx.send(scene.topic, str(number), key=scene.transactional_id)
+    return number
+
+
+def then_raise(tx: Transaction, scene: Scene, number: int, error: BaseException) -> int:
+    """Write an event and send its message, then fail."""
+    both(tx, scene, number)
+    raise error
+
+
+@contextmanager
+def held(pool: WriterPool[Any]) -> Iterator[None]:
+    """Keep the pool in a unit; what is submitted meanwhile is taken into the same group."""
+    begun, release = threading.Event(), threading.Event()
+
+    def hold(_: Transaction) -> None:
+        begun.set()
+        assert release.wait(LIMIT)
+
+    held_back = pool.submit(hold)
+    assert begun.wait(LIMIT)
+    try:
+        yield
+    finally:
+        release.set()
+        done(held_back)
+
+
+def grouped(pool: WriterPool[Any], *units: Callable[[Transaction], Any]) -> list[Future[Any]]:
+    """Run units in one group, and wait until all have ended."""
+    with held(pool):
+        futures = [pool.submit(unit) for unit in units]
+    for future in futures:
+        future.exception(LIMIT)
+    return futures

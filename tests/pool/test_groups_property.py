@@ -1,0 +1,140 @@
+"""Units that succeed, fail and interfere with each other, in any order and group: both sides hold exactly what was told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from crash.scene import Scene
+from dualwrite import PoolOptions, Transaction, WriterPool
+from fixtures.pace import LIMIT
+from pool.pool_scene import both, held, open_pool
+
+numbers = itertools.count(1)
+
+
+class NoNeedError(Exception):
+    """A unit's own error."""
+
+
+def succeeds(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+
+
+def fails_first(_tx: Transaction, _scene: Scene, _number: int) -> None:
+    raise NoNeedError
+
+
+def fails_last(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    raise NoNeedError
+
+
+def exits(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    raise SystemExit(1)
+
+
+def violates_a_constraint(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    tx.db.execute(sa.text("INSERT INTO strict VALUES (0, NULL)"))
+
+
+def swallows_an_error(tx: Transaction, scene: Scene, number: int) -> None:
+    """PostgreSQL does not commit its transaction any more."""
+    both(tx, scene, number)
+    with suppress(sa.exc.DBAPIError):
+        tx.db.execute(sa.text("INSERT INTO strict VALUES (0, NULL)"))
+
+
+def handles_an_error(tx: Transaction, scene: Scene, number: int) -> None:
+    """Under a savepoint of its own it goes on."""
+    with suppress(sa.exc.DBAPIError), tx.db.begin_nested():
+        tx.db.execute(sa.text("INSERT INTO strict VALUES (0, NULL)"))
+    both(tx, scene, number)
+
+
+def violates_it_at_the_commit(tx: Transaction, scene: Scene, number: int) -> None:
+    """A deferred constraint: the group's COMMIT fails."""
+    both(tx, scene, number)
+    tx.db.execute(sa.text("INSERT INTO strict VALUES (:number, 0)"), {"number": number})
+
+
+def leaves_a_savepoint(tx: Transaction, scene: Scene, number: int) -> None:
+    tx.db.begin_nested()
+    both(tx, scene, number)
+
+
+def sends_too_much(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    tx.send(scene.topic, b"x" * 1_100_000)
+
+
+def sends_nonsense(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    tx.send("", b"x")
+
+
+def commits_itself(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    tx.db.commit()
+
+
+BEHAVIOURS: tuple[Callable[[Transaction, Scene, int], None], ...] = (
+    succeeds,
+    succeeds,
+    fails_first,
+    fails_last,
+    exits,
+    violates_a_constraint,
+    swallows_an_error,
+    handles_an_error,
+    violates_it_at_the_commit,
+    leaves_a_savepoint,
+    sends_too_much,
+    sends_nonsense,
+    commits_itself,
+)
+GOOD = {succeeds, handles_an_error, leaves_a_savepoint}
+
+
+@pytest.fixture
+def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
+    with scene.engine.begin() as connection:
+        for statement in (
+            "DROP TABLE IF EXISTS strict, parents",
+            "CREATE TABLE parents (id int PRIMARY KEY)",
+            "CREATE TABLE strict (id int, parent int NOT NULL REFERENCES parents DEFERRABLE INITIALLY DEFERRED)",
+        ):
+            connection.execute(sa.text(statement))
+    with open_pool(scene, options=PoolOptions(group_units=8, timeout=LIMIT)) as opened:
+        yield opened
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(behaviours=st.lists(st.sampled_from(BEHAVIOURS), min_size=1, max_size=24), together=st.booleans())
+def check(pool: WriterPool[Any], scene: Scene, behaviours: list[Any], together: bool) -> None:
+    units = [(behaviour, next(numbers)) for behaviour in behaviours]
+    before = set(scene.rows())
+    if together:
+        with held(pool):
+            futures = [pool.submit(behaviour, scene, number) for behaviour, number in units]
+    else:
+        with ThreadPoolExecutor(8) as threads:
+            futures = [threads.submit(pool.run, behaviour, scene, number) for behaviour, number in units]
+    told = {number for (_, number), future in zip(units, futures, strict=True) if future.exception(LIMIT) is None}
+    assert told == {number for behaviour, number in units if behaviour in GOOD}
+    assert set(scene.rows()) - before == told
+
+
+def test_both_sides_hold_exactly_what_was_told(pool: WriterPool[Any], scene: Scene) -> None:
+    check(pool, scene)
+    assert scene.agree()

@@ -1,0 +1,490 @@
+"""A pool on real databases and a real broker: results, errors, groups, limits, closing."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import dualwrite
+from crash.databases import DATABASES
+from crash.scene import Scene
+from dualwrite import PoolOptions, Transaction
+from dualwrite.errors import (
+    ConfigurationError,
+    FencedError,
+    MessageTooLargeError,
+    NestedTransactionError,
+    PoolTimeoutError,
+    StoreCommitFailedError,
+    UsageError,
+    WriterClosedError,
+)
+from dualwrite.pool.call import Call
+from dualwrite.testing import failpoints
+from dualwrite.testing.topics import OpenTransactionsError, read_committed
+from fixtures.pace import LIMIT, done, until
+from fixtures.tiers import thinned
+from pool.pool_scene import both, grouped, held, open_pool, then_raise
+
+every_database = pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
+both_producers = pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], quick=["native"]), indirect=True)
+
+
+# --- what a caller gets -----------------------------------------------------------------------------------------------------
+
+
+@every_database
+def test_many_threads_get_their_results(scene: Scene) -> None:
+    with open_pool(scene) as pool, ThreadPoolExecutor(16) as threads:
+        results = list(threads.map(lambda number: pool.run(both, scene, number), range(200)))
+    assert results == list(range(200))
+    assert scene.agree() == list(range(200))
+
+
+@both_producers
+def test_a_unit_that_raises_takes_nothing_of_the_others_with_it(scene: Scene) -> None:
+    error = ValueError("no")
+    with open_pool(scene) as pool:
+        futures = grouped(
+            pool,
+            partial(both, scene=scene, number=1),
+            partial(then_raise, scene=scene, number=2, error=error),
+            partial(both, scene=scene, number=3),
+        )
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        assert futures[1].exception() is error
+        with pytest.raises(ValueError, match="no"):
+            pool.run(then_raise, scene, 4, ValueError("no"))
+    assert scene.agree() == [1, 3]
+
+
+@every_database
+def test_a_group_is_one_transaction_on_both_sides(scene: Scene) -> None:
+    numbers = list(range(1, 41))
+    commits: list[None] = []
+    with open_pool(scene, size=1) as pool, failpoints.armed("after_db_commit", lambda: commits.append(None)):
+        futures = grouped(pool, *(partial(both, scene=scene, number=number) for number in numbers))
+    assert [future.result() for future in futures] == numbers
+    assert len(commits) <= 2, "the unit that was held back, and the others"
+    assert scene.agree() == numbers
+
+
+@every_database
+def test_a_group_whose_units_all_fail_commits_nothing(scene: Scene) -> None:
+    with open_pool(scene) as pool:
+        futures = grouped(
+            pool, *(partial(then_raise, scene=scene, number=number, error=KeyError(number)) for number in (1, 2, 3))
+        )
+        for number, future in zip((1, 2, 3), futures, strict=True):
+            with pytest.raises(KeyError, match=str(number)):
+                future.result()
+        pool.run(both, scene, 4)
+    assert scene.agree() == [4]
+
+
+def test_units_see_what_the_units_before_them_wrote(scene: Scene) -> None:
+    def count(tx: Transaction) -> int:
+        both(tx, scene, number := len(_rows(tx, scene)))
+        return number
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, count, partial(then_raise, scene=scene, number=99, error=ValueError()), count, count)
+        assert [future.result() for future in (futures[0], *futures[2:])] == [0, 1, 2]
+
+
+def _rows(tx: Transaction, scene: Scene) -> list[int]:
+    query = sa.text("SELECT number FROM events WHERE writer = :w")
+    return list(tx.db.scalars(query, {"w": scene.transactional_id}))
+
+
+def test_a_statement_that_fails_is_its_callers_error(scene: Scene) -> None:
+    with open_pool(scene) as pool:
+        futures = grouped(
+            pool,
+            partial(both, scene=scene, number=1),
+            lambda tx: tx.db.execute(sa.text("SELECT nothing")),
+            partial(both, scene=scene, number=2),
+        )
+        with pytest.raises(sa.exc.ProgrammingError):
+            futures[1].result()
+    assert scene.agree() == [1, 2]
+
+
+def test_exit_of_a_unit_is_its_callers(scene: Scene) -> None:
+    """`sys.exit()` in a unit must not end a thread of the pool."""
+    with open_pool(scene, size=1) as pool:
+        with pytest.raises(SystemExit):
+            pool.run(then_raise, scene, 1, SystemExit(3))
+        assert pool.run(both, scene, 2) == 2
+    assert scene.agree() == [2]
+
+
+def test_the_callers_context_comes_with_the_unit(scene: Scene) -> None:
+    request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
+
+    def unit(tx: Transaction, number: int) -> tuple[int, str]:
+        both(tx, scene, number)
+        return number, request.get()
+
+    def call(number: int) -> tuple[int, str]:
+        request.set(f"request {number}")
+        return pool.run(unit, number)
+
+    with open_pool(scene) as pool, ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(call, range(40))) == [(number, f"request {number}") for number in range(40)]
+
+
+def test_a_decorated_function_is_a_unit(scene: Scene) -> None:
+    attempts: list[int] = []
+    with open_pool(scene) as pool:
+
+        @pool.transactional
+        def place(tx: Transaction, number: int, *, times: int = 1) -> int:
+            return both(tx, scene, number) * times
+
+        @pool.transactional(attempts=3)
+        def unlucky(tx: Transaction, number: int) -> None:
+            both(tx, scene, number)
+            attempts.append(number)
+            if len(attempts) < 3:
+                raise StoreCommitFailedError("a conflict")
+
+        assert place(2, times=10) == 20
+        unlucky(3)
+        with pytest.raises(UsageError, match="attempts must be at least 1"):
+            pool.transactional(attempts=0)(both)
+    assert attempts == [3, 3, 3]
+    assert scene.agree() == [2, 3]
+
+
+# --- a group that fails as a whole --------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
+    """A deferred constraint is checked at the COMMIT of all: both sides are rolled back, and the units run one by one."""
+    table = f"strict_{scene.transactional_id.replace('-', '_')}"
+    with scene.engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE {table} (id int, CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)"))
+
+    def strict(tx: Transaction, number: int, row: int) -> int:
+        tx.db.execute(sa.text(f"INSERT INTO {table} VALUES (:row)"), {"row": row})
+        return both(tx, scene, number)
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, *(partial(strict, number=number, row=row) for number, row in ((1, 7), (2, 7), (3, 8))))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        with pytest.raises(StoreCommitFailedError, match="once"):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+@both_producers
+@pytest.mark.parametrize("topic", ["no such topic", "events"])
+def test_a_message_that_can_not_be_sent_is_its_callers_error(scene: Scene, topic: str) -> None:
+    def bad(tx: Transaction) -> None:
+        both(tx, scene, 2)
+        tx.send(scene.topic if topic == "events" else topic, b"x" * 1_100_000)
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(both, scene=scene, number=1), bad, partial(both, scene=scene, number=3))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        expected = MessageTooLargeError if topic == "events" else dualwrite.InvalidMessageError
+        with pytest.raises(expected):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+@pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
+def test_a_unit_can_not_end_the_transaction_of_all(scene: Scene) -> None:
+    def ends(tx: Transaction) -> None:
+        both(tx, scene, 2)
+        tx.db.commit()
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(both, scene=scene, number=1), ends, partial(both, scene=scene, number=3))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        with pytest.raises(dualwrite.TransactionControlError):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+def test_units_do_not_run_again_after_one_has_ended_the_transaction_behind_our_back(scene: Scene) -> None:
+    """What they wrote is committed without messages: running them again would write it twice."""
+    runs: list[int] = []
+
+    def counted(tx: Transaction, number: int) -> None:
+        runs.append(number)
+        both(tx, scene, number)
+
+    def ends(tx: Transaction) -> None:
+        counted(tx, 2)
+        tx.db.connection.driver_connection.commit()
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(counted, number=1), ends, partial(counted, number=3))
+        for future in futures:
+            with pytest.raises(dualwrite.TransactionControlError, match="WITHOUT its messages"):
+                future.result()
+    assert runs in ([1, 2], [1, 2, 3])
+    assert scene.messages() == []
+
+
+def test_callers_share_no_exception(scene: Scene) -> None:
+    """Each raises its own copy: a traceback is a property of the exception."""
+    with open_pool(scene, size=1) as pool:
+        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=f"{scene.transactional_id}-1"):
+            errors = [pool.submit(both, scene, number).exception(LIMIT) for number in range(5)]
+        assert len({id(error) for error in errors}) == 5
+        assert all(isinstance(error, FencedError) for error in errors)
+        assert "a prefix of its own" in str(errors[-1])
+    assert scene.agree() == []
+
+
+# --- ordering -----------------------------------------------------------------------------------------------------------------
+
+
+def test_units_with_one_key_keep_their_order(scene: Scene) -> None:
+    """Also over groups that are committed at the same time by different writers."""
+    keys, count = 5, 30
+    with open_pool(scene, size=4, options=PoolOptions(group_units=3, timeout=LIMIT)) as pool:
+        futures = [
+            pool.with_options(key=key).submit(_numbered, scene, key, number) for number in range(count) for key in range(keys)
+        ]
+        for future in futures:
+            done(future)
+    found: dict[int, list[int]] = {}
+    for message in read_committed(scene.settings, scene.topic):
+        key, number = map(int, (message.value or b"").split(b":"))
+        found.setdefault(key, []).append(number)
+    assert found == {key: list(range(count)) for key in range(keys)}
+
+
+def _numbered(tx: Transaction, scene: Scene, key: int, number: int) -> None:
+    time.sleep(0.001 * (number % 3))
+    tx.send(scene.topic, f"{key}:{number}", partition=0)
+
+
+# --- limits -------------------------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
+    with open_pool(scene, size=1) as pool:
+        with held(pool):
+            with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold") as caught:
+                pool.with_options(timeout=0.1).run(both, scene, 1)
+            with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold"), pool.transaction(timeout=0.1):
+                pass
+        assert caught.value.retriable
+        assert caught.value.timeout == 0.1
+        assert pool.run(both, scene, 2) == 2
+    assert scene.agree() == [2]
+
+
+def test_a_unit_that_has_begun_is_waited_for(scene: Scene) -> None:
+    """Its outcome would be unknown otherwise."""
+
+    def slow(tx: Transaction) -> int:
+        time.sleep(0.3)
+        return both(tx, scene, 1)
+
+    with open_pool(scene) as pool:
+        assert pool.with_options(timeout=0.05).run(slow) == 1
+        with pytest.raises(TimeoutError, match="mine"):
+            pool.run(then_raise, scene, 2, TimeoutError("mine"))
+    assert scene.agree() == [1]
+
+
+def test_a_call_that_was_cancelled_does_not_run(scene: Scene) -> None:
+    with open_pool(scene, size=1) as pool:
+        with held(pool):
+            future = pool.submit(both, scene, 1)
+            other = pool.submit(both, scene, 2)
+            assert future.cancel()
+        assert done(other) == 2
+        with pytest.raises(CancelledError):
+            future.result()
+    assert scene.agree() == [2]
+
+
+def test_a_group_is_complete_at_its_limits(scene: Scene) -> None:
+    commits: list[None] = []
+    options = PoolOptions(group_units=4, timeout=LIMIT)
+    with open_pool(scene, size=1, options=options) as pool, failpoints.armed("after_db_commit", lambda: commits.append(None)):
+        grouped(pool, *(partial(both, scene=scene, number=number) for number in range(11)))
+    assert len(commits) == 4, "the one that was held back, 4, 4, 3"
+    commits.clear()
+    options = PoolOptions(group_bytes=3, timeout=LIMIT)
+    with open_pool(scene, size=1, options=options) as pool, failpoints.armed("after_db_commit", lambda: commits.append(None)):
+        grouped(pool, *(partial(both, scene=scene, number=number) for number in range(20, 23)))
+    assert len(commits) == 2, "the one that was held back, and 3 that were taken at once"
+    assert scene.agree() == [*range(11), 20, 21, 22]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"acknowledge": "soon"},
+        {"group_units": 0},
+        {"group_units": 1.5},
+        {"group_bytes": True},
+        {"timeout": 0},
+        {"timeout": "soon"},
+    ],
+    ids=str,
+)
+def test_options_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        PoolOptions(**wrong)
+
+
+def test_arguments_are_checked_before_anything_is_opened(scene: Scene) -> None:
+    for wrong in ({"size": 0}, {"size": True}, {"prefix": "a#b"}, {"transactional_id": "mine"}):
+        with pytest.raises(ConfigurationError):
+            dualwrite.create_pool("sqlite:///nowhere/at/all", **{"prefix": "shop", "kafka": "nowhere:1", **wrong})
+    with pytest.raises(ConfigurationError, match="requires two-phase commit"):
+        open_pool(scene, two_phase=False, options=PoolOptions(acknowledge="decided"))
+    with open_pool(scene) as pool:
+        assert pool.size == 2
+
+
+# --- when a call returns ------------------------------------------------------------------------------------------------------
+
+
+def test_decided_returns_when_the_database_has_committed(scene: Scene) -> None:
+    """Kafka's side follows, whatever happens: under two-phase commit nothing can undo it."""
+    release = threading.Event()
+    with (
+        open_pool(scene, size=1, options=PoolOptions(acknowledge="decided", timeout=LIMIT)) as pool,
+        failpoints.armed("before_kafka_commit", lambda: release.wait(LIMIT)),
+    ):
+        try:
+            assert pool.run(both, scene, 1) == 1
+            assert scene.rows() == [1]
+            with pytest.raises(OpenTransactionsError):
+                read_committed(scene.settings, scene.topic, timeout=0.3)
+        finally:
+            release.set()
+    assert scene.agree() == [1]
+
+
+def test_visible_returns_when_consumers_can_read(scene: Scene) -> None:
+    with open_pool(scene) as pool:
+        for number in range(3):
+            pool.run(both, scene, number)
+            assert scene.messages() == list(range(number + 1))
+
+
+# --- misuse -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_unit_can_not_use_its_own_pool(scene: Scene) -> None:
+    """It would wait for itself."""
+    with open_pool(scene) as pool:
+
+        def nested(_: Transaction) -> None:
+            pool.run(both, scene, 1)
+
+        def own(_: Transaction) -> None:
+            with pool.transaction():
+                pass
+
+        for unit in (nested, own, lambda _: pool.close()):
+            with pytest.raises(NestedTransactionError):
+                pool.run(unit)
+
+
+def test_a_unit_keeps_nothing_of_its_transaction(scene: Scene) -> None:
+    kept: list[Transaction] = []
+    with open_pool(scene) as pool:
+        grouped(pool, kept.append, kept.append)
+        for tx in kept:
+            with pytest.raises(WriterClosedError):
+                tx.send(scene.topic, "late")
+
+
+def test_an_async_unit_is_refused(scene: Scene) -> None:
+    async def unit(tx: Transaction) -> None:
+        both(tx, scene, 1)
+
+    with open_pool(scene) as pool, pytest.raises(UsageError, match="async function"):
+        pool.run(unit)
+    assert scene.rows() == []
+
+
+def test_a_unit_can_not_send_offsets(scene: Scene) -> None:
+    with open_pool(scene) as pool, pytest.raises(UsageError, match=r"pool\.transaction"):
+        pool.run(lambda tx: tx.send_offsets(object()))
+
+
+def test_bad_messages_are_refused_where_they_are_sent(scene: Scene) -> None:
+    with open_pool(scene) as pool:
+        for wrong in ({"topic": ""}, {"value": 3}, {"key": 3}, {"partition": -1}, {"timestamp": 1.5}, {"headers": 7}):
+            with pytest.raises(dualwrite.InvalidMessageError):
+                pool.run(lambda tx, wrong: tx.send(**{"topic": scene.topic, "value": "x", **wrong}), wrong)
+        with pytest.raises(dualwrite.InvalidMessageError):
+            pool.run(lambda tx: tx.send_many(scene.topic, ["a"], keys=["a", "b"]))
+        pool.run(lambda tx: tx.send_many(scene.topic, ["1", "2"], keys=["a", "b"]))
+    assert scene.messages() == [1, 2]
+
+
+# --- transactions of their own ------------------------------------------------------------------------------------------------
+
+
+def test_transactions_of_their_own_beside_groups(scene: Scene) -> None:
+    def own(number: int) -> None:
+        with pool.transaction() as tx:
+            both(tx, scene, number)
+
+    with open_pool(scene, size=3) as pool, ThreadPoolExecutor(8) as threads:
+        for result in [
+            *(threads.submit(own, number) for number in range(20)),
+            *(threads.submit(pool.run, both, scene, number) for number in range(20, 60)),
+        ]:
+            done(result)
+        with pytest.raises(ValueError, match="no"), pool.transaction() as tx:
+            then_raise(tx, scene, 99, ValueError("no"))
+    assert scene.agree() == list(range(60))
+
+
+# --- closing ------------------------------------------------------------------------------------------------------------------
+
+
+def test_closing_finishes_what_waits(scene: Scene) -> None:
+    pool = open_pool(scene, size=1)
+    with held(pool):
+        futures = [pool.submit(both, scene, number) for number in range(100)]
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        until(lambda: pool._is_closed, "the pool is closing")
+        for call in (lambda: pool.run(both, scene, 1), lambda: pool.submit(both, scene, 1)):
+            with pytest.raises(WriterClosedError, match="is closed"):
+                call()
+    closing.join(LIMIT)
+    assert [future.result(0) for future in futures] == list(range(100))
+    assert scene.agree() == list(range(100))
+    pool.close()
+    with pytest.raises(WriterClosedError, match="is closed"), pool.transaction():
+        pass
+
+
+def test_closing_waits_for_transactions_of_their_own(scene: Scene) -> None:
+    pool = open_pool(scene)
+    with ThreadPoolExecutor(1) as thread, pool.transaction() as tx:
+        closing = thread.submit(pool.close)
+        until(lambda: pool._is_closed, "the pool is closing")
+        both(tx, scene, 1)
+        assert not closing.done()
+    done(closing)
+    assert scene.agree() == [1]
+
+
+def test_a_call_without_its_name() -> None:
+    """For errors: a partial has no name."""
+    assert Call(partial(both, number=1), (), {}, None).name.startswith("functools.partial")

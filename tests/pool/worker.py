@@ -1,0 +1,45 @@
+"""The process that the pool's crash tests kill: threads that write events through one pool.
+
+python -m pool.worker URL BOOTSTRAP PREFIX TOPIC FIRST COUNT THREADS   write events FIRST … FIRST+COUNT-1, a unit each
+
+It prints `told N` when the caller of unit N knows that it is committed.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import dualwrite
+from crash.events import write_event
+from crash.worker import say, settings, timeouts
+from dualwrite import Transaction
+from fixtures.pace import LIMIT
+
+
+def main() -> None:
+    url, bootstrap, prefix, topic = sys.argv[1:5]
+    first, count, threads = map(int, sys.argv[5:8])
+
+    def unit(tx: Transaction, number: int) -> None:
+        write_event(url, tx.db, prefix, number)
+        tx.send(topic, str(number), key=prefix)
+
+    def call(number: int) -> None:
+        try:
+            pool.run(unit, number)
+        except dualwrite.DualWriteError as error:
+            say("error", number, type(error).__name__, error)
+        else:
+            say("told", number)
+
+    options = dualwrite.PoolOptions(timeout=LIMIT)
+    with (
+        dualwrite.create_pool(url, kafka=settings(bootstrap), prefix=prefix, options=options, timeouts=timeouts()) as pool,
+        ThreadPoolExecutor(threads) as callers,
+    ):
+        say("open")
+        list(callers.map(call, range(first, first + count)))
+    say("closed")
+
+
+if __name__ == "__main__":
+    main()
