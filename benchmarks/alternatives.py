@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from confluent_kafka import KafkaException, Producer
 from sqlalchemy import Engine, insert
@@ -12,8 +14,8 @@ from sqlalchemy import Engine, insert
 import dualwrite
 from workload import Unit, engine, outbox
 
-Name = Literal["database", "naive", "outbox", "recipe"]
-NAMES: Final[tuple[Name, ...]] = ("database", "naive", "outbox", "recipe")
+Name = Literal["database", "naive", "outbox", "recipe", "pool"]
+NAMES: Final[tuple[Name, ...]] = ("database", "naive", "outbox", "recipe", "pool")
 DELIVERY_TIMEOUT: Final = 60.0
 
 GUARANTEES: Final[Mapping[Name, str]] = {
@@ -21,6 +23,7 @@ GUARANTEES: Final[Mapping[Name, str]] = {
     "naive": "a crash after the commit loses the message",
     "outbox": "a crash of the relay publishes again: at least once",
     "recipe": "exactly once, atomic",
+    "pool": "exactly once, atomic",
 }
 
 
@@ -124,6 +127,42 @@ class Recipe:
         self._engine.dispose()
 
 
+class Pool:
+    """dualwrite's pool, one for all writers of the process: they share their commits."""
+
+    _open: ClassVar[dict[str, tuple[dualwrite.WriterPool[Any], Engine]]] = {}
+    _users: ClassVar[Counter[str]] = Counter()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, target: Target) -> None:
+        self._topic = target.topic
+        with self._lock:
+            if not self._users[target.topic]:
+                database = engine(target.url)
+                settings = dualwrite.Settings(producer=target.producer)  # type: ignore[arg-type]  # checked by Settings
+                pool = dualwrite.create_pool(database, kafka=target.kafka, prefix="benchmark-pool", settings=settings)
+                self._open[target.topic] = pool, database
+            self._users[target.topic] += 1
+            self._pool, self._engine = self._open[target.topic]
+
+    def write(self, unit: Unit) -> None:
+        """One dual write, in a group with those of other threads."""
+        self._pool.run(self._unit, unit)
+
+    def _unit(self, tx: dualwrite.Transaction, unit: Unit) -> None:
+        unit.apply(tx.db)
+        tx.send(self._topic, unit.message, key=unit.key)
+
+    def close(self) -> None:
+        """See Alternative; the last user closes the pool."""
+        with self._lock:
+            self._users[self._topic] -= 1
+            if not self._users[self._topic]:
+                del self._open[self._topic]
+                self._pool.close()
+                self._engine.dispose()
+
+
 def make(name: Name, target: Target, writer: int) -> Alternative:
     """A connected writer of an alternative."""
     match name:
@@ -135,6 +174,8 @@ def make(name: Name, target: Target, writer: int) -> Alternative:
             return Outbox(target)
         case "recipe":
             return Recipe(target, writer)
+        case "pool":
+            return Pool(target)
 
 
 class Delivery:

@@ -41,7 +41,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=_positive, default=5.0, help="duration of one measurement")
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every alternative in turn")
     parser.add_argument("--writers", type=_whole_numbers, default=[1, 4, 8], help="numbers of writers, comma-separated")
-    parser.add_argument("--alternatives", type=_names, default=list(NAMES), help="what to measure, comma-separated")
+    parser.add_argument(
+        "--alternatives", type=_names, help="what to measure, comma-separated (default: all; pool only with --threads)"
+    )
     parser.add_argument("--threads", action="store_true", help="run the writers as threads of one process, not as processes")
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
@@ -54,7 +56,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=500, help="relay: maximum number of rows per batch")
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="skip the breakdown of the recipe's time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures to this file")
-    return parser.parse_args(given)
+    chosen = parser.parse_args(given)
+    if chosen.alternatives is None:
+        chosen.alternatives = [name for name in NAMES if chosen.threads or name != "pool"]
+    elif "pool" in chosen.alternatives and not chosen.threads:
+        parser.error("a pool serves the threads of one process: add --threads")
+    return chosen
 
 
 def _positive(given: str) -> float:

@@ -14,6 +14,7 @@ TITLES: Final = {
     "naive": "naive",
     "outbox": "outbox + relay",
     "recipe": "recipe (dualwrite)",
+    "pool": "pool (dualwrite)",
 }
 _MILLI: Final = 1000.0
 _NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")

@@ -48,10 +48,13 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
 def test_threads_can_be_writers_too(broker: DevCluster, postgres_url: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 
-    done = run("--seconds", 0.3, "--rounds", 1, "--writers", 2, "--threads", "--alternatives", "recipe", "--no-steps", *servers)
+    done = run(
+        "--seconds", 0.3, "--rounds", 1, "--writers", 2, "--threads", "--alternatives", "recipe,pool", "--no-steps", *servers
+    )
 
     assert done.returncode == 0, done.stderr
     assert "writers are: threads" in done.stdout
+    assert "| pool (dualwrite)" in done.stdout
 
 
 def test_unknown_alternatives_are_refused() -> None:
@@ -59,3 +62,10 @@ def test_unknown_alternatives_are_refused() -> None:
 
     assert done.returncode == 2
     assert "magic: choose from" in done.stderr
+
+
+def test_a_pool_needs_threads() -> None:
+    done = run("--alternatives", "pool")
+
+    assert done.returncode == 2
+    assert "add --threads" in done.stderr

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -11,10 +15,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from psycopg_pool import ConnectionPool
 
 import dualwrite
 from crash.databases import DATABASES
 from crash.scene import Scene
+from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction
 from dualwrite.errors import (
     ConfigurationError,
@@ -27,6 +33,7 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.pool.call import Call
+from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed
 from fixtures.pace import LIMIT, done, until
@@ -244,6 +251,7 @@ def test_callers_share_no_exception(scene: Scene) -> None:
         assert len({id(error) for error in errors}) == 5
         assert all(isinstance(error, FencedError) for error in errors)
         assert "a prefix of its own" in str(errors[-1])
+        assert pool.size == 0
     assert scene.agree() == []
 
 
@@ -269,6 +277,16 @@ def test_units_with_one_key_keep_their_order(scene: Scene) -> None:
 def _numbered(tx: Transaction, scene: Scene, key: int, number: int) -> None:
     time.sleep(0.001 * (number % 3))
     tx.send(scene.topic, f"{key}:{number}", partition=0)
+
+
+def test_a_cancelled_call_does_not_keep_its_key(scene: Scene) -> None:
+    with open_pool(scene, size=1) as pool:
+        keyed = pool.with_options(key="customer")
+        with held(pool):
+            cancelled = [keyed.submit(both, scene, number) for number in range(3)]
+            assert all(future.cancel() for future in cancelled)
+        assert keyed.run(both, scene, 3) == 3
+    assert scene.agree() == [3]
 
 
 # --- limits -------------------------------------------------------------------------------------------------------------------
@@ -488,3 +506,145 @@ def test_closing_waits_for_transactions_of_their_own(scene: Scene) -> None:
 def test_a_call_without_its_name() -> None:
     """For errors: a partial has no name."""
     assert Call(partial(both, number=1), (), {}, None).name.startswith("functools.partial")
+
+
+# --- psycopg ------------------------------------------------------------------------------------------------------------------
+
+
+def test_units_on_psycopg_connections(scene: Scene) -> None:
+    """`tx.db` is the user's own psycopg connection."""
+
+    def unit(tx: Transaction, number: int) -> int:
+        tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
+        tx.send(scene.topic, str(number))
+        if number % 3 == 0:
+            tx.db.execute("SELECT nothing")
+        return number
+
+    with (
+        ConnectionPool(scene.url.replace("+psycopg", ""), max_size=4, open=True) as connections,
+        SqlStateStore.from_psycopg(connections) as store,
+        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts()) as pool,
+    ):
+        futures = grouped(pool, *(partial(unit, number=number) for number in range(30)))
+        failed = [number for number, future in enumerate(futures) if future.exception() is not None]
+    assert failed == list(range(0, 30, 3))
+    assert scene.agree() == [number for number in range(30) if number % 3]
+
+
+# --- processes ----------------------------------------------------------------------------------------------------------------
+
+
+def program(text: str, scene: Scene, *, signals: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program that has `pool`, `unit` and `scene`'s names, as a process of its own."""
+    start = f"""
+import os, signal, sys, threading, time
+import dualwrite
+from sqlalchemy import text
+
+def unit(tx, number, seconds=0.0):
+    tx.db.execute(text("INSERT INTO events VALUES (:w, :n)"), dict(w={scene.transactional_id!r}, n=number))
+    tx.send({scene.topic!r}, str(number), key={scene.transactional_id!r})
+    time.sleep(seconds)
+    return number
+
+pool = dualwrite.create_pool({scene.url!r}, kafka={scene.settings!r}, prefix={scene.transactional_id!r})
+"""
+    command = [sys.executable, "-c", start + textwrap.dedent(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            if signals is not None:
+                assert process.stdout is not None
+                ready = process.stdout.readline()
+                if ready:
+                    process.send_signal(signals)
+            output, errors = process.communicate(timeout=LIMIT)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def test_what_waits_is_finished_when_the_program_ends(scene: Scene) -> None:
+    """Nobody has called close()."""
+    ended = program("futures = [pool.submit(unit, number, 0.01) for number in range(50)]", scene)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert scene.agree() == list(range(50))
+    scene_rows_are_clear(scene)
+
+
+def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
+    """By `sys.exit()`, as in any program: what was submitted is finished."""
+    ended = program(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        print("ready", flush=True)
+        for number in range(100_000):
+            pool.submit(unit, number)
+            if number > 30:
+                time.sleep(0.01)
+        """,
+        scene,
+        signals=signal.SIGTERM,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found = scene.agree()
+    assert found == list(range(len(found)))
+    scene_rows_are_clear(scene)
+
+
+def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
+    """The unit that has begun is committed; the one that has not does not run."""
+    ended = program(
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        slow = pool.submit(unit, 1, 1.0)
+        while not slow.running():
+            time.sleep(0.01)
+        print("ready", flush=True)
+        try:
+            pool.run(unit, 2)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        assert slow.result() == 1
+        pool.close()
+        """,
+        scene,
+        signals=signal.SIGINT,
+    )
+    assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "interrupted\n")
+    assert scene.agree() in ([1], [1, 2])
+
+
+def test_a_forked_child_is_told_to_make_its_own(scene: Scene) -> None:
+    ended = program(
+        """
+        pool.run(unit, 1)
+        if not (child := os.fork()):
+            try:
+                for call in (lambda: pool.run(unit, 2), lambda: pool.submit(unit, 2), lambda: pool.transaction().__enter__()):
+                    try:
+                        call()
+                    except dualwrite.UsageError as error:
+                        assert "after a fork" in str(error), error
+                    else:
+                        os._exit(2)
+                pool.close()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        pool.run(unit, 3)
+        """,
+        scene,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert scene.agree() == [1, 3]
+
+
+def scene_rows_are_clear(scene: Scene) -> None:
+    """A pool that was closed leaves nothing to recover."""
+    with dualwrite.store_from_url(scene.url) as store:
+        rows = [store.read(each) for each in store.list(scene.transactional_id)]
+    assert rows
+    assert not any(row.prepared_state for row in rows if row is not None)

@@ -5,80 +5,94 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable
+from queue import Empty, SimpleQueue
 
 from dualwrite.pool.call import Call
 
 
 class WaitingCalls:
-    """A queue with several takers. A call waits as long as one with its key is in a group that is not committed yet."""
+    """A queue. Any thread may `put`, also in a signal handler; only the thread whose turn it is takes.
+
+    A call waits as long as another one with its key is in a group that has not committed yet.
+    """
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque()
-        self._changed = threading.Condition(threading.Lock())
+        self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the taker
+        self._calls: deque[Call] = deque()  # taken out of the inbox, and not taken by a group yet
         self._busy: set[Hashable] = set()
-        self._closed = False
+        self._keys_lock = threading.Lock()
+        self._is_closed = False
+        self._is_drained = False
 
     def put(self, call: Call) -> bool:
         """Add a call; False if the queue is closed."""
-        with self._changed:
-            if self._closed:
-                return False
-            self._calls.append(call)
-            self._changed.notify()
-            return True
+        if self._is_closed:
+            return False
+        self._inbox.put(call)
+        return not (self._is_drained and call.future.cancel())  # closed in between, and nobody takes any more
 
     def take(self, most: int) -> list[Call]:
         """Wait for calls and take at most so many of them for one group; an empty list once the queue is closed and empty."""
-        with self._changed:
-            while True:
-                taken = self._takable(most, set())
-                if taken:
-                    return taken
-                if self._closed and not self._calls:
-                    self._changed.notify_all()
+        while True:
+            taken = self._takable(most, set())
+            if taken:
+                return taken
+            if self._is_closed and not self._calls:
+                self._is_drained = True
+                if not self._receive():
                     return []
-                self._changed.wait()
+                continue
+            call = self._inbox.get()
+            if call is not None:
+                self._calls.append(call)
 
     def take_more(self, most: int, group: Iterable[Call]) -> list[Call]:
         """Take at most so many calls that came meanwhile for a group that has not committed yet; does not wait."""
-        if not self._calls:  # no lock for the usual case: a call that comes now is taken by the next group
-            return []
-        with self._changed:
-            return self._takable(most, {call.key for call in group if call.key is not None})
+        return self._takable(most, {call.key for call in group if call.key is not None})
 
     def release(self, group: Iterable[Call]) -> None:
-        """The group has ended: calls with its keys can be taken."""
+        """The group has ended: calls with its keys can be taken. Any thread may do this."""
         keys = {call.key for call in group if call.key is not None}
         if keys:
-            with self._changed:
+            with self._keys_lock:
                 self._busy -= keys
-                self._changed.notify_all()
+            self._inbox.put(None)
 
     def close(self) -> None:
         """Accept no more calls; those that wait are still taken."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._inbox.put(None)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._calls) + self._inbox.qsize()
+
+    def _receive(self) -> bool:
+        """Empty the inbox; return whether there was a call in it."""
+        before = len(self._calls)
+        try:
+            while True:
+                call = self._inbox.get_nowait()
+                if call is not None:
+                    self._calls.append(call)
+        except Empty:
+            return len(self._calls) > before
 
     def _takable(self, most: int, own: set[Hashable]) -> list[Call]:
+        self._receive()
         taken: list[Call] = []
         passed_over: list[Call] = []
         blocked: set[Hashable] = set()
         while self._calls and len(taken) < most:
             call = self._calls.popleft()
             key = call.key
-            if key is not None and (key in blocked or (key in self._busy and key not in own)):
+            if key is not None and key not in own and (key in blocked or key in self._busy):
                 blocked.add(key)
                 passed_over.append(call)
-                continue
-            if not call.begin():
-                continue  # cancelled
-            taken.append(call)
-            if key is not None:
-                own.add(key)
-                self._busy.add(key)
+            elif call.begin():  # else it was cancelled
+                taken.append(call)
+                if key is not None:
+                    own.add(key)
+                    with self._keys_lock:
+                        self._busy.add(key)
         self._calls.extendleft(reversed(passed_over))
         return taken

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, PoolTimeoutError, WriterClosedError
 from dualwrite.recipe.phases import Phase
 from dualwrite.writer import DualWriter
 
+_PAUSE: Final = 0.01
+
 
 class Writers:
-    """Lends out writers. One that was fenced is not lent any more: another process uses its id.
+    """Lends out writers, in turn. One that was fenced is not lent any more: another process uses its id.
 
     Args:
         writers: The writers, open.
@@ -24,18 +26,14 @@ class Writers:
 
     def __init__(self, writers: Sequence[DualWriter[Any]], prefix: str) -> None:
         self._all = tuple(writers)
-        self._free = list(writers)
-        self._changed = threading.Condition(threading.Lock())
+        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: there will be no more
+        for writer in writers:
+            self._free.put(writer)
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
-        self._fenced: FencedError | None = None
-        self._usable = len(writers)
         self._prefix = prefix
 
     def __len__(self) -> int:
-        return self._usable
-
-    def __iter__(self) -> Iterator[DualWriter[Any]]:
-        return iter(self._all)
+        return sum(writer.phase is not Phase.FENCED for writer in self._all)
 
     @contextmanager
     def lent(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
@@ -52,10 +50,6 @@ class Writers:
         writer = self._acquire(doing, deadline)
         try:
             yield writer
-        except FencedError as error:
-            if writer.phase is Phase.FENCED:
-                self._retire(error)
-            raise
         finally:
             self._give_back(writer)
 
@@ -69,35 +63,27 @@ class Writers:
         return tuple(f"{what} (for {now - since:.1f} s)" for what, since in list(self._doing.values()))
 
     def _acquire(self, doing: str, deadline: Deadline | None) -> DualWriter[Any]:
-        with self._changed:
-            while not self._free:
-                if not self._usable and self._fenced is not None:
-                    raise FencedError(
-                        "Other processes use the ids of all of the pool's writers.",
-                        transactional_id=self._fenced.transactional_id,
-                        cause=str(self._fenced),
-                        next_step=f"give each process a prefix of its own (this one's is {self._prefix!r}), and restart it",
-                    )
-                if deadline is not None and deadline.expired:
-                    raise pool_timeout("No writer of the pool was free", deadline.seconds, self.doing())
-                self._changed.wait(None if deadline is None else deadline.left)
-            writer = self._free.pop()
-            self._doing[writer] = (doing, time.monotonic())
-            return writer
+        try:
+            writer = self._free.get(timeout=None if deadline is None else deadline.left)
+        except Empty:
+            assert deadline is not None
+            raise pool_timeout("No writer of the pool was free", deadline.seconds, self.doing()) from None
+        if writer is None:
+            self._free.put(None)  # for the next who waits
+            raise FencedError(
+                "Other writers or recoverers have claimed the ids of all of the pool's writers.",
+                transactional_id=self._all[0].transactional_id,
+                next_step=f"give each process a prefix of its own (this one's is {self._prefix!r}), and restart it",
+            )
+        self.note(writer, doing)
+        return writer
 
     def _give_back(self, writer: DualWriter[Any]) -> None:
-        with self._changed:
-            self._doing.pop(writer, None)
-            if writer.phase not in (Phase.FENCED, Phase.CLOSED):
-                self._free.append(writer)
-                self._changed.notify()
-            if not self._usable or not self._doing:
-                self._changed.notify_all()
-
-    def _retire(self, error: FencedError) -> None:
-        with self._changed:
-            self._fenced = error
-            self._usable -= 1
+        self._doing.pop(writer, None)
+        if writer.phase is not Phase.FENCED:
+            self._free.put(writer)
+        elif not len(self):
+            self._free.put(None)
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the transactions that are open, and close every writer, even if closing one fails.
@@ -106,17 +92,14 @@ class Writers:
             ConcurrentUseError: A transaction was still open at the deadline; the other writers are closed.
             DualWriteError: The first error; those of other writers are added as notes.
         """
-        with self._changed:
-            while self._doing and not deadline.expired:
-                self._changed.wait(deadline.left)
+        while self._doing and not deadline.expired:
+            deadline.sleep(_PAUSE)
         failed: list[Exception] = []
         for writer in self._all:
             try:
                 writer.close()
             except Exception as error:  # noqa: BLE001  (the others must still be closed)
                 failed.append(error)
-        with self._changed:
-            self._free.clear()
         if failed:
             for other in failed[1:]:
                 failed[0].add_note(f"dualwrite, closing the pool: {other}")
