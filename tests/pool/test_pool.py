@@ -601,9 +601,10 @@ def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
         slow = pool.submit(unit, 1, 1.0)
         while not slow.running():
             time.sleep(0.01)
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             pool.run(unit, 2)
+            time.sleep(60)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         assert slow.result() == 1
