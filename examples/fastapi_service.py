@@ -4,30 +4,28 @@
     dualwrite db upgrade
     SHOP_INSTANCE=0 uvicorn --app-dir examples fastapi_service:app
 
-A writer serves one thread at a time, and FastAPI runs plain `def` endpoints in many threads. A single writer behind a lock
-would process one order at a time, each taking as long as a database commit and Kafka's responses. So there is a pool: a few
-writers, each with its own transactional id that stays the same over restarts (`shop-<instance>-<number>`). Opening a writer
-recovers its id.
+FastAPI runs plain `def` endpoints in many threads. They share one pool, and the orders that arrive at the same time share a
+commit. Its transactional ids (`shop-<instance>.1`, `shop-<instance>.2`) stay the same over restarts, and opening the pool
+recovers them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, insert, select
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, create_engine, insert, select
 from sqlalchemy.exc import IntegrityError
 
 import dualwrite
 
-WRITERS = 4
 TOPIC = "orders"
 orders = Table(
     "orders",
@@ -46,51 +44,28 @@ class Order(BaseModel):
     quantity: int = Field(gt=0)
 
 
+@dataclass(frozen=True)
 class Shop:
-    """The state that the endpoints share: an engine and the pool of writers."""
+    """What the endpoints share."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._free: queue.SimpleQueue[dualwrite.DualWriter] = queue.SimpleQueue()
-
-    def add(self, writer: dualwrite.DualWriter) -> None:
-        """Put an open writer into the pool."""
-        self._free.put(writer)
-
-    @contextmanager
-    def writer(self) -> Iterator[dualwrite.DualWriter]:
-        """A writer for exclusive use; waits until one is free."""
-        writer = self._free.get()
-        try:
-            if writer.phase is dualwrite.Phase.FENCED:  # `dualwrite recover` was run on our id; we are alive, so claim it again
-                writer.reopen()
-            yield writer
-        finally:
-            self._free.put(writer)
+    engine: Engine
+    pool: dualwrite.WriterPool[Connection]
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Recover, open the writers, serve, close them."""
-    instance = os.environ.get("SHOP_INSTANCE", "0")
+    """Open the pool, which recovers its ids; serve; finish what is under way."""
     settings = dualwrite.Settings.from_environment()
     if settings.database_url is None:
         raise RuntimeError("Set DUALWRITE_DATABASE_URL.")
-    names = [f"shop-{instance}-{number}" for number in range(WRITERS)]
     engine = create_engine(settings.database_url)
-    orders.create(engine, checkfirst=True)
-    with ExitStack() as opened:
-        opened.callback(engine.dispose)
-        shop = Shop(engine)
-        for name in names:
-            shop.add(opened.enter_context(dualwrite.connect(engine, transactional_id=name)))
-        # If this instance had more writers before, no process opens their ids any more: recover them. The prefix ends with
-        # '-', so that instance 1 does not claim the ids of instance 10.
-        with dualwrite.open_recoverer(engine) as recoverer:
-            left_over = [name for name in recoverer.pending(prefix=f"shop-{instance}-") if name not in names]
-        dualwrite.recover(engine, ids=left_over).raise_for_problems()
-        app.state.shop = shop
-        yield
+    try:
+        orders.create(engine, checkfirst=True)
+        with dualwrite.create_pool(engine, prefix=f"shop-{os.environ.get('SHOP_INSTANCE', '0')}") as pool:
+            app.state.shop = Shop(engine, pool)
+            yield
+    finally:
+        engine.dispose()
 
 
 app = FastAPI(lifespan=lifespan)
@@ -109,12 +84,16 @@ TheShop = Annotated[Shop, Depends(the_shop)]
 def take_order(order: Order, shop: TheShop) -> Order:
     """Take an order: write both the row and the event, or neither."""
     try:
-        with shop.writer() as writer, writer.transaction() as tx:
-            tx.db.execute(insert(orders).values(**order.model_dump()))
-            tx.send(TOPIC, json.dumps(order.model_dump()), key=order.id)
+        shop.pool.run(write_order, order)
     except IntegrityError:
         raise HTTPException(status.HTTP_409_CONFLICT, f"Order {order.id} already exists.") from None
     return order
+
+
+def write_order(tx: dualwrite.Transaction[Connection], order: Order) -> None:
+    """The unit of work: it acts only through `tx`, since it may run again."""
+    tx.db.execute(insert(orders).values(**order.model_dump()))
+    tx.send(TOPIC, json.dumps(order.model_dump()), key=order.id)
 
 
 @app.get("/orders/{order_id}")

@@ -200,7 +200,8 @@ def create_pool(
     Args:
         database: As for `connect`. A store made from a URL is closed with the pool; an engine or store that you pass stays
             open.
-        prefix: The writers' transactional ids are `<prefix>-1`, `<prefix>-2`, …: only one pool may use a prefix at a time.
+        prefix: The writers' transactional ids are `<prefix>.1`, `<prefix>.2`, …: only one pool may use a prefix at a time. What
+            a larger pool with this prefix has left on its further ids is recovered.
         size: The number of writers. Two serve any number of threads that call `run`: while one commits its group, the other
             runs the next. Each thread inside `transaction()` needs one of its own.
         options: How the pool groups, and when it answers.
@@ -223,19 +224,31 @@ def create_pool(
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigurationError(f"size is {size!r}, not a whole number above 0.")
     chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
-    validate_transactional_id(f"{prefix}-{size}", lanes=chosen.lanes or 1)
+    validate_transactional_id(f"{prefix}.{size}", lanes=chosen.lanes or 1)
     options = options or PoolOptions()
     store = _store(database, chosen, session)
     with ExitStack() as opened:
         if store is not database:
             opened.callback(store.close)
         writers = [
-            opened.enter_context(connect(store, transactional_id=f"{prefix}-{number}", settings=chosen, **connecting))
+            opened.enter_context(connect(store, transactional_id=f"{prefix}.{number}", settings=chosen, **connecting))
             for number in range(1, size + 1)
         ]
+        within = chosen.with_changes(timeouts=connecting.get("timeouts"))
+        _recover_beyond(store, prefix, size, kafka=connecting.get("kafka"), settings=within)
         pool = WriterPool(writers, store=store, prefix=prefix, options=options, owns_store=store is not database)
         opened.pop_all()
         return pool
+
+
+def _recover_beyond(store: TxnStateStore, prefix: str, size: int, *, kafka: Kafka | None, settings: Settings) -> None:
+    """Recover the ids of a larger pool that had the prefix before: nobody opens them any more."""
+    numbers = {name: name.removeprefix(f"{prefix}.").partition("~")[0] for name in store.list(f"{prefix}.")}
+    beyond = [name for name, number in numbers.items() if number.isdecimal() and int(number) > size]
+    if beyond:
+        with open_recoverer(store, kafka=kafka, settings=settings) as recoverer:
+            pending = [name for name in recoverer.pending(prefix=f"{prefix}.") if name in beyond]
+            recoverer.recover(pending).raise_for_problems()
 
 
 def open_recoverer(

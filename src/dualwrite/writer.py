@@ -110,6 +110,16 @@ class DualWriter(Generic[H]):
         """Whether Kafka takes part in a two-phase commit (KIP-939): it never aborts what the database has committed."""
         return self._kind is ProducerKind.NATIVE_TWO_PHASE
 
+    def new_owners(self) -> tuple[str, ...]:
+        """After FencedError: who has claimed the id, one text per lane: `recoverer HOST:PID PROGRAM` or `writer …`.
+
+        A recoverer needs the id only while it recovers, so `reopen()` disturbs nobody. Another writer uses it.
+
+        Raises:
+            StoreUnavailableError: The database can't be reached.
+        """
+        return self._lanes.new_owners()
+
     @property
     def store(self) -> TxnStateStore:
         """The store, which is the database's side."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -246,13 +247,39 @@ def test_units_do_not_run_again_after_one_has_ended_the_transaction_behind_our_b
 def test_callers_share_no_exception(scene: Scene) -> None:
     """Each raises its own copy: a traceback is a property of the exception."""
     with open_pool(scene, size=1) as pool:
-        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=f"{scene.transactional_id}-1"):
+        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=f"{scene.transactional_id}.1"):
             errors = [pool.submit(both, scene, number).exception(LIMIT) for number in range(5)]
         assert len({id(error) for error in errors}) == 5
         assert all(isinstance(error, FencedError) for error in errors)
         assert "a prefix of its own" in str(errors[-1])
         assert pool.size == 0
     assert scene.agree() == []
+
+
+def test_a_pool_takes_its_ids_back_from_a_recoverer(scene: Scene) -> None:
+    """Somebody runs `dualwrite recover` on the ids of a live service: only what ran at that moment is rolled back."""
+    with open_pool(scene) as pool:
+        for number in range(4):
+            pool.run(both, scene, number)
+        dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
+        told = [pool.submit(both, scene, number).exception(LIMIT) for number in range(4, 30)]
+        assert all(error is None or isinstance(error, FencedError) for error in told)
+        assert told[-10:] == [None] * 10
+        assert pool.size == 2
+    assert scene.agree() == [*range(4), *(number for number, error in enumerate(told, start=4) if error is None)]
+
+
+def test_a_smaller_pool_recovers_the_ids_of_a_larger_one(scene: Scene) -> None:
+    left = f"{scene.transactional_id}.4"
+    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=left) as writer:
+        assert writer.recovery_report
+    crashed = dataclasses.replace(scene, transactional_id=left)
+    process = crashed.write(1, 1, "after_db_commit=kill")
+    process.killed()
+    with open_pool(scene):
+        assert crashed.messages() == [1]
+    with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
+        assert recoverer.pending(prefix=scene.transactional_id) == ()
 
 
 # --- ordering -----------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,18 @@ from dualwrite.errors import FencedError, PoolTimeoutError, WriterClosedError
 from dualwrite.recipe.phases import Phase
 from dualwrite.writer import DualWriter
 
+log = logging.getLogger(__name__)
+
 _PAUSE: Final = 0.01
+_RECOVERER: Final = "recoverer "
+"""How the owner of a recoverer's claim begins (`recovery.recoverer`)."""
 
 
 class Writers:
-    """Lends out writers, in turn. One that was fenced is not lent any more: another process uses its id.
+    """Lends out writers, in turn.
+
+    One that a recoverer has fenced takes its id back. One that another writer has fenced is not lent any more: two that both
+    took it back would keep taking it from each other.
 
     Args:
         writers: The writers, open.
@@ -30,10 +38,11 @@ class Writers:
         for writer in writers:
             self._free.put(writer)
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
+        self._retired: set[DualWriter[Any]] = set()
         self._prefix = prefix
 
     def __len__(self) -> int:
-        return sum(writer.phase is not Phase.FENCED for writer in self._all)
+        return len(self._all) - len(self._retired)
 
     @contextmanager
     def lent(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
@@ -48,6 +57,8 @@ class Writers:
             FencedError: Other processes use the ids of all writers.
         """
         writer = self._acquire(doing, deadline)
+        while not self._is_ours(writer):
+            writer = self._acquire(doing, deadline)
         try:
             yield writer
         finally:
@@ -78,12 +89,29 @@ class Writers:
         self.note(writer, doing)
         return writer
 
+    def _is_ours(self, writer: DualWriter[Any]) -> bool:
+        """Take the id back from a recoverer; False, and the writer is not lent again, if another writer has it."""
+        if writer.phase is not Phase.FENCED:
+            return True
+        try:
+            owners = writer.new_owners()
+            if all(owner.startswith(_RECOVERER) for owner in owners):
+                log.info("%s: taking the id back from %s", writer.transactional_id, "; ".join(owners))
+                writer.reopen()
+                return True
+        except BaseException:
+            self._give_back(writer)
+            raise
+        log.error("%s: not used any more: it was claimed by %s", writer.transactional_id, "; ".join(owners))
+        self._doing.pop(writer, None)
+        self._retired.add(writer)
+        if not len(self):
+            self._free.put(None)
+        return False
+
     def _give_back(self, writer: DualWriter[Any]) -> None:
         self._doing.pop(writer, None)
-        if writer.phase is not Phase.FENCED:
-            self._free.put(writer)
-        elif not len(self):
-            self._free.put(None)
+        self._free.put(writer)
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the transactions that are open, and close every writer, even if closing one fails.

@@ -119,6 +119,11 @@ class Lanes:
         owned = (*(lane.ownership for lane in self._lanes), *self._left_over)
         return RecoveryReport(tuple(chain.from_iterable(ownership.report.ids for ownership in owned)))
 
+    def new_owners(self) -> tuple[str, ...]:
+        """The owners that have claimed a lane since this writer did, as their rows say now."""
+        rows = ((lane, self._store.read(lane.id)) for lane in self._lanes)
+        return tuple(row.owner for lane, row in rows if row is not None and row.fence != lane.ownership.claim.fence)
+
     # --- acquiring --------------------------------------------------------------------------------------------------------
 
     def acquire(self, *, only_if_ours: bool, on_lost: OnLost) -> None:
