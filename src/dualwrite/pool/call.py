@@ -39,7 +39,7 @@ class Call:
         self._result: Any = _NOT_RUN
         self._error: BaseException | None = None
         self.key = key
-        self.name = getattr(unit, "__qualname__", None) or repr(unit)
+        self.name = name_of(unit)
         self.future: Future[Any] = Future()
 
     def begin(self) -> bool:
@@ -82,6 +82,11 @@ class Call:
         """Tell the caller its own copy of an error that is not the unit's own."""
         if not self.future.done():
             self.future.set_exception(_copy_of(error))
+
+
+def name_of(unit: Callable[..., Any]) -> str:
+    """A unit's name, for messages."""
+    return getattr(unit, "__qualname__", None) or repr(unit)
 
 
 def _copy_of(error: BaseException) -> BaseException:

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, NestedTransactionError
-from dualwrite.pool.call import Call
+from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError
+from dualwrite.pool.call import Call, name_of
 from dualwrite.pool.group import Group, Rules
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers, closed, pool_timeout
@@ -266,11 +266,14 @@ class WriterPool(Generic[H]):
             return call.future.result(timeout)
         except TimeoutError:
             if call.future.cancel():
-                raise pool_timeout(f"The turn of {call.name} did not come", timeout, self._writers.doing()) from None
+                raise self._timed_out(call.name, timeout) from None
             return call.future.result()  # it has begun, or raised a TimeoutError of its own
         except BaseException:
             call.future.cancel()  # KeyboardInterrupt: if it has not begun, it does not have to
             raise
+
+    def _timed_out(self, name: str, timeout: float) -> PoolTimeoutError:
+        return pool_timeout(f"The turn of {name} did not come", timeout, self._writers.doing())
 
     def _check(self, what: str, *, also_closed: bool = False) -> None:
         if os.getpid() != self._pid:
@@ -324,21 +327,29 @@ class WriterPool(Generic[H]):
 
 
 class BoundPool(Generic[H]):
-    """A pool with other options, made by `WriterPool.with_options`."""
+    """A pool with other options, made by `WriterPool.with_options`.
+
+    Attributes:
+        timeout: Seconds that a call waits for its turn.
+    """
 
     def __init__(self, pool: WriterPool[H], key: Hashable, timeout: float) -> None:
         self._pool = pool
         self._key = key
-        self._timeout = timeout
+        self.timeout = timeout
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """See WriterPool."""
-        result: T = self._pool._run(unit, args, kwargs, self._key, self._timeout)  # noqa: SLF001  (a part of the pool)
+        result: T = self._pool._run(unit, args, kwargs, self._key, self.timeout)  # noqa: SLF001  (a part of the pool)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See WriterPool."""
         return self._pool._put(unit, args, kwargs, self._key).future  # noqa: SLF001  (as above)
+
+    def timed_out(self, unit: Callable[..., Any]) -> PoolTimeoutError:
+        """The error for a unit whose turn did not come within the limit."""
+        return self._pool._timed_out(name_of(unit), self.timeout)  # noqa: SLF001  (as above)
 
 
 class _Once:

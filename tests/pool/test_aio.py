@@ -1,0 +1,193 @@
+"""The pool for asyncio, on a real event loop, database and broker: results, errors, limits, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+import dualwrite
+from crash.scene import Scene
+from crash.worker import timeouts
+from dualwrite import PoolOptions, Transaction, aio
+from dualwrite.errors import PoolTimeoutError, UsageError
+from fixtures.pace import LIMIT
+from pool.pool_scene import both, open_pool, then_raise
+
+
+@asynccontextmanager
+async def opened(scene: Scene, **changes: Any) -> AsyncIterator[aio.AsyncWriterPool[Any]]:
+    given = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
+    async with await aio.create_pool(
+        scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given
+    ) as pool:
+        yield pool
+
+
+def in_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT):
+            await coroutine
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def held(pool: aio.AsyncWriterPool[Any]) -> AsyncIterator[None]:
+    """Keep the pool in a unit."""
+    begun, release = threading.Event(), threading.Event()
+
+    def hold(_: Transaction) -> None:
+        begun.set()
+        assert release.wait(LIMIT)
+
+    holding = asyncio.ensure_future(pool.run(hold))
+    assert await asyncio.to_thread(begun.wait, LIMIT)
+    try:
+        yield
+    finally:
+        release.set()
+        await holding
+
+
+def test_many_coroutines_get_their_results_and_errors(scene: Scene) -> None:
+    async def main() -> None:
+        async with opened(scene) as pool:
+            units = [
+                pool.run(both, scene, number) if number % 5 else pool.run(then_raise, scene, number, KeyError(number))
+                for number in range(200)
+            ]
+            for number, result in enumerate(await asyncio.gather(*units, return_exceptions=True)):
+                if number % 5:
+                    assert result == number
+                else:
+                    assert isinstance(result, KeyError)
+                    assert result.args == (number,)
+
+    in_loop(main())
+    assert scene.agree() == [number for number in range(200) if number % 5]
+
+
+def test_the_loop_is_woken_once_for_a_group(scene: Scene) -> None:
+    """Not once for each unit."""
+    woken: list[Any] = []
+
+    async def main() -> None:
+        async with opened(scene, size=1) as pool:
+            loop = asyncio.get_running_loop()
+            async with held(pool):
+                running = [asyncio.ensure_future(pool.run(both, scene, number)) for number in range(40)]
+                await asyncio.sleep(0)
+                wake = loop.call_soon_threadsafe
+                loop.call_soon_threadsafe = lambda *a, **k: (woken.append(a), wake(*a, **k))[1]  # type: ignore[method-assign]
+            await asyncio.gather(*running)
+
+    in_loop(main())
+    assert len(woken) < 20, "the unit that was held back, and a group of 40"
+    assert scene.agree() == list(range(40))
+
+
+def test_a_coroutine_that_is_cancelled_takes_its_unit_back(scene: Scene) -> None:
+    async def main() -> None:
+        async with opened(scene, size=1) as pool:
+            async with held(pool):
+                waiting = asyncio.ensure_future(pool.run(both, scene, 1))
+                await asyncio.sleep(0.01)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            assert await pool.run(both, scene, 2) == 2
+
+    in_loop(main())
+    assert scene.agree() == [2]
+
+
+def test_a_unit_that_has_begun_is_finished_even_if_its_coroutine_is_cancelled(scene: Scene) -> None:
+    begun = threading.Event()
+
+    def slow(tx: Transaction) -> None:
+        both(tx, scene, 1)
+        begun.set()
+        time.sleep(0.2)
+
+    async def main() -> None:
+        async with opened(scene) as pool:
+            running = asyncio.ensure_future(pool.run(slow))
+            assert await asyncio.to_thread(begun.wait, LIMIT)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    in_loop(main())
+    assert scene.agree() == [1]
+
+
+def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
+    def slow(tx: Transaction) -> int:
+        time.sleep(0.3)
+        return both(tx, scene, 2)
+
+    async def main() -> None:
+        async with opened(scene, size=1) as pool:
+            async with held(pool):
+                with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold"):
+                    await pool.with_options(timeout=0.05).run(both, scene, 1)
+            assert await pool.with_options(timeout=0.05).run(slow) == 2, "it had begun"
+            with pytest.raises(TimeoutError, match="mine"):
+                await pool.run(then_raise, scene, 3, TimeoutError("mine"))
+
+    in_loop(main())
+    assert scene.agree() == [2]
+
+
+def test_the_loop_goes_on_while_units_run(scene: Scene) -> None:
+    async def main() -> None:
+        ticks = 0
+        async with opened(scene) as pool:
+            running = asyncio.ensure_future(pool.run(lambda _: time.sleep(0.5)))
+            while not running.done():
+                await asyncio.sleep(0.01)
+                ticks += 1
+        assert ticks > 5
+
+    in_loop(main())
+
+
+def test_threads_and_coroutines_share_a_pool(scene: Scene) -> None:
+    with open_pool(scene) as threads:
+
+        async def main() -> None:
+            pool = aio.AsyncWriterPool(threads)
+            by_threads = [asyncio.to_thread(threads.run, both, scene, number) for number in range(20)]
+            await asyncio.gather(*by_threads, *(pool.run(both, scene, number) for number in range(20, 40)))
+
+        in_loop(main())
+    assert scene.agree() == list(range(40))
+
+
+def test_misuse_is_explained(scene: Scene) -> None:
+    async def unit(_: Transaction) -> None:
+        pass
+
+    async def wrong_unit(pool: aio.AsyncWriterPool[Any]) -> None:
+        with pytest.raises(UsageError, match="async function"):
+            await pool.run(unit)
+
+    async def wrong_loop(pool: aio.AsyncWriterPool[Any]) -> None:
+        with pytest.raises(UsageError, match="another event loop"):
+            await pool.run(both, scene, 1)
+
+    async def main() -> None:
+        async with opened(scene) as pool:
+            await wrong_unit(pool)
+            await asyncio.to_thread(in_loop, wrong_loop(pool))
+        with pytest.raises(dualwrite.WriterClosedError, match="is closed"):
+            await pool.run(partial(both, scene=scene, number=1))
+
+    in_loop(main())
