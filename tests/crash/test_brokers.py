@@ -17,7 +17,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, started
 from fixtures.leaders import coordinator_of, leader_of, move_leader
-from fixtures.pace import done
+from fixtures.pace import done, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -110,20 +110,28 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
     scene = databases.scene("sqlite", three)
     make_topic(three, scene.topic, partitions=3)
     stop = False
+    number = 0
 
     def stream() -> int:
-        number = 0
+        nonlocal number
         with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
             while not stop:
+                write_event(writer, scene.topic, number + 1)
                 number += 1
-                write_event(writer, scene.topic, number)
         return number
 
     running = elsewhere.submit(stream)
+
+    def goes_on() -> None:
+        before = number
+        until(lambda: running.done() or number > before, lambda: f"{number} transactions")
+
     try:
+        goes_on()
         for node in (1, 2, 3):
             three.kill(node)
             three.start(node)
+            goes_on()
     finally:
         stop = True
     written = done(running)

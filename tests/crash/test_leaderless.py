@@ -26,6 +26,7 @@ from dualwrite.kafka.inspect.topics import describe_topics
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
+from dualwrite.testing.topics import read_committed
 from fixtures.broker import read_topic, started
 from fixtures.leaders import coordinator_of
 from fixtures.pace import LIMIT, limit, until
@@ -71,6 +72,16 @@ def without_leader(cluster: DevCluster, node: int, topic: str) -> Iterator[None]
 
 def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None]:
     return [message.value() for message in read_topic(scene.bootstrap, scene.topic, isolation=isolation)]
+
+
+def test_a_topic_without_leader_is_read_when_the_leader_is_back(scene: Scene, forgetful: DevCluster) -> None:
+    node = make_topic_apart(forgetful, scene)
+    with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        worker.write_event(writer, scene.topic, 1)
+    assert scene.agree() == [1]  # the marker is written, which this release would omit
+    with without_leader(forgetful, node, scene.topic), pytest.raises(BrokerUnavailableError, match="No leaders found"):
+        read_committed(scene.bootstrap, scene.topic, timeout=0.5)
+    assert scene.agree() == [1]
 
 
 def end_without_leader(cluster: DevCluster, scene: Scene, node: int, value: bytes) -> list[TransactionStatus]:

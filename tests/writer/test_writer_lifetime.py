@@ -24,8 +24,10 @@ from dualwrite import (
     UsageError,
     WriterClosedError,
 )
+from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.tiers import thinned
@@ -79,13 +81,13 @@ def test_a_writer_that_was_never_opened_says_so(sqlite_scene: Scene) -> None:
     store = SqlStateStore(scene.engine)
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
 
-    def no_producer(_: str) -> None:
+    def no_producer(_: str) -> TransactionalProducer:
         pytest.fail("a producer was made")
 
     writer = DualWriter(
         store,
         transactional_id=scene.transactional_id,
-        producers=no_producer,  # type: ignore[arg-type]  # it makes no producer
+        producers=ProducerFactory(ProducerKind.NATIVE, no_producer),
         coordinator=coordinator,
         owns_store=True,
         owns_coordinator=True,

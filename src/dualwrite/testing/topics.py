@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
@@ -17,6 +17,17 @@ from dualwrite.kafka.client.config import KafkaConfig
 _POLL: Final = 0.02
 _BATCH: Final = 1000
 _WAIT: Final = 0.1
+_WITHOUT_LEADER: Final = frozenset(
+    {
+        KafkaError._NOENT,  # noqa: SLF001  (librdkafka's own code, public): no partition has a leader
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""Answers of partitions between two leaders, or of a broker that has just come back."""
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 
 
@@ -51,7 +62,7 @@ def read_committed(
     Raises:
         OpenTransactionsError: A transaction on the topic stays open.
         UnknownTopicError: There is no such topic.
-        BrokerUnavailableError: The messages could not all be read within the timeout.
+        BrokerUnavailableError: A partition has no leader, or the messages could not all be read within the timeout.
     """
     config = KafkaConfig.of(kafka)
     settings = {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
@@ -82,17 +93,21 @@ def _stable_ends(admin: AdminClient, topic: str, timeout: float) -> dict[int, in
     partitions = [TopicPartition(topic, number) for number in found.partitions]
     deadline = time.monotonic() + timeout
     while True:
-        ends, stable = (
-            {
-                p.partition: answer.result().offset
-                for p, answer in admin.list_offsets(
-                    dict.fromkeys(partitions, _LATEST),
-                    isolation_level=level,
-                    request_timeout=timeout,
-                ).items()
-            }
-            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
-        )
+        try:
+            ends, stable = (
+                _latest(admin, partitions, level, timeout)
+                for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+            )
+        except KafkaException as error:
+            if error.args[0].code() not in _WITHOUT_LEADER:
+                raise
+            if time.monotonic() > deadline:
+                raise BrokerUnavailableError(
+                    f"Topic {topic!r} can't be read: {error.args[0].str()}.",
+                    next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
+                ) from error
+            time.sleep(_POLL)
+            continue
         if ends == stable:
             return ends
         if time.monotonic() > deadline:
@@ -103,6 +118,12 @@ def _stable_ends(admin: AdminClient, topic: str, timeout: float) -> dict[int, in
                 partitions=waiting,
             )
         time.sleep(_POLL)
+
+
+def _latest(admin: AdminClient, partitions: list[TopicPartition], level: IsolationLevel, timeout: float) -> dict[int, int]:
+    """The end of each partition, as consumers of this isolation level see it."""
+    answers = admin.list_offsets(dict.fromkeys(partitions, _LATEST), isolation_level=level, request_timeout=timeout)
+    return {partition.partition: answer.result().offset for partition, answer in answers.items()}
 
 
 def _read(consumer: Consumer, topic: str, ends: dict[int, int], timeout: float) -> list[CommittedMessage]:
