@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
@@ -149,8 +149,20 @@ class Transaction(Generic[H]):
         return self.only_unit()
 
     def only_unit(self) -> UnitTransaction[H]:
-        """The only unit of the transaction: it can't be undone alone, nor need it be."""
+        """A unit that can't be undone alone; ended by `with` or `end`."""
         return UnitTransaction(self._transactional_id, self._store_transaction, self._producer, timeout=self._timeout)
+
+    def begin_units(self) -> None:
+        """Begin units that are undone only together; see StoreTransaction."""
+        self._store_transaction.begin_units()
+
+    def end_units(self) -> None:
+        """End them; see StoreTransaction."""
+        self._store_transaction.end_units()
+
+    def undo_units(self, error: BaseException) -> None:
+        """Undo them; see StoreTransaction."""
+        self._store_transaction.undo_units(error)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """Send the messages of units that have succeeded."""
@@ -225,6 +237,12 @@ class UnitTransaction(Transaction[H]):
             transactional_id=self._transactional_id,
             next_step="use a transaction of its own: `with pool.transaction() as tx`, or a DualWriter",
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
 
     def end_unit(self) -> None:
         """End the unit; see StoreTransaction."""

@@ -46,9 +46,9 @@ def woken(zombie: Worker) -> tuple[int, list[str]]:
     return code, zombie.lines
 
 
-def with_producers(databases: list[str], points: Iterable[str]) -> Any:
+def with_producers(databases: list[str], points: Iterable[str], producers: Iterable[str] = PRODUCERS) -> Any:
     """Each point on each database; with both producers on PostgreSQL, and with `-m soak` also on the others."""
-    cases = [(name, *case) for name in PRODUCERS for case in product(databases, points)]
+    cases = [(name, *case) for name in producers for case in product(databases, points)]
     kept = [case for case in cases if "native" in case or "postgresql" in case]
     quick = [case for case in kept if case[:2] == ("native", "postgresql")][-1:]
     tiers = thinned(cases, kept=kept, quick=quick)
@@ -94,7 +94,23 @@ def fenced_before_the_commit_point(scene: Scene, point: str) -> None:
     assert scene.agree() == [1, 100, 101]
 
 
-@with_producers(["postgresql", "mariadb"], ROW_LOCKED)
+@with_producers(["postgresql"], ROW_LOCKED, producers=["native"])
+def test_postgresql_locks_the_row_only_in_the_commit(
+    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
+) -> None:
+    """Under two-phase commit the record is sent with the COMMIT: a process that stops before it holds nobody up."""
+    fenced_before_the_commit_point(databases.scene(database, broker), point)
+
+
+@pytest.mark.parametrize(
+    ("producer", "database", "point"),
+    thinned(
+        [*product(["librdkafka"], ["postgresql"], ROW_LOCKED), *product(PRODUCERS, ["mariadb"], ROW_LOCKED)],
+        kept=[*product(["librdkafka"], ["postgresql"], ROW_LOCKED), *product(["native"], ["mariadb"], ROW_LOCKED)],
+        quick=[("librdkafka", "postgresql", ROW_LOCKED[-1])],
+    ),
+    indirect=["producer"],
+)
 def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:

@@ -62,11 +62,14 @@ def environment(scene: Scene, s: State) -> Steps:
         t, error, _ = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
         yield f"a late request arrives: {in_words(scene, request)}: {error}", t
     for database, row in enumerate(s.rows):
-        if row.pending is not None:
+        if row.pending is not None and row.lock is None and row.fence != row.pending_fence:
+            t = with_row(s, database, row._replace(pending=None, pending_fence=-1))
+            yield f"the late record with COMMIT finds another fence in database {database}", t
+        elif row.pending is not None:
             yield f"the late COMMIT works in database {database}", _committed(s, database, row.pending)
             yield (
                 f"the late COMMIT is lost in database {database}",
-                with_row(s, database, row._replace(lock=None, pending=None)),
+                with_row(s, database, row._replace(lock=None, pending=None, pending_fence=-1)),
             )
 
 
@@ -285,6 +288,8 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
     elif p.pc == "record":
         if row.fence != p.fence:
             yield f"may not record: fence {row.fence} is not its {p.fence}", go(s, n, "abort")
+        elif scene.is_merged:
+            yield from _commit_merged(s, n, database)
         else:
             yield "records its state", go(with_row(s, database, row._replace(lock=n)), n, "commit")
         if RAISES in s.budget:
@@ -302,6 +307,17 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         yield from _finish_step(scene, s, n, i)
     else:
         yield from requested(scene, s, n, ("end", i, p.epoch, (False, scene.is_native)), "over", "over")
+
+
+def _commit_merged(s: State, n: int, database: int) -> Steps:
+    """The record sent with the COMMIT, in one message: no lock is held before it is executed."""
+    p, row = s.processes[n], s.rows[database]
+    stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
+    yield "records its state and COMMITS", go(_committed(s, database, stored), n, "complete")
+    if UNKNOWN in s.budget:
+        late = row._replace(pending=stored, pending_fence=p.fence)
+        t = with_row(without(s, UNKNOWN), database, late)
+        yield "sends its record with COMMIT, no answer comes", go(t, n, "claim again", number=p.number + 1)
 
 
 def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:
@@ -329,7 +345,7 @@ def _txn(n: int, number: int) -> int:
 
 
 def _committed(s: State, database: int, stored: Stored) -> State:
-    row = s.rows[database]._replace(stored=stored, lock=None, pending=None, number=stored.txn)
+    row = s.rows[database]._replace(stored=stored, lock=None, pending=None, pending_fence=-1, number=stored.txn)
     return with_row(s, database, row)._replace(committed=s.committed | {stored.txn})
 
 
@@ -344,7 +360,7 @@ def violated(scene: Scene, s: State) -> str:
         return "a writer says that a committed transaction was rolled back"
     ended = s
     for database, row in enumerate(s.rows):
-        ended = with_row(ended, database, row._replace(lock=None, pending=None))  # a COMMIT under way is lost
+        ended = with_row(ended, database, row._replace(lock=None, pending=None, pending_fence=-1))  # a COMMIT under way is lost
     for _ in "again":
         ended = _recovered(scene, ended)
         for request in ended.late:

@@ -38,6 +38,9 @@ SMALL: Final = {
     "an older row, opened on another cluster": Scene((_WRONG_RECOVERER, _WRONG_WRITER), clusters=2, older=True),
     "slow markers": Scene((*_ONE_EACH, _RECOVERER), is_slow=True),
     "a block that raises": Scene(_TWO, budget=(RAISES, UNKNOWN)),
+    "record with COMMIT, an unknown one": Scene(_TWO, is_merged=True, budget=(UNKNOWN, RAISES)),
+    "record with COMMIT, a recoverer": Scene((("writer", 0, 0, 2), _RECOVERER), is_merged=True, budget=(DELAY, UNKNOWN)),
+    "record with COMMIT, a timeout": Scene(_ONE_EACH, is_merged=True, budget=(TIMEOUT, UNKNOWN)),
     "librdkafka, two writers": Scene(_TWO, client=LIBRDKAFKA, budget=(TIMEOUT,)),
     "librdkafka, a repeated request": Scene(_TWO, client=LIBRDKAFKA, budget=(REPEAT,)),
     "librdkafka, an unknown COMMIT": Scene(_TWO, client=LIBRDKAFKA, budget=(UNKNOWN,)),
@@ -50,6 +53,7 @@ LARGE: Final = {
     "two writers, a late request and an unknown COMMIT": Scene(_TWO, budget=(DELAY, UNKNOWN)),
     "two writers and a recoverer": Scene((*_TWO, ("recoverer", 0, 0)), budget=(DELAY,)),
     "two writers, a timeout and a late request": Scene(_TWO, budget=(TIMEOUT, DELAY)),
+    "record with COMMIT, several faults": Scene((*_TWO, _RECOVERER), is_merged=True, budget=(DELAY, UNKNOWN)),
     "three on two clusters": Scene((("writer", 0, 0, 1), _WRONG_WRITER, _WRONG_RECOVERER), clusters=2, budget=(DELAY, UNKNOWN)),
     "two databases, recovered": Scene((("writer", 0, 0, 1), ("writer", 1, 0, 1), ("recoverer", 1, 0)), budget=(DELAY, UNKNOWN)),
     "an older row, recovered and opened on another cluster": Scene(

@@ -77,7 +77,8 @@ class Row(NamedTuple):
     unverified: tuple[Stored, ...] = ()
     cluster: int | None = None
     lock: int | None = None  # the process between record and the end of its COMMIT
-    pending: Stored | None = None  # what a COMMIT on its way will store; the lock is its own then
+    pending: Stored | None = None  # what a COMMIT on its way will store; the lock is its own then, if it was recorded before
+    pending_fence: int = -1  # the fence that a record on its way with its COMMIT requires
     number: int = -1  # the newest claim's last committed transaction
 
 
@@ -137,6 +138,7 @@ class Scene:
         client: NATIVE, LIBRDKAFKA or OLD_BROKER.
         is_slow: Markers are written some time after EndTxn was answered: PrepareCommit and PrepareAbort can be seen.
         tried: Changes that are tried, see TRIED.
+        is_merged: The record is sent with the COMMIT (PostgreSQL under two-phase commit), so that no lock is held in between.
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -148,6 +150,7 @@ class Scene:
     client: str = NATIVE
     is_slow: bool = False
     tried: frozenset[str] = frozenset()
+    is_merged: bool = False
 
     def has(self, rule: str) -> bool:
         """Whether the rule is kept."""

@@ -13,6 +13,8 @@ from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
 
 ID = "orders"
+RECORD = "record"
+"""How `recorded` records: `record`, or `record_at_commit`."""
 STATE = PreparedTxnState(4711, 3)
 
 user_metadata = MetaData()
@@ -42,7 +44,7 @@ def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
     """The claim's first transaction, which has inserted an order and recorded the state."""
     transaction = store.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.record(STATE, generation=0, transaction_number=1)
+    getattr(transaction, RECORD)(STATE, generation=0, transaction_number=1)
     return transaction
 
 

@@ -1,14 +1,17 @@
 """A group: units of many callers in one transaction; each is told the truth about its own unit.
 
-The units run one after another, each under a savepoint, so that one can be undone alone; the messages of those that succeeded
-are sent after the last unit, and then the transaction commits as any other (docs/how-it-works/recipe.md). If a group fails for
-a reason that one unit may have caused, both sides are rolled back, and the units run again, each in a transaction of its own.
+The units run one after another; their messages are sent after the last unit, and then the transaction commits as any other
+(docs/how-it-works/recipe.md). The units are run in up to three ways:
+
+1. Hopefully, if units have rarely failed: under one savepoint for all, so that if one fails, all are undone.
+2. Carefully, in the same transaction: each under its own, so that one can be undone alone. Those that succeed are committed.
+3. One by one, each in a transaction of its own, if the group's transaction fails for a reason that one unit may have caused.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,6 +32,7 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.pool.call import Call
+from dualwrite.pool.hopes import Hopes
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
@@ -63,6 +67,7 @@ class Rules:
         more: Gives calls that have come meanwhile, at most so many.
         has_written: Called when the last unit has run, before the messages are sent.
         doing: Called with the name of each unit before it runs.
+        hopes: Whether the units may be tried under one savepoint; None: never.
     """
 
     most_units: int = 1
@@ -71,6 +76,7 @@ class Rules:
     more: Callable[[int], list[Call]] = lambda _: []
     has_written: Callable[[], None] = lambda: None
     doing: Callable[[str], None] = lambda _: None
+    hopes: Hopes | None = None
 
 
 class Group:
@@ -120,7 +126,7 @@ class Group:
             self._has_begun = True
             if len(self.calls) == 1:
                 self._grow()
-            messages = self._run_only_unit(whole) if len(self.calls) == 1 else self._run_units(whole)
+            messages = self._run(whole)
             self._rules.has_written()
             hit("group_after_units")
             if messages:
@@ -128,6 +134,19 @@ class Group:
             if self._rules.when_decided:
                 whole.on_decided = self._tell
             self._is_past_the_block = True
+
+    def _run(self, whole: Transaction[Any]) -> list[Message]:
+        if len(self.calls) == 1:
+            return self._run_only_unit(whole)
+        hopes = self._rules.hopes
+        if hopes is None:
+            return self._run_carefully(whole)
+        is_hopeful = hopes.allow()
+        messages = self._run_hopefully(whole) if is_hopeful else None
+        try:
+            return self._run_carefully(whole) if messages is None else messages
+        finally:
+            hopes.note(has_failed=(is_hopeful and messages is None) or any(call.has_failed for call in self.calls))
 
     def _grow(self) -> None:
         room = self._rules.most_units - len(self.calls)
@@ -151,13 +170,28 @@ class Group:
         hit("group_after_unit")
         return unit.messages
 
-    def _run_units(self, whole: Transaction[Any]) -> list[Message]:
+    def _run_hopefully(self, whole: Transaction[Any]) -> list[Message] | None:
+        """Under one savepoint; None if a unit has failed, or one of the database's answers, which may come late."""
         messages: list[Message] = []
-        size = place = 0
-        while place < len(self.calls):
-            call = self.calls[place]
-            place += 1
-            self._rules.doing(call.name)
+        whole.begin_units()
+        try:
+            for call in self._growing(messages):
+                with whole.only_unit() as unit:
+                    call.run(unit)
+                    unit.end_unit()
+                messages += unit.messages
+                hit("group_after_unit")
+            whole.end_units()
+        except BaseException as error:  # noqa: BLE001  (the unit runs again, and then it is its caller's)
+            log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error)
+            whole.undo_units(error)
+            return None
+        return messages
+
+    def _run_carefully(self, whole: Transaction[Any]) -> list[Message]:
+        """Each unit under a savepoint."""
+        messages: list[Message] = []
+        for call in self._growing(messages):
             unit = whole.begin_unit()
             try:
                 call.run(unit)
@@ -167,13 +201,23 @@ class Group:
                 call.failed(error)
             else:
                 messages += unit.messages
-                size += sum(message.size for message in unit.messages)
             hit("group_after_unit")
-            if place == len(self.calls) and size < self._rules.most_bytes:
-                self._grow()
         if all(call.has_failed for call in self.calls):
             raise _AllFailedError
         return messages
+
+    def _growing(self, messages: list[Message]) -> Iterator[Call]:
+        """The calls, with those that come while the last one runs, as long as there is room."""
+        place = size = counted = 0
+        while place < len(self.calls):
+            call = self.calls[place]
+            place += 1
+            self._rules.doing(call.name)
+            yield call
+            size += sum(message.size for message in messages[counted:])
+            counted = len(messages)
+            if place == len(self.calls) and size < self._rules.most_bytes:
+                self._grow()
 
     # --- the outcome ----------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError
 from dualwrite.pool.call import Call, name_of
 from dualwrite.pool.group import Group, Rules
+from dualwrite.pool.hopes import Hopes
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers, closed, pool_timeout
 from dualwrite.stores.base import TxnStateStore
@@ -113,6 +114,7 @@ class WriterPool(Generic[H]):
         self._owns_store = owns_store
         self._writers = Writers(writers, prefix)
         self._waiting = WaitingCalls()
+        self._hopes = Hopes() if store.undoing_units_costs else None
         self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
         self._here = threading.local()
         self._pid = os.getpid()
@@ -296,6 +298,7 @@ class WriterPool(Generic[H]):
             most_units=most,
             most_bytes=int(self._options.group_bytes),
             when_decided=self._options.acknowledge == "decided",
+            hopes=self._hopes,
         )
         while True:
             self._turn.acquire()  # released as soon as the group's SQL is done

@@ -17,6 +17,7 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
@@ -78,6 +79,7 @@ class Lane:
         self._store = store
         self._coordinator = coordinator
         self._timeouts = timeouts
+        self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
         self._state = WriterState()
         self._store_transaction: StoreTransaction | None = None
         self._transaction: Transaction | None = None
@@ -113,7 +115,9 @@ class Lane:
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.delivery)
         self.advance(Event.PREPARED)
         hit("after_prepare")
-        store_transaction.record(
+        # without two-phase commit the time left is checked between the two
+        record = store_transaction.record_at_commit if self._is_two_phase else store_transaction.record
+        record(
             transaction.state,
             generation=self.ownership.generation,
             transaction_number=self._state.transaction_number,
@@ -157,7 +161,7 @@ class Lane:
             assert self._store_transaction is not None
             self._store_transaction.rollback()
             self._abort_kafka(error)
-        if phase is Phase.COMMITTING_DATABASE and (isinstance(error, StoreCommitFailedError) or self._means_fenced(error)):
+        if phase is Phase.COMMITTING_DATABASE and self._is_surely_rolled_back(error):
             self.advance(Event.DATABASE_ROLLED_BACK)
             self._abort_kafka(error)
         if phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA):  # rule KU
@@ -237,6 +241,11 @@ class Lane:
         if lost is not None:
             raise_outcome(error, self._named(lost))
         report_committed(error, f"the transaction of {self._name} committed on both sides")
+
+    def _is_surely_rolled_back(self, error: BaseException) -> bool:
+        assert self._store_transaction is not None
+        known = self._store_transaction.is_surely_rolled_back
+        return known or isinstance(error, StoreCommitFailedError) or self._means_fenced(error)
 
     def _means_fenced(self, error: BaseException) -> bool:
         """Whether this lane was claimed: not another lane of ours, nor the id of another writer that the block uses."""

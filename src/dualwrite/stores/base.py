@@ -229,6 +229,30 @@ class StoreTransaction(ABC):
             StoreError: The unit can't be undone alone; the transaction must be rolled back.
         """
 
+    def begin_units(self) -> None:
+        """Begin units that are undone only together, each ended by `end_unit`. The database may answer later than it is asked.
+
+        So an error of one may be raised in a later one, or by `end_units`. What a unit reads it gets at once. This and the two
+        following methods are called only if the store says `undoing_units_costs`, and at most once in a transaction, before
+        any `begin_unit`.
+
+        Raises:
+            StoreError: The transaction must be rolled back.
+        """
+        self.begin_unit()
+
+    def end_units(self) -> None:  # noqa: B027  (nothing is late unless a store makes it so)
+        """Wait for what the database has not answered yet.
+
+        Raises:
+            Exception: The error of a statement; the units must be undone.
+            StoreCommitFailedError: A unit has left the transaction unable to commit; the units must be undone.
+        """
+
+    def undo_units(self, error: BaseException) -> None:
+        """Undo what was written since `begin_units`; see `undo_unit`."""
+        self.undo_unit(error)
+
     @abstractmethod
     def record(
         self,
@@ -254,6 +278,25 @@ class StoreTransaction(ABC):
             Exception: What the flush of the user's own changes raises, unchanged.
         """
 
+    def record_at_commit(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """As `record`, but may leave the write to `commit`, which then does both in one round trip and raises either's errors.
+
+        Called instead of `record` under two-phase commit, where nothing has to be checked between the two.
+
+        Raises: as for `record`.
+        """
+        self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
+
+    is_surely_rolled_back: bool = False
+    """Set by `commit` before it raises an error of `record`: certainly nothing was committed."""
+
     @abstractmethod
     def commit(self) -> None:
         """Commit: the commit point of the whole recipe.
@@ -262,7 +305,8 @@ class StoreTransaction(ABC):
             StoreCommitFailedError: Certainly not committed, and already rolled back.
             FencedError: The same, because the id was claimed again after `record`.
             StoreCommitUnknownError: The outcome is unknown. Any other exception, including KeyboardInterrupt, must also be
-                treated as unknown.
+                treated as unknown, unless `is_surely_rolled_back` is set.
+            DualWriteError: After `record_at_commit`: as for `record`, with `is_surely_rolled_back` set.
         """
 
     @abstractmethod
@@ -287,6 +331,9 @@ class TxnStateStore(ABC):
 
     undoes_units: ClassVar[bool] = False
     """Whether its transactions can undo one unit of work alone, so that a pool can commit many units together."""
+
+    undoing_units_costs: ClassVar[bool] = False
+    """Whether that costs something for each unit, such as a savepoint: then the units of a group are first tried under one."""
 
     @property
     @abstractmethod

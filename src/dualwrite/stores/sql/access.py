@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from dualwrite.stores.sql.guard import Guard, GuardedConnection
+from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 
 
 class Access:
@@ -34,6 +34,11 @@ class Access:
     def handle(self, connection: GuardedConnection) -> Any:
         """What the user writes with on that connection."""
         return connection
+
+    def batch(self, connection: GuardedConnection) -> Batch | None:
+        """Begin to send the user's statements without waiting for the answer to each; None if that is not possible."""
+        del connection
+        return None
 
     def check(self) -> None:
         """Check that transactions and claims use the same table."""

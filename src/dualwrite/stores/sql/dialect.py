@@ -8,8 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -66,6 +67,78 @@ WORK_TIME: Final = 5.0
 """Seconds that one of our own statements may take besides waiting for locks; on a single row it takes under a millisecond."""
 
 
+class Fence(NamedTuple):
+    """The newest claim of an id.
+
+    Args:
+        fence: Its fencing token.
+        owner: Who claimed.
+    """
+
+    fence: int
+    owner: str
+
+
+class Record(NamedTuple):
+    """What `record` writes; see StoreTransaction.
+
+    Args:
+        transactional_id: The row's key.
+        fence: The token that the row must still have.
+        token: The mark that the transaction must still have.
+        state: The prepared state as text.
+        generation: Its generation.
+        number: The number of the transaction.
+        delivery: The delivery as text.
+        now: The time of the change.
+    """
+
+    transactional_id: str
+    fence: int
+    token: str
+    state: str
+    generation: int
+    number: int
+    delivery: str | None
+    now: datetime
+
+
+class MergedTrips(ABC):
+    """Our statements sent together with BEGIN and COMMIT, in one round trip each, where a database can do that."""
+
+    @abstractmethod
+    def can_begin(self, connection: Connection) -> bool:
+        """Whether SQLAlchemy's transaction has begun, but not the database's: a listener for `begin` may have done that."""
+
+    @abstractmethod
+    def begin(self, connection: Connection, transactional_id: str, token: str) -> Fence | None:
+        """Begin the transaction, mark it with `token`, and read the newest claim; None if the id has no row.
+
+        Raises:
+            Exception: The driver's error; the connection may be in a failed transaction.
+        """
+
+    @abstractmethod
+    def can_commit(self, connection: Connection) -> bool:
+        """Whether there is a transaction to commit, and nobody listens for SQLAlchemy's `commit`, which would come too late."""
+
+    @abstractmethod
+    def commit(self, connection: Connection, record: Record) -> None:
+        """Write the record if the fence is still the claim's and the transaction is still the marked one, and commit.
+
+        Raises:
+            Exception: The driver's error. Nothing was committed if `was_not_executed`.
+        """
+
+    @abstractmethod
+    def was_not_executed(self, connection: Connection) -> bool:
+        """After an error of `commit`: whether the database said that the record failed, and so did not execute the COMMIT."""
+
+    @abstractmethod
+    def found_no_row(self, error: BaseException) -> bool:
+        """Whether the record failed because the fence or the mark is another one."""
+
+
 class StoreDialect(ABC):
     """One SQL database. Stateless: every store and every transaction share one."""
 
@@ -114,6 +187,11 @@ class StoreDialect(ABC):
 
         To be called before a long transaction acquires a lock that others wait for. `finish` restores the session's settings.
         """
+
+    def merged_trips(self, engine: Engine) -> MergedTrips | None:
+        """How to send our statements with BEGIN and COMMIT; None if the database or its driver can't."""
+        del engine
+        return None
 
     @abstractmethod
     def marks(self) -> ColumnElement[Any] | None:

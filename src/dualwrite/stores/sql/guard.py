@@ -5,7 +5,7 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 
@@ -13,6 +13,16 @@ from dualwrite.errors import TransactionControlError, WriterClosedError
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
+
+
+class Batch(Protocol):
+    """Statements that are sent without waiting for the answer to each."""
+
+    def arrive(self) -> None:
+        """Wait for all answers; raises the driver's error of the first that failed."""
+
+    def leave(self) -> None:
+        """The same, and wait for each answer from now on."""
 
 
 class Guard:
@@ -23,7 +33,7 @@ class Guard:
         savepoint: The call that creates a savepoint, for the errors.
     """
 
-    __slots__ = ("ended", "lifted", "savepoint", "session", "transactional_id")
+    __slots__ = ("batch", "ended", "lifted", "savepoint", "session", "transactional_id")
 
     def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
@@ -33,6 +43,8 @@ class Guard:
         self.ended = False
         self.session: Any = None
         """The ORM session, if one was created: only then is the ORM loaded."""
+        self.batch: Batch | None = None
+        """While statements are sent without waiting for their answers."""
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
@@ -107,8 +119,8 @@ class GuardedConnection(Connection):
     """
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
+        self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
         super().__init__(engine, pooled)
-        self.guard = guard
         self.take_back()
 
     def hand_over(self) -> None:

@@ -17,13 +17,13 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam
 from dualwrite.errors import StoreError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
+from dualwrite.stores.sql.postgresql_trips import MARKER, PostgresqlTrips, raw_connection
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.sql.table import state_table as t
 
 log = logging.getLogger(__name__)
 
-_MARKER: Final = "dualwrite.transaction"
 _LOST_CONNECTION: Final = ("08", "57P0")
 _INVALID_AUTHORIZATION: Final = "28"
 # With these the server may have ended the session at any moment of COMMIT, or reports that the outcome is unknown (40003).
@@ -127,7 +127,7 @@ class PostgresqlDialect(StoreDialect):
 
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
-        raw = _raw(connection)
+        raw = raw_connection(connection)
         if raw.autocommit:  # a user's engine; SQLAlchemy restores it when the connection returns to its pool
             connection.execution_options(isolation_level=connection.default_isolation_level or "READ COMMITTED")
         connection.begin()
@@ -137,7 +137,7 @@ class PostgresqlDialect(StoreDialect):
         self.begin(connection)
         lock, statement = (max(1, int(seconds * 1000)) for seconds in (timeout, timeout + work_time))
         waiting = connection.execute(_WAITING, {"lock": str(lock), "statement": str(statement), "idle": _PAUSED}).one()
-        raw = _raw(connection)
+        raw = raw_connection(connection)
         if waiting.pg_backend_pid != raw.info.backend_pid and raw.prepare_threshold is not None:
             log.warning(
                 "%s: the database is behind a connection pooler, and psycopg prepares statements on connections to it: in "
@@ -151,13 +151,17 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         connection.execute(text(f"SELECT {_LIMIT_PAUSE}"), {"idle": _PAUSED})
 
+    def merged_trips(self, engine: Engine) -> PostgresqlTrips:
+        """See StoreDialect."""
+        return PostgresqlTrips(engine)
+
     def marks(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""
-        return func.set_config(_MARKER, bindparam("token"), True)
+        return func.set_config(MARKER, bindparam("token"), True)
 
     def is_marked(self) -> ColumnElement[bool] | None:
         """See StoreDialect."""
-        return func.current_setting(_MARKER, True) == bindparam("token")
+        return func.current_setting(MARKER, True) == bindparam("token")
 
     def still_marked(self, connection: Connection) -> bool:
         """True: the UPDATE checks. In a pipeline it would be sent without an answer that has its row count.
@@ -165,7 +169,7 @@ class PostgresqlDialect(StoreDialect):
         Raises:
             StoreError: The block left a pipeline open.
         """
-        if _raw(connection).pgconn.pipeline_status != PipelineStatus.OFF:
+        if raw_connection(connection).pgconn.pipeline_status != PipelineStatus.OFF:
             raise StoreError(
                 "The block ended inside a pipeline of its psycopg connection, so it is unknown which statements succeeded.",
                 next_step="leave `with connection.pipeline()` before the block ends",
@@ -176,7 +180,7 @@ class PostgresqlDialect(StoreDialect):
 
     def commit_blocker(self, connection: Connection) -> str | None:
         """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
-        match _raw(connection).info.transaction_status:
+        match raw_connection(connection).info.transaction_status:
             case TransactionStatus.INTRANS:
                 return None
             case TransactionStatus.INERROR:
@@ -193,7 +197,7 @@ class PostgresqlDialect(StoreDialect):
             return False
         if error.diag.severity_nonlocalized != "ERROR" or connection.invalidated:
             return False
-        return _raw(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
+        return raw_connection(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
 
     def whereabouts(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
@@ -262,9 +266,3 @@ def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> ErrorClass:
     if not invalidated and any(refusal in str(error) for refusal in _REFUSALS):
         return ErrorClass.REFUSED
     return ErrorClass.CONNECTION if invalidated or isinstance(error, OperationalError | InterfaceError) else ErrorClass.OTHER
-
-
-def _raw(connection: Connection) -> PsycopgConnection[Any]:
-    raw = connection.connection.dbapi_connection
-    assert isinstance(raw, PsycopgConnection)
-    return raw

@@ -17,8 +17,9 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.access import Access
-from dualwrite.stores.sql.guard import Guard, GuardedConnection
+from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.postgresql import is_behind_pooler
+from dualwrite.stores.sql.psycopg_batch import PipelineBatch
 from dualwrite.stores.sql.psycopg_guard import GuardedPsycopgConnection
 from dualwrite.stores.sql.psycopg_lenders import (
     CONNECT_AGAIN,
@@ -62,10 +63,16 @@ class PsycopgAccess(Access):
         """See Access."""
         return GuardedConnection(self._engine, guard, None if self._apart is None else self._apart.connect())
 
+    def batch(self, connection: GuardedConnection) -> Batch | None:
+        """See Access; not through a pooler, and not with cursors that a function makes, which can't be told to wait."""
+        raw = _recipe_connection(connection)
+        if raw.plain_cursor is UnpreparedCursor or not isinstance(raw.original.cursor_factory, type):
+            return None
+        return PipelineBatch(raw, connection.guard)
+
     def handle(self, connection: GuardedConnection) -> GuardedPsycopgConnection:
         """See Access: the user's own connection, guarded."""
-        raw = connection.connection.dbapi_connection
-        assert isinstance(raw, RecipeConnection)
+        raw = _recipe_connection(connection)
         guarded = view_of(GuardedPsycopgConnection, raw.original)
         guarded.guard = connection.guard
         return guarded
@@ -138,6 +145,12 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
     engine = create_engine(_address(first), creator=_views(made), poolclass=QueuePool)
     _end_for_good(engine.pool, made)
     return engine, PsycopgAccess(engine, lender=made)
+
+
+def _recipe_connection(connection: GuardedConnection) -> RecipeConnection:
+    raw = connection.connection.dbapi_connection
+    assert isinstance(raw, RecipeConnection)
+    return raw
 
 
 def _is_pool(source: object) -> TypeGuard[PsycopgPool]:

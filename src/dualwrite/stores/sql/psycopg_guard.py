@@ -29,6 +29,8 @@ class GuardedPsycopgConnection(ConnectionView):
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         """As Connection.cursor."""
         self.guard.check_open()
+        if args or "name" in kwargs:  # a server-side cursor
+            self._leave_batch()
         return super().cursor(*args, **kwargs)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -39,17 +41,24 @@ class GuardedPsycopgConnection(ConnectionView):
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         """A savepoint, as Connection.transaction inside a transaction."""
         self.guard.check_open()
+        self._leave_batch()
         return super().transaction(*args, **kwargs)
 
     def pipeline(self) -> Any:
         """As Connection.pipeline; it must be left before the block ends."""
         self.guard.check_open()
+        self._leave_batch()
         return super().pipeline()
 
     def notifies(self, *args: Any, **kwargs: Any) -> Any:
         """As Connection.notifies."""
         self.guard.check_open()
+        self._leave_batch()
         return super().notifies(*args, **kwargs)
+
+    def _leave_batch(self) -> None:
+        if self.guard.batch is not None:
+            self.guard.batch.leave()
 
     @property
     def cursor_factory(self) -> Any:
@@ -137,6 +146,7 @@ class _GuardedCursor:
     __slots__ = ()
 
     connection: GuardedPsycopgConnection
+    pgresult: Any
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.execute."""
@@ -151,12 +161,48 @@ class _GuardedCursor:
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """As Cursor.stream."""
         self._check(query)
+        self._leave_batch()
         return cast("Iterator[Any]", super().stream(query, *args, **kwargs))  # type: ignore[misc]  # as above
 
     def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.copy."""
         self._check(statement)
+        self._leave_batch()
         return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
+
+    # --- what only the answer has: in a batch it must be waited for -------------------------------------------------------
+
+    @property
+    def rowcount(self) -> Any:
+        """As Cursor.rowcount."""
+        self._arrive()
+        return super().rowcount  # type: ignore[misc]  # the next class in the MRO has it
+
+    @property
+    def description(self) -> Any:
+        """As Cursor.description."""
+        self._arrive()
+        return super().description  # type: ignore[misc]  # as above
+
+    @property
+    def statusmessage(self) -> Any:
+        """As Cursor.statusmessage."""
+        self._arrive()
+        return super().statusmessage  # type: ignore[misc]  # as above
+
+    def nextset(self) -> Any:
+        """As Cursor.nextset."""
+        self._arrive()
+        return super().nextset()  # type: ignore[misc]  # as above
+
+    def _arrive(self) -> None:
+        batch = self.connection.guard.batch
+        if batch is not None and self.pgresult is None:
+            batch.arrive()
+
+    def _leave_batch(self) -> None:
+        if self.connection.guard.batch is not None:
+            self.connection.guard.batch.leave()
 
     def _check(self, query: Any) -> None:
         guard = self.connection.guard

@@ -77,6 +77,7 @@ class SqlStateStore(TxnStateStore):
     """
 
     undoes_units = True
+    undoing_units_costs = True
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """One business transaction on a SQL database: begin, record, commit, with as few round trips as possible.
 
-PostgreSQL: BEGIN, the fence's SELECT, record's UPDATE, COMMIT.
+PostgreSQL: BEGIN with the fence's SELECT, record's UPDATE with COMMIT (`MergedTrips`); other databases one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.access import Access
-from dualwrite.stores.sql.dialect import UNIT, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.dialect import UNIT, ErrorClass, MergedTrips, Record, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
@@ -62,6 +62,7 @@ class TransactionRoom:
     errors: ErrorMap
     access: Access
     session: SessionSource | None = None
+    trips: MergedTrips | None = field(init=False)
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
     driver_errors: tuple[type[BaseException], ...] = field(init=False)
@@ -81,6 +82,7 @@ class TransactionRoom:
             )
         )
         marked = self.dialect.is_marked()
+        object.__setattr__(self, "trips", self.dialect.merged_trips(self.engine))
         object.__setattr__(self, "check_fence", check)
         object.__setattr__(self, "record", record if marked is None else record.where(marked))
         dbapi = self.engine.dialect.dbapi
@@ -114,29 +116,34 @@ class SqlStoreTransaction(StoreTransaction):
         self._has_unit = False
         self._is_committed = False
         self._outcome_is_known = True
+        self._recorded_at_commit: Record | None = None
 
     def begin(self) -> None:
-        """Begin and check the fence; repeated once if the pool's connection is dead, since nothing was written yet.
+        """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
 
-        This replaces a pre-ping, without its round trip.
+        This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
+        connection of its pool when one is dead.
         """
-        try:
-            self._begin_once()
-        except self._room.driver_errors as error:
-            if self._room.errors.classify(error) is not ErrorClass.CONNECTION:
-                raise self._translated(error, "beginning a transaction") from error
+        attempts = (None, None) if self._room.trips is None else (self._room.trips, None, None)
+        for trips in attempts[:-1]:
             try:
-                self._begin_once()
-            except self._room.driver_errors as again:
-                raise self._translated(again, "beginning a transaction") from again
+                return self._begin_once(trips)
+            except self._room.driver_errors as error:
+                if self._room.errors.classify(error) is not ErrorClass.CONNECTION:
+                    raise self._translated(error, "beginning a transaction") from error
+        try:
+            return self._begin_once(attempts[-1])
+        except self._room.driver_errors as error:
+            raise self._translated(error, "beginning a transaction") from error
 
-    def _begin_once(self) -> None:
+    def _begin_once(self, trips: MergedTrips | None) -> None:
         guard = self._guard = self._room.access.guard(self._claim.transactional_id)
         try:
             with InterruptsFirst():
                 connection = self._connection = self._room.access.connect(guard)
                 self._room.dialect.begin(connection)
-                self._check_fence(connection)
+                current = self._begin_merged(connection, trips) if trips is not None else self._newest_claim(connection)
+                self._check_fence(current)
         except Exception:
             self._release(discard=False)
             raise
@@ -145,9 +152,16 @@ class SqlStoreTransaction(StoreTransaction):
             raise
         connection.hand_over()
 
-    def _check_fence(self, connection: Connection) -> None:
+    def _begin_merged(self, connection: Connection, trips: MergedTrips) -> Any:
+        if not trips.can_begin(connection):
+            return self._newest_claim(connection)
+        return trips.begin(connection, self._claim.transactional_id, self._token)
+
+    def _newest_claim(self, connection: Connection) -> Any:
         parameters = {"id": self._claim.transactional_id, "token": self._token}
-        current = connection.execute(self._room.check_fence, parameters).first()
+        return connection.execute(self._room.check_fence, parameters).first()
+
+    def _check_fence(self, current: Any) -> None:
         if current is None or current.fence != self._claim.fence:
             raise self._fenced(current)
 
@@ -169,6 +183,7 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         connection = self._open_connection()
         if self._session is None:
+            self._leave_batch()  # SQLAlchemy looks at each answer
             self._session = self._room.sessions(connection)
         return self._session
 
@@ -179,6 +194,36 @@ class SqlStoreTransaction(StoreTransaction):
 
     # --- units of a group -------------------------------------------------------------------------------------------------
 
+    def begin_units(self) -> None:
+        """See StoreTransaction: under one savepoint, and in libpq's pipeline if the store was created from psycopg."""
+        connection = self._open_connection()
+        self._guard.batch = self._room.access.batch(connection)
+        self.begin_unit()
+
+    def end_units(self) -> None:
+        """See StoreTransaction."""
+        self._leave_batch()
+        self._check_can_commit(self._open_connection())
+
+    def undo_units(self, error: BaseException) -> None:
+        """See StoreTransaction."""
+        _quietly(self._leave_batch)  # an error of its own is the same, or a consequence of `error`
+        sessions, self._ended_sessions = self._ended_sessions, []
+        for session in sessions:
+            _quietly(session.dispatch_after_rollback)
+            _quietly(session.close)
+        self.undo_unit(error)
+
+    def _leave_batch(self) -> None:
+        if self._guard.batch is not None:
+            self._guard.batch.leave()
+
+    def _check_can_commit(self, connection: GuardedConnection) -> None:
+        """Raise if a unit has left the transaction unable to commit; in a batch that is not known yet."""
+        blocker = None if self._guard.batch is not None else self._room.dialect.commit_blocker(connection)
+        if blocker is not None:
+            raise self._commit_failed(blocker)
+
     def begin_unit(self) -> None:
         """See StoreTransaction: a savepoint, which replaces that of the unit before."""
         self._run_for_unit(*(self._room.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))
@@ -188,9 +233,7 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         connection = self._open_connection()
         self.before_commit()
-        commit_blocker = self._room.dialect.commit_blocker(connection)
-        if commit_blocker is not None:
-            raise self._commit_failed(commit_blocker)
+        self._check_can_commit(connection)
         while (nested := connection.get_nested_transaction()) is not None:  # a savepoint that the unit has left open
             nested.commit()
         if self._session is not None:
@@ -256,27 +299,47 @@ class SqlStoreTransaction(StoreTransaction):
         self._flush()
         connection.take_back()
         try:
-            if not self._room.dialect.still_marked(connection):
-                raise self._ended_by_block()
-            changed = connection.execute(
-                self._room.record,
-                {
-                    "id": self._claim.transactional_id,
-                    "fence_": self._claim.fence,
-                    "state": state_text(state),
-                    "delivery_": delivery_text(delivery),
-                    "generation_": generation,
-                    "number": transaction_number,
-                    "now": datetime.now(UTC),
-                    "token": self._token,
-                },
-            ).rowcount
-            if changed != 1:
+            self._check_marked(connection)
+            record = self._record_of(state, generation, transaction_number, delivery)
+            if connection.execute(self._room.record, _parameters(record)).rowcount != 1:
                 raise self._why_nothing_changed(connection)
         except self._room.driver_errors as error:
             raise self._record_failed(error) from error
         finally:
             connection.hand_over()
+
+    def record_at_commit(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """See StoreTransaction."""
+        connection, trips = self._open_connection(), self._room.trips
+        if trips is None or not trips.can_commit(connection):
+            self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
+            return
+        self._flush()
+        self._check_marked(connection)
+        self._recorded_at_commit = self._record_of(state, generation, transaction_number, delivery)
+
+    def _check_marked(self, connection: Connection) -> None:
+        if not self._room.dialect.still_marked(connection):
+            raise self._ended_by_block()
+
+    def _record_of(self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None) -> Record:
+        return Record(
+            transactional_id=self._claim.transactional_id,
+            fence=self._claim.fence,
+            token=self._token,
+            state=state_text(state),
+            generation=generation,
+            number=number,
+            delivery=delivery_text(delivery),
+            now=datetime.now(UTC),
+        )
 
     def _flush(self) -> None:
         session = self._session
@@ -305,12 +368,17 @@ class SqlStoreTransaction(StoreTransaction):
         """Under REPEATABLE READ a newer claim causes a serialization failure: only a new transaction shows which it was."""
         failure = self._translated(error, "recording the prepared state")
         if self._room.errors.classify(error) is ErrorClass.CONFLICT:
-            self.rollback()
-            with contextlib.suppress(*self._room.driver_errors), self._room.engine.connect() as connection:
-                current = connection.execute(CURRENT, {"id": self._claim.transactional_id}).first()
+            with contextlib.suppress(*self._room.driver_errors):
+                current = self._claim_after_rollback()
                 if current is not None and current.fence != self._claim.fence:
                     return self._fenced(current)
         return failure
+
+    def _claim_after_rollback(self) -> Any:
+        """Roll back, and read the newest claim in a new transaction."""
+        self.rollback()
+        with self._room.engine.connect() as connection:
+            return connection.execute(CURRENT, {"id": self._claim.transactional_id}).first()
 
     def _ended_by_block(self) -> TransactionControlError:
         return TransactionControlError(
@@ -333,8 +401,8 @@ class SqlStoreTransaction(StoreTransaction):
             self._release(discard=False)
             raise
         except BaseException:  # unknown: close the connection, since its transaction might still be open
-            self._outcome_is_known = False
-            self._release(discard=True)
+            self._outcome_is_known = self.is_surely_rolled_back
+            self._release(discard=not self.is_surely_rolled_back)
             raise
         self._is_committed = True
         self._release(discard=False)
@@ -346,12 +414,37 @@ class SqlStoreTransaction(StoreTransaction):
             raise self._commit_failed(commit_blocker)
         try:
             with InterruptsFirst():
+                if self._recorded_at_commit is not None:
+                    self._commit_merged(connection, self._recorded_at_commit)
                 connection.commit()
                 dialect.finish(connection, "COMMIT")
         except self._room.driver_errors as error:
             if dialect.commit_surely_failed(error, connection):
                 raise self._commit_failed(str(driver_error(error)).strip()) from error
             raise self._commit_unknown(error) from error
+
+    def _commit_merged(self, connection: GuardedConnection, record: Record) -> None:
+        """Write the record and commit; what SQLAlchemy sends to commit afterwards does nothing any more."""
+        trips = self._room.trips
+        assert trips is not None
+        try:
+            trips.commit(connection, record)
+        except self._room.driver_errors as error:
+            if not trips.was_not_executed(connection):
+                raise
+            self.is_surely_rolled_back = True
+            if not trips.found_no_row(error):
+                raise self._record_failed(error) from error
+            raise self._why_no_row() from error
+
+    def _why_no_row(self) -> DualWriteError:
+        try:
+            current = self._claim_after_rollback()
+        except self._room.driver_errors as looking:
+            return self._translated(looking, "looking why the prepared state could not be recorded")
+        if current is None or current.fence != self._claim.fence:
+            return self._fenced(current)
+        return self._ended_by_block()
 
     def _commit_failed(self, cause: str) -> StoreCommitFailedError:
         return StoreCommitFailedError(
@@ -386,6 +479,7 @@ class SqlStoreTransaction(StoreTransaction):
         guard = self._guard
         connection.take_back()
         try:
+            _quietly(self._leave_batch)
             if not self._is_committed and (discard or not _quietly(lambda: self._roll_back(connection))):
                 _quietly(connection.invalidate)
             for session in sessions:
@@ -418,6 +512,19 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _translated(self, error: BaseException, doing: str) -> DualWriteError:
         return self._room.errors.translated(error, doing, self._claim.transactional_id)
+
+
+def _parameters(record: Record) -> dict[str, Any]:
+    return {
+        "id": record.transactional_id,
+        "fence_": record.fence,
+        "state": record.state,
+        "delivery_": record.delivery,
+        "generation_": record.generation,
+        "number": record.number,
+        "now": record.now,
+        "token": record.token,
+    }
 
 
 def _quietly(action: Any) -> bool:

@@ -68,6 +68,24 @@ class FencingConformance:
         demand_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
         demand_fenced(store.begin, ours, "begin() after it", by=theirs)
 
+    def test_a_commit_that_records_is_fenced(self, scene: StoreScene) -> None:
+        """`record_at_commit` and `commit` check the fence as `record` does, and say that nothing was committed."""
+        if _waits(scene, "written"):
+            pytest.skip("a claim waits for a transaction that has written something")
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        transaction, _ = _at(scene, store, ours, "written")
+        theirs = scene.claim(rival, name, "theirs")
+        try:
+            with demanded(FencedError, "record_at_commit() and commit() of a transaction whose id was claimed") as e:
+                transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+                transaction.commit()
+            assert (e.value.transactional_id, e.value.facts.get("fence")) == (name, ours.fence), "FencedError's attributes"
+        finally:
+            transaction.rollback()
+        assert scene.committed() == [], "a fenced transaction has left the user's data"
+        demand_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
+
     @pytest.mark.parametrize("moment", _MOMENTS)
     def test_a_claim_that_waits_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
         """`claim` waits for a transaction that is about to commit. A claimant that reads too early would abort its messages."""

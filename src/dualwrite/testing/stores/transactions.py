@@ -51,6 +51,29 @@ class TransactionConformance:
         assert store.read_claimed(claim) == other.read(name), "two stores see different rows after the commit"
 
     @pytest.mark.parametrize("state", _STATES, ids=str)
+    def test_a_state_that_is_recorded_at_the_commit(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
+        """`record_at_commit`: the same write, at the commit at the latest; nobody sees it before."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim)
+        for number, delivery in enumerate((*_DELIVERIES, None), start=2):
+            transaction, written = store.begin(claim), scene.new_number()
+            scene.put(transaction.handle, written)
+            transaction.record_at_commit(state, generation=3, transaction_number=number, delivery=delivery)
+            demand_row(store, name, "before the commit", transaction_number=number - 1)
+            transaction.commit()
+            assert scene.committed()[-1] == written, "the data of a transaction that was recorded at the commit"
+            demand_row(
+                store,
+                name,
+                "after it",
+                prepared_state=state,
+                prepared_generation=3,
+                transaction_number=number,
+                delivery=delivery,
+            )
+
+    @pytest.mark.parametrize("state", _STATES, ids=str)
     def test_a_state_is_stored_as_it_was_given(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
         """`record` writes S, its generation and the transaction's number; None overwrites an earlier state."""
         store, name = scene.new_store(), scene.new_id()

@@ -13,7 +13,7 @@ _MANY = 64
 
 
 class UnitConformance:
-    """`begin_unit`, `end_unit`, `undo_unit`; skipped for a store without `undoes_units`."""
+    """`begin_unit`, `end_unit`, `undo_unit`, and the same for several together; skipped for a store without `undoes_units`."""
 
     def test_an_undone_unit_leaves_nothing_and_takes_nothing_with_it(self, scene: StoreScene) -> None:
         """`undo_unit` undoes what its unit has written, and only that."""
@@ -75,6 +75,40 @@ class UnitConformance:
         with pytest.raises(WriterClosedError):
             transaction.begin_unit()
 
+    def test_units_that_are_undone_together(self, scene: StoreScene) -> None:
+        """`undo_units` undoes all of them; the transaction goes on with units of their own."""
+        transaction = _begun_together(scene)
+        for _ in range(3):
+            scene.put(transaction.handle, scene.new_number())
+            transaction.end_unit()
+        scene.put(transaction.handle, scene.new_number())
+        transaction.undo_units(ValueError())
+        kept = []
+        for undone in (False, True, False):
+            transaction.begin_unit()
+            scene.put(transaction.handle, number := scene.new_number())
+            if undone:
+                transaction.undo_unit(ValueError())
+            else:
+                transaction.end_unit()
+                kept.append(number)
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert scene.committed() == kept
+
+    def test_units_that_all_succeed(self, scene: StoreScene) -> None:
+        """`end_units`: everything they wrote is in the transaction, and what is written after it too."""
+        transaction, kept = _begun_together(scene), []
+        for _ in range(_MANY):
+            scene.put(transaction.handle, number := scene.new_number())
+            transaction.end_unit()
+            kept.append(number)
+        transaction.end_units()
+        scene.put(transaction.handle, number := scene.new_number())
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        assert scene.committed() == [*kept, number]
+
     def test_a_store_says_whether_it_has_units(self, scene: StoreScene) -> None:
         """Without `undoes_units` a unit can't begin: it would be undone with all others."""
         store = scene.new_store()
@@ -90,6 +124,12 @@ class UnitConformance:
 def _begun(scene: StoreScene) -> StoreTransaction:
     store = _store_with_units(scene)
     return store.begin(scene.claim(store, scene.new_id()))
+
+
+def _begun_together(scene: StoreScene) -> StoreTransaction:
+    transaction = _begun(scene)
+    transaction.begin_units()
+    return transaction
 
 
 def _store_with_units(scene: StoreScene) -> TxnStateStore:

@@ -1,0 +1,147 @@
+"""Our own statements sent with BEGIN and with COMMIT, each pair in one round trip to PostgreSQL.
+
+SQLAlchemy and psycopg send BEGIN, the fence's SELECT, record's UPDATE and COMMIT one by one. Here two are one message of the
+simple query protocol, of which the server executes nothing more after an error. So a COMMIT that follows a failed UPDATE is
+not executed, and the UPDATE fails if it finds no row: it divides by the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg import generators
+from psycopg.errors import error_from_result
+from psycopg.pq import Escaping, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
+from sqlalchemy import Connection, Engine
+
+from dualwrite.stores.sql.dialect import Fence, MergedTrips, Record
+from dualwrite.stores.sql.schema import full_name
+from dualwrite.stores.sql.table import TABLE_NAME
+
+MARKER: Final = "dualwrite.transaction"
+"""The setting, local to a transaction, that marks it."""
+
+
+_CHECK: Final = (
+    "SELECT fence, owner, set_config({marker}, {token}, true) FROM {table} WHERE transactional_id = {transactional_id}"
+)
+_RECORD: Final = (
+    "WITH recorded AS (UPDATE {table} SET prepared_transaction_state = {state}, prepared_generation = {generation}, "
+    "transaction_number = {number}, delivery = {delivery}, updated_at = {now} "
+    "WHERE transactional_id = {transactional_id} AND fence = {fence} AND current_setting({marker}, true) = {token} "
+    "RETURNING 1) SELECT 1 / count(*) FROM recorded; COMMIT"
+)
+
+
+class PostgresqlTrips(MergedTrips):
+    """The statements of one store, over psycopg.
+
+    Args:
+        engine: The store's engine, for the schema of the table.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._table = full_name(engine, TABLE_NAME)
+
+    # --- BEGIN with the fence's SELECT ----------------------------------------------------------------------------------------
+
+    def can_begin(self, connection: Connection) -> bool:
+        """See MergedTrips."""
+        raw = raw_connection(connection)
+        return not raw.autocommit and raw.info.transaction_status is TransactionStatus.IDLE
+
+    def begin(self, connection: Connection, transactional_id: str, token: str) -> Fence | None:
+        """See MergedTrips."""
+        raw = raw_connection(connection)
+        text = _Text(raw)
+        check = _CHECK.format(
+            table=self._table, marker=text.of(MARKER), token=text.of(token), transactional_id=text.of(transactional_id)
+        )
+        found = text.execute(f"{_begin(raw)}; {check}")[-1]
+        if not found.ntuples:
+            return None
+        return Fence(int(found.get_value(0, 0) or b""), text.decoded(found.get_value(0, 1) or b""))
+
+    # --- record with COMMIT ---------------------------------------------------------------------------------------------------
+
+    def can_commit(self, connection: Connection) -> bool:
+        """See MergedTrips; nor in a pipeline, and not without a transaction that can be committed."""
+        raw = raw_connection(connection)
+        is_open = raw.info.transaction_status is TransactionStatus.INTRANS
+        return is_open and raw.pgconn.pipeline_status == PipelineStatus.OFF and not len(connection.dispatch.commit)
+
+    def commit(self, connection: Connection, record: Record) -> None:
+        """See MergedTrips."""
+        text = _Text(raw_connection(connection))
+        values = {name: text.of(value) for name, value in record._asdict().items()}
+        answers = text.execute(_RECORD.format(table=self._table, marker=text.of(MARKER), **values))
+        if answers[-1].command_status != b"COMMIT":
+            raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
+
+    def was_not_executed(self, connection: Connection) -> bool:
+        """See MergedTrips: the server has answered, and the transaction is still there, as a failed one."""
+        return raw_connection(connection).info.transaction_status is TransactionStatus.INERROR
+
+    def found_no_row(self, error: BaseException) -> bool:
+        """See MergedTrips."""
+        return isinstance(error, psycopg.errors.DivisionByZero)
+
+
+def raw_connection(connection: Connection) -> psycopg.Connection[Any]:
+    """The driver's connection under SQLAlchemy's."""
+    raw = connection.connection.dbapi_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+def _begin(raw: psycopg.Connection[Any]) -> str:
+    """BEGIN as psycopg sends it, with the characteristics that are set on the connection."""
+    parts = ["BEGIN"]
+    if raw.isolation_level is not None:
+        parts.append(f"ISOLATION LEVEL {raw.isolation_level.name.replace('_', ' ')}")
+    if raw.read_only is not None:
+        parts.append("READ ONLY" if raw.read_only else "READ WRITE")
+    if raw.deferrable is not None:
+        parts.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
+    return " ".join(parts)
+
+
+class _Text:
+    """Statements with their values as literals, on one connection."""
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self._raw = raw
+        self._encoding = raw.info.encoding
+        self._escaping = Escaping(raw.pgconn)
+
+    def of(self, value: str | int | datetime | None) -> str:
+        """The literal of a value; libpq quotes it."""
+        if value is None:
+            return "NULL"
+        if isinstance(value, int):
+            return str(int(value))
+        if isinstance(value, datetime):
+            value = value.isoformat()
+        return bytes(self._escaping.escape_literal(value.encode(self._encoding))).decode(self._encoding)
+
+    def decoded(self, answer: bytes) -> str:
+        """The text in an answer."""
+        return answer.decode(self._encoding)
+
+    def execute(self, statements: str) -> Sequence[PGresult]:
+        """Execute statements in one round trip, and return the results of all.
+
+        Raises:
+            psycopg.Error: One failed; those after it were not executed.
+        """
+        raw = self._raw
+        with raw.lock:
+            raw.pgconn.send_query(statements.encode(self._encoding))
+            answers: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
+        if answers[-1].error_message:
+            raise error_from_result(answers[-1], encoding=self._encoding)
+        return answers

@@ -1,0 +1,31 @@
+"""A batch of statements on a psycopg connection, sent through libpq's pipeline."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from dualwrite.stores.sql.guard import Guard
+from dualwrite.stores.sql.psycopg_view import RecipeConnection
+
+
+class PipelineBatch:
+    """See Batch. The cursors of the guarded connection wait where the user asks for something that only the answer has.
+
+    Args:
+        connection: The connection, in a transaction.
+        guard: The guard of the transaction, which the cursors know.
+    """
+
+    def __init__(self, connection: RecipeConnection, guard: Guard) -> None:
+        self._guard = guard
+        self._open = ExitStack()
+        self._pipeline = self._open.enter_context(connection.pipeline())
+
+    def arrive(self) -> None:
+        """See Batch."""
+        self._pipeline.sync()
+
+    def leave(self) -> None:
+        """See Batch. May be called more than once."""
+        self._guard.batch = None
+        self._open.close()

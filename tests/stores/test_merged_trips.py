@@ -1,0 +1,252 @@
+"""BEGIN with the fence's SELECT, and the record with COMMIT, each in one message to PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg_pool import ConnectionPool
+from sqlalchemy import event, insert
+from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+
+from dualwrite.errors import FencedError, StateTableMissingError, StoreUnavailableError, TransactionControlError
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT
+
+
+@pytest.fixture
+def claim(postgres_store: SqlStateStore) -> Claim:
+    user_metadata.create_all(postgres_store.engine)
+    return postgres_store.claim(ID, "tests", timeout=LIMIT)
+
+
+def write(transaction: StoreTransaction) -> None:
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+
+
+def recorded_at_commit(store: SqlStateStore, claim: Claim) -> StoreTransaction:
+    transaction = store.begin(claim)
+    write(transaction)
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    return transaction
+
+
+class Messages:
+    """What a client sent, as PostgreSQL's types of messages: Q is a simple query, P, B, E, S an extended one."""
+
+    def __init__(self, proxy: TcpProxy) -> None:
+        self.texts: list[bytes] = []
+        for pattern in (b"BEGIN", b"SELECT fence", b"SELECT kafka", b"UPDATE kafka", b"COMMIT\0"):
+            proxy.on_client_bytes(pattern, lambda _, pattern=pattern: self.texts.append(pattern), when="answered", times=1000)
+
+    def take(self) -> list[bytes]:
+        texts, self.texts[:] = list(self.texts), []
+        return texts
+
+
+def test_two_messages_are_left_of_four(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+    """A message has been answered before the next one is sent, so the first pattern that it contains stands for it."""
+    user_metadata.create_all(proxied_store.engine)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
+    messages = Messages(postgres_proxy)
+    transaction = proxied_store.begin(claim)
+    begun = messages.take()
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    assert messages.take() == []
+    transaction.commit()
+    committed = messages.take()
+    assert set(begun) == {b"BEGIN", b"SELECT fence"}
+    assert set(committed) == {b"UPDATE kafka", b"COMMIT\0"}
+    assert proxied_store.read_claimed(claim).prepared_state == STATE
+
+
+# --- what keeps the two apart -------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_for_begin_comes_first(postgres_store: SqlStateStore, claim: Claim) -> None:
+    """A statement of its own is in the transaction, which it begins."""
+
+    def listener(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("SET LOCAL application_name TO 'listener'")
+
+    event.listen(postgres_store.engine, "begin", listener)
+    transaction = postgres_store.begin(claim)
+    assert transaction.handle.scalar(sa.text("SHOW application_name")) == "listener"
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert postgres_store.read_claimed(claim).prepared_state == STATE
+
+
+def test_a_listener_for_commit_can_still_write(postgres_store: SqlStateStore, claim: Claim) -> None:
+    def listener(connection: sa.Connection) -> None:
+        connection.execute(insert(orders).values(id=2, item="by the listener"))
+        raise_once()
+
+    def raise_once() -> None:
+        if not failed:
+            failed.append(True)
+            raise ValueError("the listener has failed")
+
+    failed: list[bool] = []
+    event.listen(postgres_store.engine, "commit", listener)
+    transaction = recorded_at_commit(postgres_store, claim)
+    with pytest.raises(ValueError, match="listener"):
+        transaction.commit()
+    assert rows(postgres_store.engine) == 0
+    again = postgres_store.claim(ID, "tests", timeout=LIMIT)  # whose own COMMIT writes the row of the listener
+    event.remove(postgres_store.engine, "commit", listener)
+    assert postgres_store.read_claimed(again).prepared_state is None
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "READ COMMITTED"])
+def test_a_transaction_has_the_characteristics_of_its_engine(postgres_url: str, level: str) -> None:
+    engine = sa.create_engine(
+        postgres_url, isolation_level=level, execution_options={"postgresql_readonly": False, "postgresql_deferrable": True}
+    )
+    store = SqlStateStore(engine)
+    user_metadata.create_all(engine)
+    transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
+    shown = [
+        transaction.handle.scalar(sa.text(f"SHOW transaction_{name}")) for name in ("isolation", "read_only", "deferrable")
+    ]
+    assert shown == [level.lower(), "off", "on"]
+    transaction.rollback()
+    engine.dispose()
+
+
+def test_an_engine_in_autocommit(postgres_url: str) -> None:
+    engine = sa.create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    store = SqlStateStore(engine)
+    user_metadata.create_all(engine)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
+    transaction = store.begin(claim)
+    write(transaction)
+    transaction.rollback()
+    assert rows(engine) == 0
+    recorded_at_commit(store, claim).commit()
+    assert rows(engine) == 1
+    engine.dispose()
+
+
+# --- values -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["it's", 'a "quoted" id', "back\\slash", "100%", "{braces}", "größe", "'; DROP TABLE orders; --"]
+)
+def test_values_are_quoted(postgres_store: SqlStateStore, name: str) -> None:
+    user_metadata.create_all(postgres_store.engine)
+    claim = postgres_store.claim(name, f"owner {name}", timeout=LIMIT)
+    recorded_at_commit(postgres_store, claim).commit()
+    assert postgres_store.read_claimed(claim).prepared_state == STATE
+    newer = postgres_store.claim(name, f"other {name}", timeout=LIMIT)
+    with pytest.raises(FencedError) as caught:
+        postgres_store.begin(claim)
+    assert caught.value.facts["current_owner"] == newer.owner
+
+
+# --- errors -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", ["", "and begins another"])
+def test_a_block_that_commits_behind_our_back(postgres_store: SqlStateStore, claim: Claim, then: str) -> None:
+    """The mark is gone with its transaction: the record finds no row, and nothing more is committed."""
+    transaction = postgres_store.begin(claim)
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    raw = transaction.handle.connection.driver_connection
+    raw.commit()
+    raw.execute("SELECT 1")
+    if then:
+        write(transaction)
+    with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
+        transaction.commit()
+    assert transaction.is_surely_rolled_back
+    assert rows(postgres_store.engine) == 0
+    assert postgres_store.read_claimed(claim).transaction_number == 0
+    assert_nothing_is_checked_out(postgres_store)
+
+
+def test_a_fence_that_was_lost_at_the_last_moment(postgres_store: SqlStateStore, claim: Claim) -> None:
+    transaction = recorded_at_commit(postgres_store, claim)
+    newer = postgres_store.claim(ID, "theirs", timeout=LIMIT)
+    with pytest.raises(FencedError) as caught:
+        transaction.commit()
+    assert caught.value.facts["fence"] == claim.fence
+    assert transaction.is_surely_rolled_back
+    assert rows(postgres_store.engine) == 0
+    assert postgres_store.read_claimed(newer).prepared_state is None
+    assert_nothing_is_checked_out(postgres_store)
+
+
+def test_the_reason_can_not_be_looked_up(proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: Any) -> None:
+    """The record has failed, and then the database is away: nothing was committed, but why is not known."""
+    user_metadata.create_all(proxied_store.engine)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
+    transaction = recorded_at_commit(proxied_store, claim)
+    postgres_store.claim(ID, "theirs", timeout=LIMIT)
+
+    def away(link: Link) -> None:
+        link.cut()
+        postgres_proxy.refuse()
+
+    postgres_proxy.on_client_bytes(b"ROLLBACK", away)
+    with pytest.raises(StoreUnavailableError):
+        transaction.commit()
+    assert transaction.is_surely_rolled_back
+    assert rows(postgres_store.engine) == 0
+
+
+def test_a_table_that_is_missing(postgres_store: SqlStateStore, claim: Claim) -> None:
+    with postgres_store.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE kafka_transaction_state RENAME TO elsewhere")
+    with pytest.raises(StateTableMissingError):
+        postgres_store.begin(claim)
+    assert_nothing_is_checked_out(postgres_store)
+
+
+def test_connections_that_have_died_in_the_pool(postgres_store: SqlStateStore, claim: Claim) -> None:
+    """All of them are replaced: the first attempt meets one, SQLAlchemy's meets another and drops the rest."""
+    connections = [postgres_store.engine.connect() for _ in range(4)]
+    pids = [connection.scalar(sa.text("SELECT pg_backend_pid()")) for connection in connections]
+    for connection in connections:
+        connection.close()
+    with psycopg.connect(postgres_store.engine.url.render_as_string(False).replace("+psycopg", "")) as killer:
+        for pid in pids:
+            killer.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    recorded_at_commit(postgres_store, claim).commit()
+    assert rows(postgres_store.engine) == 1
+
+
+# --- on psycopg connections ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["pool", "connection", "function"])
+def psycopg_store(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[SqlStateStore]:
+    address = postgres_url.replace("+psycopg", "")
+    if request.param == "pool":
+        with ConnectionPool(address, max_size=4, open=True) as pool, SqlStateStore.from_psycopg(pool) as store:
+            yield store
+    elif request.param == "connection":
+        with closing(psycopg.connect(address)) as connection, SqlStateStore.from_psycopg(connection) as store:
+            yield store
+    else:
+        with SqlStateStore.from_psycopg(lambda: psycopg.connect(address)) as store:
+            yield store
+
+
+def test_on_psycopg_connections(psycopg_store: SqlStateStore) -> None:
+    user_metadata.create_all(psycopg_store.engine)
+    claim = psycopg_store.claim(ID, "tests", timeout=LIMIT)
+    for number in range(1, 4):
+        transaction = psycopg_store.begin(claim)
+        transaction.handle.execute("INSERT INTO orders VALUES (%s, 'chair')", (number,))
+        transaction.record_at_commit(STATE, generation=0, transaction_number=number)
+        transaction.commit()
+    assert psycopg_store.read_claimed(claim).transaction_number == 3
+    assert rows(psycopg_store.engine) == 3
