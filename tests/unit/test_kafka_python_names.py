@@ -19,9 +19,9 @@ from kafka.record.default_records import DefaultRecordBatch
 from dualwrite.kafka.client.cluster import GROUP, TRANSACTION
 from dualwrite.kafka.client.config import MECHANISMS
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.hot_messages import Produce
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.records import BatchBuilder
-from dualwrite.kafka.native.sender import PRODUCE_VERSION
 from dualwrite.kafka.native.txn_offsets import TXN_OFFSET_COMMIT_VERSION
 
 
@@ -150,7 +150,7 @@ EXCHANGES = {
         },
     ),
     "Produce": Exchange(
-        (PRODUCE_VERSION,),
+        (Produce.API_VERSION,),
         producer.ProduceRequest,
         {
             "transactional_id": "i",

@@ -6,7 +6,7 @@ only when the outcome is known, or known to be unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +31,8 @@ class Phase(Enum):
     FENCED = "was fenced: another writer or recoverer has claimed its id"
     CLOSED = "is closed"
 
+    __hash__ = object.__hash__  # Enum's is a Python function, called for each of a transaction's many look-ups
+
 
 class Event(Enum):
     """What happens to a writer."""
@@ -50,6 +52,8 @@ class Event(Enum):
     BROKEN = "broken"
     FENCED = "fenced"
     CLOSE = "close"
+
+    __hash__ = object.__hash__  # as for Phase
 
 
 _STEPS: Final = {
@@ -115,4 +119,4 @@ class WriterState:
             raise UsageError(f"'{event.value}' is not possible: the writer {self.phase.value}.", phase=self.phase)
         if event is Event.BEGIN:
             return WriterState(following, self.transaction_number + 1)
-        return replace(self, phase=following)
+        return WriterState(following, self.transaction_number)

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from kafka.errors import KafkaError
 from kafka.protocol.metadata import ApiVersionsRequest
-from kafka.protocol.parser import KafkaProtocol
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.login import log_in
 from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
 
@@ -56,7 +56,7 @@ class Connection:
         self.address = address
         self._config = config
         self._pid = os.getpid()
-        self._protocol = KafkaProtocol(client_id=config.client_id)
+        self._framing = Framing(config.client_id)
         self._log_in_at: float | None = None
         self._used_at = time.monotonic()
         self._inboxes: dict[int, Inbox] = {}
@@ -143,9 +143,9 @@ class Connection:
         if request.API_VERSION is None:
             request.API_VERSION = self.version_of(type(request))
         with self._closed_when_broken(f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"):
-            number: int = self._protocol.send_request(request)
+            number, data = self._framing.request(request)
             self._inboxes[number] = inbox
-            left = memoryview(self._protocol.send_bytes())
+            left = memoryview(data)
             while left:  # TLS sends in parts, and sendall() would restart the timeout for each
                 plug.settimeout(max(limit.left, LEAST_TIME))
                 left = left[plug.send(left) :]
@@ -171,7 +171,7 @@ class Connection:
                 return
             if not data:
                 raise ConnectionLostError(self.address, "the broker closed the connection")
-            for number, answer in self._protocol.receive_bytes(data):
+            for number, answer in self._framing.answers(data):
                 self._inboxes.pop(number).append((number, answer))
 
     @contextmanager

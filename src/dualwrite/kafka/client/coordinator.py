@@ -24,6 +24,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.errors import TIMEOUT_REFUSED
+from dualwrite.kafka.client.hot_messages import EndTxn
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.refusals import forbidden, status_of, two_phase_refused
 from dualwrite.kafka.client.retry import repeated
@@ -143,16 +144,9 @@ class WireTransactionCoordinator:
             if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
                 raise _TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
-            answer = coordinator.call(
-                EndTxnRequest(
-                    version=min(version, coordinator.version_of(EndTxnRequest)),
-                    transactional_id=kafka_transactional_id,
-                    producer_id=producer_id,
-                    producer_epoch=epoch,
-                    committed=commit,
-                ),
-                deadline,
-            )
+            newest = min(version, coordinator.version_of(EndTxnRequest))
+            ended = _end_txn(newest, kafka_transactional_id, producer_id, epoch, commit=commit)
+            answer = coordinator.call(ended, deadline)
             if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise _TryAgainError("EndTxn answered CONCURRENT_TRANSACTIONS: markers are being written")
             self._check_passing(answer.error_code, kafka_transactional_id, "EndTxn", "Write")
@@ -425,6 +419,18 @@ class WireTransactionCoordinator:
                 code=code,
                 name=error_name(code),
             )
+
+
+def _end_txn(version: int, kafka_transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Any:
+    if version >= EndTxn.OLDEST:
+        return EndTxn(version, kafka_transactional_id, producer_id, epoch, commit)
+    return EndTxnRequest(
+        version=version,
+        transactional_id=kafka_transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        committed=commit,
+    )
 
 
 def _answer(answer: Any) -> EndTxnAnswer:

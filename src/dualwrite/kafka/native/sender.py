@@ -15,14 +15,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka.protocol.producer import ProduceRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.hot_messages import Produce
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.metadata import Topics
 from dualwrite.kafka.native.partition import Batch, Partition
@@ -32,7 +31,6 @@ from dualwrite.kafka.native.settings import NativeSettings
 
 log = logging.getLogger(__name__)
 
-PRODUCE_VERSION: Final = 12  # since v12 a Produce adds its partitions to the transaction automatically (KIP-890)
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
 _MARKERS_PAUSE: Final = 0.002
@@ -42,7 +40,6 @@ _PATIENCE: Final = 0.05  # seconds to wait for one connection while there are ot
 _PATIENCE_ALONE: Final = 1.0  # and while there are none
 _LOOK_AT_OPENINGS: Final = 0.01
 _UNANSWERED: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
-_TopicData: Final = ProduceRequest.TopicProduceData
 
 
 @dataclass(slots=True, eq=False)
@@ -249,8 +246,8 @@ class Sender:
                 self._connection_lost(address, error)
 
     def _line(self, address: Address, connection: Connection) -> _Line:
-        if not connection.supports(ProduceRequest, PRODUCE_VERSION):
-            raise ConnectionLostError(address, f"the broker does not support Produce v{PRODUCE_VERSION}")
+        if not connection.supports(Produce, Produce.API_VERSION):
+            raise ConnectionLostError(address, f"the broker does not support Produce v{Produce.API_VERSION}")
         line = self._lines.setdefault(address, _Line(connection))
         if line.connection is not connection:  # another user has found it broken and replaced it
             raise ConnectionLostError(address, "closed")
@@ -274,7 +271,7 @@ class Sender:
     def _send(self, line: _Line, partitions: list[Partition], deadline: Deadline) -> None:
         """Send one request with the next batch of as many of the partitions as fit."""
         batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
-        by_topic: dict[str, list[Any]] = {}
+        by_topic: dict[str, list[tuple[int, bytes]]] = {}
         size = 0
         for partition in partitions:
             data = partition.waiting[0].data
@@ -283,9 +280,7 @@ class Sender:
             size += len(data)
             batch = partition.take()
             batches[partition.topic, partition.index] = (partition, batch)
-            by_topic.setdefault(partition.topic, []).append(
-                _TopicData.PartitionProduceData(index=partition.index, records=batch.data)
-            )
+            by_topic.setdefault(partition.topic, []).append((partition.index, batch.data))
             if not partition.waiting:
                 del self._waiting[partition]
         request = _Request(time.monotonic(), batches)
@@ -293,13 +288,7 @@ class Sender:
         # Recorded before it is sent, under a number that no answer has, so that it is found if the connection breaks.
         line.requests[-1] = request
         number = line.connection.send(
-            ProduceRequest(
-                version=PRODUCE_VERSION,
-                transactional_id=self._id,
-                acks=_ALL_REPLICAS,
-                timeout_ms=int(self._settings.request_timeout * 1000),
-                topic_data=[_TopicData(name=topic, partition_data=data) for topic, data in by_topic.items()],
-            ),
+            Produce(self._id, _ALL_REPLICAS, int(self._settings.request_timeout * 1000), by_topic),
             line.inbox,
             deadline,
         )

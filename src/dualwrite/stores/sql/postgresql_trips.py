@@ -7,6 +7,7 @@ not executed, and the UPDATE fails if it finds no row: it divides by the number 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -26,6 +27,7 @@ MARKER: Final = "dualwrite.transaction"
 """The setting, local to a transaction, that marks it."""
 
 
+_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
 _CHECK: Final = (
     "SELECT fence, owner, set_config({marker}, {token}, true) FROM {table} WHERE transactional_id = {transactional_id}"
 )
@@ -119,13 +121,15 @@ class _Text:
         self._escaping = Escaping(raw.pgconn)
 
     def of(self, value: str | int | datetime | None) -> str:
-        """The literal of a value; libpq quotes it."""
+        """The literal of a value; libpq quotes what has to be."""
         if value is None:
             return "NULL"
         if isinstance(value, int):
             return str(int(value))
         if isinstance(value, datetime):
             value = value.isoformat()
+        if _NEEDS_NO_QUOTING(value):
+            return f"'{value}'"
         return bytes(self._escaping.escape_literal(value.encode(self._encoding))).decode(self._encoding)
 
     def decoded(self, answer: bytes) -> str:
