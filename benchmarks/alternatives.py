@@ -18,7 +18,7 @@ Name = Literal["database", "naive", "outbox", "recipe", "pool"]
 NAMES: Final[tuple[Name, ...]] = ("database", "naive", "outbox", "recipe", "pool")
 DELIVERY_TIMEOUT: Final = 60.0
 
-GUARANTEES: Final[Mapping[Name, str]] = {
+GUARANTEES: Final[Mapping[str, str]] = {
     "database": "no message at all",
     "naive": "a crash after the commit loses the message",
     "outbox": "a crash of the relay publishes again: at least once",
@@ -36,12 +36,19 @@ class Target:
         kafka: Kafka's settings, in librdkafka's names.
         topic: The topic of this measurement.
         producer: `producer` of `dualwrite.connect`.
+        two_phase: `two_phase` of `dualwrite.connect`.
     """
 
     url: str
     kafka: Mapping[str, Any]
     topic: str
     producer: str = "auto"
+    two_phase: bool | None = None
+
+    @property
+    def settings(self) -> dualwrite.Settings:
+        """Settings for a writer or a pool."""
+        return dualwrite.Settings(producer=self.producer, two_phase=self.two_phase)  # type: ignore[arg-type]  # checked there
 
 
 class Alternative(Protocol):
@@ -112,7 +119,7 @@ class Recipe:
             self._engine,
             kafka=target.kafka,
             transactional_id=f"benchmark-{writer}",
-            settings=dualwrite.Settings(producer=target.producer),  # type: ignore[arg-type]  # checked by Settings
+            settings=target.settings,
         )
 
     def write(self, unit: Unit) -> None:
@@ -139,8 +146,7 @@ class Pool:
         with self._lock:
             if not self._users[target.topic]:
                 database = engine(target.url)
-                settings = dualwrite.Settings(producer=target.producer)  # type: ignore[arg-type]  # checked by Settings
-                pool = dualwrite.create_pool(database, kafka=target.kafka, prefix="benchmark-pool", settings=settings)
+                pool = dualwrite.create_pool(database, kafka=target.kafka, prefix="benchmark-pool", settings=target.settings)
                 self._open[target.topic] = pool, database
             self._users[target.topic] += 1
             self._pool, self._engine = self._open[target.topic]
@@ -163,7 +169,7 @@ class Pool:
                 self._engine.dispose()
 
 
-def make(name: Name, target: Target, writer: int) -> Alternative:
+def make(name: str, target: Target, writer: int) -> Alternative:
     """A connected writer of an alternative."""
     match name:
         case "database":
@@ -176,6 +182,8 @@ def make(name: Name, target: Target, writer: int) -> Alternative:
             return Recipe(target, writer)
         case "pool":
             return Pool(target)
+        case _:
+            raise ValueError(name)
 
 
 class Delivery:

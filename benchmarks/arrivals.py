@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from workload import Unit
+from workload import place_of
 
 _POLL: Final = 0.05
 
@@ -57,8 +57,7 @@ class Arrivals:
             self._thread.join()
         if self._failure is not None:
             raise self._failure
-        parsed = ((Unit.parse(value), seen) for value, seen in self._seen)
-        return [(unit.writer, unit.number, seen) for unit, seen in parsed]
+        return [(*place_of(value), seen) for value, seen in self._seen]
 
     def _run(self, consumer: Consumer) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from alternatives import Name
+from machine import Conditions
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -51,9 +51,10 @@ class Figures:
         log: Bytes of write-ahead log per unit.
         cpu_writers: Processor seconds per unit; likewise for the others. None if unknown.
         verified: How many messages were compared with the rows and matched.
+        conditions: What the measurement met on the machine.
     """
 
-    alternative: Name
+    alternative: str
     writers: int
     units: int
     seconds: float
@@ -71,6 +72,7 @@ class Figures:
     cpu_database: float | None
     cpu_kafka: float | None
     verified: int
+    conditions: Conditions
 
     @property
     def rate(self) -> float:
@@ -94,7 +96,7 @@ class Rounds:
         self.figures = list(figures)
 
     @property
-    def alternative(self) -> Name:
+    def alternative(self) -> str:
         """The alternative."""
         return self.figures[0].alternative
 
@@ -110,8 +112,8 @@ class Rounds:
             return None
         return Spread(statistics.median(values), min(values), max(values))
 
-    def ratio(self, other: Rounds) -> Spread | None:
-        """The ratio of the rates, round by round: each round's pair was measured one right after the other."""
-        pairs = zip(self.figures, other.figures, strict=False)
-        ratios = [ours.rate / theirs.rate for ours, theirs in pairs if theirs.rate]
+    def ratio(self, other: Rounds, what: Callable[[Figures], float] = lambda figures: figures.rate) -> Spread | None:
+        """The ratio of one figure, round by round: each round's pair was measured one right after the other."""
+        pairs = [(what(ours), what(theirs)) for ours, theirs in zip(self.figures, other.figures, strict=False)]
+        ratios = [ours / theirs for ours, theirs in pairs if theirs]
         return Spread(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None

@@ -1,24 +1,27 @@
-"""One measurement: one alternative with a number of writers for a number of seconds, verified."""
+"""One measurement: one case for a number of seconds, verified."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from sqlalchemy import Engine
 
 import workload
 from agents import Agent, ask_all
-from alternatives import Name, Target
+from alternatives import Target
 from arrivals import Arrivals
+from cases import Case
 from figures import Figures, Latency
 from load import Counters, Watch, Window
+from machine import Conditions, ProcessorTimes
 from relay import Relay, RelaySettings
 from services import Services
-from verification import verify
-from writing import Samples, Writing
+from writing import Samples
 
 WARM_UP_UNITS: Final = 20
 _HEAD_START: Final = 0.3
@@ -35,12 +38,31 @@ class Plan:
         producer: `producer` of `dualwrite.connect`.
         relay: Settings of the outbox's relay.
         keep_topics: Don't delete topics, since we remove the whole cluster afterwards.
+        two_phase: `two_phase` of `dualwrite.connect`.
     """
 
     partitions: int
     producer: str
     relay: RelaySettings
     keep_topics: bool
+    two_phase: bool | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is written, in the database.
+
+    Args:
+        prepare: Creates the tables.
+        clean: Restores the state that every measurement starts with.
+        remove: Drops the tables.
+        verify: Compares what the writers did (their count), rows and messages; returns how many messages there are.
+    """
+
+    prepare: Callable[[Engine], None]
+    clean: Callable[[Engine], None]
+    remove: Callable[[Engine], None]
+    verify: Callable[[Case, Engine, Mapping[str, Any], str, int], int]
 
 
 class Bench:
@@ -49,22 +71,27 @@ class Bench:
     Args:
         services: The servers.
         plan: See Plan.
-        most_writers: The largest number of writers in any measurement.
-        threads: Run the writers as threads of this process instead of processes.
+        work: What is written.
+        writers: Each starts an agent that writes. It has `open(case, target, warm_up)`, `run(begin_at, seconds)`, which returns
+            a list of Samples, and `close()`.
+
+    Attributes:
+        writers: These agents.
     """
 
-    def __init__(self, services: Services, plan: Plan, *, most_writers: int, threads: bool) -> None:
+    def __init__(self, services: Services, plan: Plan, work: Work, writers: Sequence[Callable[[], Agent]]) -> None:
         self._services = services
         self._plan = plan
+        self._work = work
         self._database = workload.engine(services.url)
         self._numbers = itertools.count(1)
         self._run = f"{int(time.time()):x}"
         self._agents: list[Agent] = []
         try:
-            self._writers = [self._start(Agent(Writing, number, in_thread=threads)) for number in range(most_writers)]
+            self.writers = [self._start(start()) for start in writers]
             self._relay = self._start(Agent(Relay))
             self._consumer = self._start(Agent(Arrivals))
-            workload.prepare(self._database)
+            work.prepare(self._database)
         except BaseException:
             self.close(at_once=True)
             raise
@@ -77,7 +104,7 @@ class Bench:
         """End the processes, immediately if `at_once`, and drop the tables."""
         for agent in self._agents:
             agent.stop(at_once=at_once)
-        workload.remove(self._database)
+        self._work.remove(self._database)
         self._database.dispose()
 
     def __enter__(self) -> Self:
@@ -86,58 +113,62 @@ class Bench:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(at_once=error is not None)
 
-    def measure(self, name: Name, writers: int, seconds: float) -> Figures:
-        """Run one measurement.
+    def measure(self, case: Case, seconds: float) -> Figures:
+        """Run one measurement, with the first `case.agents` of the writers' agents.
 
         Raises:
             VerificationError: Database and topic don't have what the writers wrote.
             AgentError: A writer, the relay or the consumer failed.
         """
-        topic = f"benchmark-{self._run}-{next(self._numbers)}-{name}"
+        topic = f"benchmark-{self._run}-{next(self._numbers)}-{case.alternative}"
         self._services.make_topic(topic, self._plan.partitions)
         try:
-            return self._measure(name, topic, self._writers[:writers], seconds)
+            return self._measure(case, topic, self.writers[: case.agents], seconds)
         finally:
             if not self._plan.keep_topics:
                 self._services.delete_topic(topic)
 
-    def _measure(self, name: Name, topic: str, writers: list[Agent], seconds: float) -> Figures:
-        url, kafka = self._services.url, self._services.kafka
-        workload.clean(self._database)
+    def _measure(self, case: Case, topic: str, writers: list[Agent], seconds: float) -> Figures:
+        url, kafka, plan = self._services.url, self._services.kafka, self._plan
+        self._work.clean(self._database)
         before = self._counters()
-        self._consumer.ask("watch", kafka, topic, self._plan.partitions)
-        if name == "outbox":
-            self._relay.ask("start", url, kafka, self._plan.relay)
+        self._consumer.ask("watch", kafka, topic, plan.partitions)
+        if case.needs_relay:
+            self._relay.ask("start", url, kafka, plan.relay)
         try:
-            ask_all(writers, "open", name, Target(url, kafka, topic, self._plan.producer), WARM_UP_UNITS)
+            target = Target(url, kafka, topic, plan.producer, plan.two_phase)
+            ask_all(writers, "open", case, target, WARM_UP_UNITS)
             watch = Watch(
                 self._database,
                 writers={agent.pid for agent in writers},
                 relay=self._relay.pid,
                 kafka=set(self._services.brokers),
             )
-            first = watch.window()
-            samples: list[Samples] = ask_all(writers, "run", time.monotonic() + _HEAD_START, seconds)
+            first, times = watch.window(), ProcessorTimes.now()
+            answers = ask_all(writers, "run", time.monotonic() + _HEAD_START, seconds)
+            conditions = Conditions.since(times)
         finally:
             stopped = time.monotonic()
             backlog = workload.waiting_rows(self._database)
-            if name == "outbox":
+            if case.needs_relay:
                 self._relay.ask("drain")
             drained = time.monotonic() - stopped if backlog else 0.0
         last = watch.window()
         ask_all(writers, "close")
         after = self._counters()
+        samples: list[Samples] = list(itertools.chain.from_iterable(answers))
         done = sum(sample.total for sample in samples)
-        arrivals = self._consumer.ask("collect", 0 if name == "database" else done, _ARRIVAL_TIMEOUT)
-        verified = verify(name, self._database, kafka, topic, done=done)
+        arrivals = self._consumer.ask("collect", done if case.sends else 0, _ARRIVAL_TIMEOUT)
+        verified = self._work.verify(case, self._database, kafka, topic, done)
         return _figures(
-            name,
+            case,
             samples,
             {(writer, number): seen for writer, number, seen in arrivals},
             load=(before, after),
             window=(first, last),
             outbox=(backlog, drained),
             verified=verified,
+            conditions=conditions,
         )
 
     def _counters(self) -> Counters:
@@ -148,7 +179,7 @@ class Bench:
 
 
 def _figures(
-    name: Name,
+    case: Case,
     samples: Sequence[Samples],
     seen: dict[tuple[int, int], float],
     *,
@@ -156,6 +187,7 @@ def _figures(
     window: tuple[Window, Window],
     outbox: tuple[int, float],
     verified: int,
+    conditions: Conditions,
 ) -> Figures:
     done = sum(sample.total for sample in samples)
     measured = [
@@ -173,7 +205,7 @@ def _figures(
         return None if then is None or now is None else (now - then) / units
 
     return Figures(
-        alternative=name,
+        alternative=case.alternative,
         writers=len(samples),
         units=units,
         seconds=end - start,
@@ -187,8 +219,9 @@ def _figures(
         rows=(after.rows - before.rows) / done,
         log=(last.log - first.log) / units,
         cpu_writers=each(first.writers, last.writers),
-        cpu_relay=each(first.relay, last.relay) if name == "outbox" else 0.0,
+        cpu_relay=each(first.relay, last.relay) if case.needs_relay else 0.0,
         cpu_database=each(first.database, last.database),
         cpu_kafka=each(first.kafka, last.kafka),
         verified=verified,
+        conditions=conditions,
     )

@@ -17,7 +17,7 @@ from dualwrite.testing.postgres import PostgresServer
 
 _ANSWER: Final = 30.0
 # PostgresServer's defaults are for tests; these settings suit a small production server. Durability stays on.
-_POSTGRES: Final = {"autovacuum": "on", "shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "100"}
+_POSTGRES: Final = {"autovacuum": "on", "shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "300"}
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class Services:
         url: The database.
         kafka: Kafka's settings, in librdkafka's names.
         brokers: Process ids of the brokers; empty if we did not start them.
+        owns_database: Whether we started the database.
     """
 
     url: str
     kafka: Mapping[str, Any]
     brokers: frozenset[int]
+    owns_database: bool
 
     def make_topic(self, topic: str, partitions: int) -> None:
         """Create a topic."""
@@ -62,7 +64,8 @@ def services(url: str | None, bootstrap: str | None, settings: Mapping[str, str]
             cluster = stack.enter_context(DevCluster.temporary())
             bootstrap = cluster.bootstrap_servers
             brokers = frozenset(node.pid for node in cluster.status().nodes if node.pid)
+        owns_database = url is None
         if url is None:
             url = stack.enter_context(PostgresServer(settings=_POSTGRES)).url
         migration.upgrade(url)
-        yield Services(url, {"bootstrap.servers": bootstrap, **settings}, brokers)
+        yield Services(url, {"bootstrap.servers": bootstrap, **settings}, brokers, owns_database)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Engine
 
-from alternatives import Name
 from dualwrite.testing.topics import read_committed
 from workload import Unit, rows, spent, waiting_rows
+
+T = TypeVar("T")
 
 _SHOWN: Final = 5
 
@@ -19,7 +20,7 @@ class VerificationError(RuntimeError):
     """Database and topic don't have what the writers wrote: the figures are not valid."""
 
 
-def verify(name: Name, database: Engine, kafka: Mapping[str, Any], topic: str, *, done: int) -> int:
+def verify(name: str, database: Engine, kafka: Mapping[str, Any], topic: str, *, done: int) -> int:
     """Compare the writers' count, the rows and the messages.
 
     Args:
@@ -45,11 +46,16 @@ def verify(name: Name, database: Engine, kafka: Mapping[str, Any], topic: str, *
     if waiting:
         raise VerificationError(f"{name}: {waiting} rows are still in the outbox")
     published = [Unit.parse(message.value or b"") for message in read_committed(kafka, topic)]
-    _compare(name, Counter([] if name == "database" else written), Counter(published))
+    compare(name, Counter([] if name == "database" else written), Counter(published))
     return len(published)
 
 
-def _compare(name: Name, expected: Counter[Unit], found: Counter[Unit]) -> None:
+def compare(name: str, expected: Counter[T], found: Counter[T]) -> None:
+    """Compare what should be in the topic with what is.
+
+    Raises:
+        VerificationError: Something is missing, or there are messages that should not be there.
+    """
     lost, extra = expected - found, found - expected
     if lost or extra:
         raise VerificationError(

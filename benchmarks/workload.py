@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -107,6 +107,12 @@ class Unit:
         )
 
 
+def place_of(message: bytes) -> tuple[int, int]:
+    """The writer that sent a message, and the number of its unit within that writer."""
+    content = json.loads(message)
+    return content["writer"], content["number"]
+
+
 def units(writer: int) -> Iterator[Unit]:
     """An endless sequence of one writer's units; the same in every measurement."""
     chance = random.Random(writer)  # noqa: S311  (a workload, not a secret)
@@ -134,8 +140,13 @@ def clean(database: Engine) -> None:
     with database.begin() as connection:
         connection.execute(text("TRUNCATE benchmark_orders, benchmark_outbox RESTART IDENTITY"))
         connection.execute(update(accounts).where(accounts.c.balance != OPENING_BALANCE).values(balance=OPENING_BALANCE))
+    tidy(database, metadata.tables)
+
+
+def tidy(database: Engine, tables: Iterable[str]) -> None:
+    """Remove dead rows, and make a checkpoint."""
     with database.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for table in metadata.tables:
+        for table in tables:
             connection.execute(text(f"VACUUM (ANALYZE) {table}"))
         try:
             connection.execute(text("CHECKPOINT"))

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from alternatives import Alternative, Name, Target, make
+from alternatives import Alternative, Target, make
+from cases import Case
 from workload import Unit, units
 
 
@@ -46,15 +47,15 @@ class Writing:
         self._units: Iterator[Unit] = units(writer)
         self._done = 0
 
-    def open(self, name: Name, target: Target, warm_up: int) -> None:
+    def open(self, case: Case, target: Target, warm_up: int) -> None:
         """Connect, and perform some units that are not measured."""
         self._units, self._done = units(self._number), 0
-        self._alternative = make(name, target, self._number)
+        self._alternative = make(case.alternative, target, self._number)
         for _ in range(warm_up):
             self._alternative.write(next(self._units))
             self._done += 1
 
-    def run(self, begin_at: float, seconds: float) -> Samples:
+    def run(self, begin_at: float, seconds: float) -> list[Samples]:
         """Perform units one after another, starting at `begin_at`."""
         assert self._alternative is not None
         samples = Samples(self._number, self._done, [], [])
@@ -66,7 +67,7 @@ class Writing:
             write(next(self._units))
             ended.append(clock())
             began.append(now)
-        return samples
+        return [samples]
 
     def close(self) -> None:
         """Disconnect."""
