@@ -1,0 +1,169 @@
+"""The figures of the pool's benchmark, by point and alternative, over all rounds: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from figures import Figures, Rounds, Spread
+from phases import Phases
+from pool_cases import ALTERNATIVES, OUTBOX, PLAIN, Point
+
+
+def processor_seconds(figures: Figures) -> float:
+    """Processor seconds per unit of all participants but the consumer; unknown ones count as 0."""
+    parts = (figures.cpu_writers, figures.cpu_relay, figures.cpu_database, figures.cpu_kafka)
+    return sum(part or 0.0 for part in parts)
+
+
+FIGURES: Final[Mapping[str, Callable[[Figures], float | None]]] = {
+    "rate": lambda figures: figures.rate,
+    "call p50": lambda figures: figures.call.p50,
+    "call p99": lambda figures: figures.call.p99,
+    "visible p50": lambda figures: figures.visible.p50,
+    "visible p99": lambda figures: figures.visible.p99,
+    "log": lambda figures: figures.log,
+    "database transactions": lambda figures: figures.transactions,
+    "client": lambda figures: figures.cpu_writers,
+    "relay": lambda figures: figures.cpu_relay,
+    "PostgreSQL": lambda figures: figures.cpu_database,
+    "broker": lambda figures: figures.cpu_kafka,
+    "together": processor_seconds,
+    "busy": lambda figures: figures.conditions.busy,
+    "stolen": lambda figures: figures.conditions.stolen,
+}
+"""What the tables and the JSON show: times in seconds, shares of 1, everything else per unit."""
+
+_NEARLY_ALL: Final = 0.85
+_ENOUGH_ROUNDS: Final = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement.
+
+    Args:
+        number: The round.
+        point: The point.
+        figures: The figures.
+    """
+
+    number: int
+    point: Point
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """A measurement of the pool with clocks.
+
+    Args:
+        point: The point.
+        phases: Where its groups' time went.
+        figures: The figures of the same measurement.
+        processors: The number of the machine's processors.
+    """
+
+    point: Point
+    phases: Phases
+    figures: Figures
+    processors: int
+
+    @property
+    def client_processors(self) -> float:
+        """How many processors the callers' process used; 1 is what Python code can use at most."""
+        return (self.figures.cpu_writers or 0.0) * self.figures.rate
+
+    @property
+    def binds(self) -> str:
+        """What limits the rate: the first of the possible limits that is nearly exhausted."""
+        if self.client_processors > _NEARLY_ALL:
+            return "the client's Python: one processor"
+        if self.figures.conditions.busy > _NEARLY_ALL:
+            return f"the machine's {self.processors} processors"
+        if self.phases.in_turn > _NEARLY_ALL:
+            return "the groups' SQL: one group at a time"
+        if self.phases.occupied > _NEARLY_ALL:
+            return f"the {self.phases.writers} writers: round trips of a group"
+        return "the callers: too few"
+
+
+class Results:
+    """All measurements, without those of the warm-up.
+
+    Attributes:
+        measured: The measurements, in their order.
+    """
+
+    def __init__(self, measured: Iterable[Measured]) -> None:
+        self.measured = list(measured)
+
+    @property
+    def verified(self) -> int:
+        """How many messages were compared with their rows."""
+        return sum(each.figures.verified for each in self.measured)
+
+    @property
+    def points(self) -> list[Point]:
+        """Every point, in the order of the measurements."""
+        return list(dict.fromkeys(each.point for each in self.measured))
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return len({each.number for each in self.measured})
+
+    @property
+    def origin(self) -> str:
+        """What the figures are, for people."""
+        return "One round" if self.rounds == 1 else f"Medians of {self.rounds} rounds"
+
+    @property
+    def are_few(self) -> bool:
+        """Whether there were too few rounds for figures to quote."""
+        return self.rounds < _ENOUGH_ROUNDS
+
+    def alternatives(self, point: Point) -> list[str]:
+        """What was measured at a point."""
+        found = {each.figures.alternative for each in self.measured if each.point == point}
+        return [name for name in ALTERNATIVES if name in found]
+
+    def at(self, point: Point, alternative: str) -> Rounds | None:
+        """All rounds of an alternative at a point; None if it was not measured there."""
+        found = [each.figures for each in self.measured if (each.point, each.figures.alternative) == (point, alternative)]
+        return Rounds(found) if found else None
+
+    def of_plain(self, point: Point, alternative: str) -> Spread | None:
+        """The rate relative to one plain commit per request through the same handle, round by round."""
+        ours, plain = self.at(point, alternative), self.at(point, PLAIN)
+        return None if ours is None or plain is None else ours.ratio(plain)
+
+    def log_of_outbox(self, point: Point, alternative: str) -> Spread | None:
+        """The write-ahead log of a unit relative to the outbox's, round by round."""
+        ours, outbox = self.at(point, alternative), self.at(point, OUTBOX)
+        return None if ours is None or outbox is None else ours.ratio(outbox, lambda figures: figures.log)
+
+    def conditions(self) -> tuple[float, float, float]:
+        """Of all measurements: the median and the largest share of processor time stolen, and the largest load average."""
+        found = [each.figures.conditions for each in self.measured]
+        stolen = sorted(each.stolen for each in found)
+        return stolen[len(stolen) // 2], stolen[-1], max(each.load for each in found)
+
+
+def summary(results: Results) -> list[dict[str, Any]]:
+    """The medians of every alternative at every point, and the ratios with their ranges."""
+    return [_summary_of(results, point, name) for point in results.points for name in results.alternatives(point)]
+
+
+def _summary_of(results: Results, point: Point, name: str) -> dict[str, Any]:
+    rounds = results.at(point, name)
+    assert rounds is not None
+    spreads = {title: rounds.spread(what) for title, what in FIGURES.items()}
+    ratios = {"of plain": results.of_plain(point, name), "log of outbox": results.log_of_outbox(point, name)}
+    return {
+        **asdict(point),
+        "alternative": name,
+        **{title: None if spread is None else spread.median for title, spread in spreads.items()},
+        **{title: None if spread is None else asdict(spread) for title, spread in ratios.items()},
+    }

@@ -1,0 +1,78 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree.ElementTree import parse
+
+import pytest
+
+from dualwrite.devcluster import DevCluster
+from fixtures.pace import limit
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pool.py"
+SHORT = ("--quick", "--seconds", 0.3, "--callers", 2)
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCHMARK, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit(270),
+        env={name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")},
+    )
+
+
+@pytest.mark.slow
+def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str, tmp_path: Path) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+    figures, picture = tmp_path / "figures.json", tmp_path / "pool.svg"
+
+    done = run(*SHORT, "--handles", "psycopg", "--callers-kind", "threads", "--json", figures, "--svg", picture, *servers)
+
+    assert done.returncode == 0, done.stderr
+    for title in ("plain commit", "commit, then produce", "outbox + relay", "a writer each", "pool", 'pool, "decided"'):
+        assert f"| {title}" in done.stdout
+    found = json.loads(figures.read_text())
+    verified = {each["figures"]["alternative"]: each["figures"]["verified"] for each in found["rounds"]}
+    assert verified.pop("plain") == 0
+    assert set(verified) == {"naive", "outbox", "writers", "pool", "pool-decided"}
+    assert all(messages > 0 for messages in verified.values())
+    assert {point["alternative"] for point in found["points"]} == {"plain", *verified}
+    (clocked,) = found["phases"]
+    assert clocked["phases"]["groups"] > 0
+    assert 1 <= clocked["phases"]["units"] <= 2
+    assert all(seconds > 0 for seconds in clocked["phases"]["mean"].values())
+    assert parse(picture).getroot().tag.endswith("svg")
+
+
+@pytest.mark.slow
+def test_tasks_can_be_callers_too(broker: DevCluster, postgres_url: str) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+
+    done = run(*SHORT, "--callers-kind", "asyncio", "--alternatives", "plain,naive,outbox,pool", "--no-two-phase", *servers)
+
+    assert done.returncode == 0, done.stderr
+    assert "two-phase commit: not used" in done.stdout
+    for handle in ("core   ", "psycopg"):
+        assert f"| asyncio     | {handle} | 2       | pool" in done.stdout
+
+
+@pytest.mark.soak
+def test_sqlalchemy_core_is_a_handle_too(broker: DevCluster, postgres_url: str) -> None:
+    servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
+
+    done = run(*SHORT, "--handles", "core", "--callers-kind", "threads", "--no-phases", *servers)
+
+    assert done.returncode == 0, done.stderr
+    assert "| threads     | core   | 2       | a writer each" in done.stdout
+    assert "Where the time" not in done.stdout
+
+
+def test_unknown_alternatives_are_refused() -> None:
+    done = run("--alternatives", "pool,magic")
+
+    assert done.returncode == 2
+    assert "magic: choose from" in done.stderr
