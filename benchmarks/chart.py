@@ -18,9 +18,9 @@ _HEAD: Final = 84.0
 _PLOT: Final = 170.0
 _PANEL: Final = _PLOT + 64.0
 _FOOT: Final = 34.0
-_SPACE: Final = 0.3
+_SPACE: Final = 0.16
 _GAP: Final = 1.0
-_LEGEND: Final = 150.0
+_LEGEND: Final = 176.0
 _MOST_LINES: Final = 6
 _STEPS: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _ROOM: Final = 1.08
@@ -115,15 +115,16 @@ class Chart:
         for tick in ticks(top):
             yield f'<line class="grid" x1="{_AXIS:g}" x2="{width:g}" y1="{y(tick):g}" y2="{y(tick):g}"/>'
             yield f'<text class="quiet end" x="{_AXIS - 5:g}" y="{y(tick) + 4:g}">{tick:g}</text>'
+        yield f'<line class="base" x1="{_AXIS:g}" x2="{width:g}" y1="{y(1):g}" y2="{y(1):g}"/>'
+        shown = [each for each in enumerate(self.series) if any(each[1] in bars for bars in panel.groups.values())]
         slot = (width - _AXIS) / max(1, len(panel.groups))
-        bar_width = slot * (1 - _SPACE) / max(1, len(self.series))
+        bar_width = slot * (1 - _SPACE) / max(1, len(shown))
         for number, (name, bars) in enumerate(panel.groups.items()):
             start = _AXIS + slot * number + slot * _SPACE / 2
-            for place, key in enumerate(self.series):
+            for position, (place, key) in enumerate(shown):
                 if key in bars:
-                    yield from _bar(bars[key], place, start + bar_width * place, bar_width - _GAP, y)
+                    yield from _bar(bars[key], place, start + bar_width * position, bar_width - _GAP, y)
             yield f'<text class="middle" x="{_AXIS + slot * (number + 0.5):.1f}" y="{y(0) + 16:g}">{escape(name)}</text>'
-        yield f'<line class="base" x1="{_AXIS:g}" x2="{width:g}" y1="{y(1):g}" y2="{y(1):g}"/>'
 
 
 def scale_top(values: Iterable[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -90,11 +91,16 @@ def _own_seconds(process: psutil.Process) -> float:
 
 def _tree_seconds(server: psutil.Process) -> float:
     """Processor time of the server and its backends, including backends that have ended."""
+    while True:
+        ended = _ended_seconds(server)
+        running = 0.0
+        for child in server.children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                running += _own_seconds(child)
+        if _ended_seconds(server) == ended:  # else a backend has ended meanwhile, and is counted twice or not at all
+            return _own_seconds(server) + running + ended
+
+
+def _ended_seconds(server: psutil.Process) -> float:
     times = server.cpu_times()
-    total = float(times.user + times.system + times.children_user + times.children_system)
-    for child in server.children():
-        try:
-            total += _own_seconds(child)
-        except psutil.Error:  # it has just ended; the server's own sum will include it next time
-            continue
-    return total
+    return float(times.children_user + times.children_system)

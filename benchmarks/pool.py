@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -95,14 +96,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[Point, list[str]]]:
     """Every point, with the alternatives that can be measured there."""
-    for kind in options.callers_kind:
-        for handle in options.handles:
-            for callers in options.callers:
-                point = Point(kind, handle, callers)
-                yield (
-                    point,
-                    [name for name in options.alternatives if not obstacle(point, name, most_writers=options.most_writers)],
-                )
+    for point in _points(options):
+        yield (
+            point,
+            [name for name in options.alternatives if not obstacle(point, name, most_writers=options.most_writers)],
+        )
+
+
+def _points(options: argparse.Namespace) -> Iterator[Point]:
+    for kind, handle, callers in itertools.product(options.callers_kind, options.handles, options.callers):
+        yield Point(kind, handle, callers)
 
 
 class Schedule:
@@ -174,14 +177,14 @@ class Schedule:
 
 
 def _left_out(options: argparse.Namespace) -> Iterator[str]:
-    for kind in options.callers_kind:
-        for handle in options.handles:
-            for name in options.alternatives:
-                points = [Point(kind, handle, callers) for callers in options.callers]
-                found = {obstacle(point, name, most_writers=options.most_writers) for point in points}
-                reasons = sorted(reason for reason in found if reason)
-                if reasons:
-                    yield f"Not measured: {TITLES[name]} ({kind}, {handle}): {'; '.join(reasons)}."
+    places: dict[str, list[str]] = {}
+    for point in _points(options):
+        for name in options.alternatives:
+            reason = obstacle(point, name, most_writers=options.most_writers)
+            if reason is not None:
+                places.setdefault(f"{TITLES[name]} ({reason})", []).append(str(point))
+    for what, points in places.items():
+        yield f"Not measured: {what}: {'; '.join(points)}."
 
 
 def main() -> int:

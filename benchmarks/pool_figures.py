@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from figures import Figures, Rounds, Spread
-from phases import Phases
+from phases import PHASES, Phases
 from pool_cases import ALTERNATIVES, OUTBOX, PLAIN, Point
 
 
@@ -85,7 +85,9 @@ class Clocked:
         if self.phases.in_turn > _NEARLY_ALL:
             return "the groups' SQL: one group at a time"
         if self.phases.occupied > _NEARLY_ALL:
-            return f"the {self.phases.writers} writers: round trips of a group"
+            return f"the {self.phases.writers} writers: the steps of their groups"
+        if self.phases.share(PHASES) > _NEARLY_ALL:
+            return "the steps of a group: all callers wait for it"
         return "the callers: too few"
 
 

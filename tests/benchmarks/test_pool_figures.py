@@ -168,7 +168,8 @@ def test_the_means_of_groups(benchmark_module: Import) -> None:
         (0.9, 0.99, 0.99, 0.0, "Python"),
         (0.5, 0.99, 0.99, 0.0, "2 processors"),
         (0.5, 0.5, 0.9, 0.5, "SQL"),
-        (0.5, 0.5, 0.5, 1.4, "round trips"),
+        (0.5, 0.5, 0.5, 1.4, "2 writers"),
+        (0.5, 0.5, 0.5, 0.5, "steps of a group"),
         (0.5, 0.5, 0.2, 0.2, "callers"),
     ],
 )
