@@ -71,7 +71,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pool-size", type=count, default=2, help="the number of the pool's writers")
     parser.add_argument("--most-writers", type=count, default=32, help="measure a writer for each caller up to so many callers")
     parser.add_argument("--no-phases", dest="phases", action="store_false", help="skip the phases of the pool's groups")
-    parser.add_argument("--quick", action="store_true", help="short, to see what the output looks like")
+    parser.add_argument("--quick", action="store_true", help="short and without the warm-up round, to see the output")
     add_servers(parser)
     parser.add_argument(
         "--svg",
@@ -203,7 +203,8 @@ def main() -> int:
             around = surroundings(servers, options, {"two-phase commit": _TWO_PHASE[options.two_phase]})
             with Bench(servers, plan, WORK, [partial(Agent, Callers)]) as bench:
                 schedule = Schedule(bench, options)
-                schedule.warm_up()
+                if not options.quick:
+                    schedule.warm_up()
                 results, clocked = Results(schedule.rounds()), schedule.phases()
     except (VerificationError, AgentError, DualWriteError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from psycopg_pool import AsyncConnectionPool
@@ -55,9 +56,13 @@ class AsyncCoreCommits:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415  (needs greenlet)
 
         self._engine = create_async_engine(url, pool_size=callers, max_overflow=0)
+        self._callers = callers
 
     async def open(self) -> None:
-        """See AsyncCommits; the warm-up connects."""
+        """See AsyncCommits."""
+        async with AsyncExitStack() as all_at_once:
+            for _ in range(self._callers):
+                await all_at_once.enter_async_context(self._engine.connect())
 
     async def commit(self, order: Order, outbox_topic: str | None = None) -> None:
         """See AsyncCommits."""

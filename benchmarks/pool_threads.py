@@ -51,6 +51,9 @@ class CoreCommits:
 
     def __init__(self, url: str, callers: int) -> None:
         self._engine = create_engine(url, pool_size=callers, max_overflow=0)
+        with ExitStack() as all_at_once:
+            for _ in range(callers):
+                all_at_once.enter_context(self._engine.connect())
 
     def commit(self, caller: int, order: Order, outbox_topic: str | None = None) -> None:
         """See Commits."""
