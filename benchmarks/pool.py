@@ -26,6 +26,7 @@ from pool_cases import (
     DECIDED,
     HANDLES,
     KINDS,
+    PLAIN,
     POOL,
     TITLES,
     Point,
@@ -91,6 +92,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"{', '.join(missing)} is not installed")
     if chosen.two_phase is False:
         chosen.alternatives = [name for name in chosen.alternatives if name != DECIDED]
+        if not chosen.alternatives:
+            parser.error(f"{DECIDED} needs two-phase commit")
+    if chosen.svg is not None and PLAIN not in chosen.alternatives:
+        parser.error(f"--svg draws rates relative to {PLAIN}: add it to --alternatives")
     return chosen
 
 
