@@ -1,0 +1,56 @@
+"""The process that the pool's soak test kills: callers with a key each, which write until they are stopped.
+
+python -m pool.soak_worker URL BOOTSTRAP PREFIX TOPIC FIRST CALLERS
+
+Caller K writes FIRST + K * PER_CALLER, and so on, a few units at once with its key. It prints `told N …` when it knows that
+these are committed, and `error N NAME` for one that is not, or may not be.
+"""
+
+import sys
+import threading
+from typing import Final
+
+import dualwrite
+from crash.events import write_event
+from crash.worker import say, settings, timeouts
+from dualwrite import Transaction
+from fixtures.pace import LIMIT
+
+PER_CALLER: Final = 20_000
+AT_ONCE: Final = 5
+
+
+def main() -> None:
+    url, bootstrap, prefix, topic = sys.argv[1:5]
+    first, callers = map(int, sys.argv[5:7])
+
+    def unit(tx: Transaction, number: int, caller: int) -> None:
+        write_event(url, tx.db, prefix, number)
+        tx.send(topic, str(number), key=str(caller))
+
+    def call(pool: dualwrite.WriterPool, caller: int) -> None:
+        with_key = pool.with_options(key=caller)
+        begin = first + caller * PER_CALLER
+        for number in range(begin, begin + PER_CALLER, AT_ONCE):
+            futures = {n: with_key.submit(unit, n, caller) for n in range(number, number + AT_ONCE)}
+            errors = {n: future.exception() for n, future in futures.items()}
+            told = [n for n, error in errors.items() if error is None]
+            if told:
+                say("told", *told)
+            for n, error in errors.items():
+                if error is not None:
+                    say("error", n, type(error).__name__)
+
+    options = dualwrite.PoolOptions(timeout=LIMIT)
+    with dualwrite.create_pool(url, kafka=settings(bootstrap), prefix=prefix, options=options, timeouts=timeouts()) as pool:
+        say("open")
+        threads = [threading.Thread(target=call, args=(pool, caller)) for caller in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    say("closed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Many callers of a pool, while its process and the brokers are killed at random: nothing lost, doubled or invented."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+import dualwrite
+from crash import worker
+from crash.databases import Databases
+from crash.scene import Scene, Worker
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing.topics import read_committed
+from fixtures.broker import make_topic, started
+from fixtures.pace import LIMIT, limit, until
+from fixtures.tiers import thinned
+from pool.soak_worker import PER_CALLER
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("producer")]
+
+CALLERS = 64
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[DevCluster]:
+    with started(nodes=3) as cluster:
+        yield cluster
+
+
+class Run:
+    """One process with a pool, and what its callers were told."""
+
+    def __init__(self, scene: Scene, number: int) -> None:
+        first = number * CALLERS * PER_CALLER
+        where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
+        self.process = Worker([*where, str(first), str(CALLERS)], module="pool.soak_worker")
+        self.told: list[int] = []
+        self.errors: Counter[str] = Counter()
+        self._read = 0
+        self.process.wait_for("open")
+
+    def read(self) -> None:
+        """Read what it has printed meanwhile."""
+        lines = self.process.lines[self._read :]
+        self._read += len(lines)
+        for line in lines:
+            what, *rest = line.split()
+            if what == "told":
+                self.told += map(int, rest)
+            elif what == "error":
+                self.errors[rest[1]] += 1
+
+    def wait_for_more(self, units: int) -> None:
+        """Wait until its callers were told of so many more units, or it has written all that it can."""
+        wanted = len(self.told) + units
+
+        def arrived() -> bool:
+            self.read()
+            return len(self.told) >= wanted or self.process.last() == "closed"
+
+        until(arrived, lambda: f"{len(self.told)} of {wanted} units; {self.errors}; {self.process.errors[-2000:]}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.read()
+
+
+@pytest.mark.parametrize("units", thinned([10_000, 1_000_000], kept=[10_000]))
+def test_processes_and_brokers_are_killed_at_random(databases: Databases, three: DevCluster, units: int) -> None:
+    scene = databases.scene("postgresql", three)
+    make_topic(three, scene.topic, partitions=3)
+    chance = random.Random(units)
+    runs: list[Run] = []
+    kills = Counter[str]()
+    while sum(len(run.told) for run in runs) < units:
+        runs.append(run := Run(scene, len(runs)))
+        for _ in range(chance.randint(1, 3)):
+            run.wait_for_more(chance.randint(1, min(units // 12, 50_000)))
+            if chance.random() < 0.5:
+                node = chance.choice((1, 2, 3))
+                three.kill(node)
+                time.sleep(chance.random() * limit(1.0))
+                three.start(node)
+                kills["broker"] += 1
+        run.kill()
+        kills["process"] += 1
+    report = dualwrite.recover(scene.url, kafka=scene.settings, prefix=scene.transactional_id, timeouts=worker.timeouts())
+    assert not report.failed
+    assert not report.unacknowledged
+    found = both_sides(scene)
+    told = {number for run in runs for number in run.told}
+    assert told <= found, f"told as committed, but not there: {sorted(told - found)[:20]}"
+    errors = sum((run.errors for run in runs), Counter[str]())
+    print(f"{len(found)} units, told of {len(told)}; kills: {dict(kills)}; errors: {dict(errors)}")  # noqa: T201  (pytest -s)
+
+
+def both_sides(scene: Scene) -> set[int]:
+    """The numbers on both sides, each once, in the order of each key in the topic."""
+    messages = read_committed(scene.settings, scene.topic, timeout=LIMIT)
+    of_key: dict[bytes | None, list[int]] = defaultdict(list)
+    for message in messages:
+        of_key[message.key].append(int(message.value or b"-1"))
+    for key, numbers in of_key.items():
+        assert numbers == sorted(numbers), f"the order of key {key!r} was not kept"
+    sent = Counter(number for numbers in of_key.values() for number in numbers)
+    rows = Counter(scene.rows())
+    assert rows == sent, f"only in the database {list(rows - sent)[:20]}, only in the topic {list(sent - rows)[:20]}"
+    assert set(rows.values()) <= {1}, "something is there twice"
+    return set(rows)
