@@ -156,6 +156,11 @@ class Transaction(Generic[H]):
         """Begin units that are undone only together; see StoreTransaction."""
         self._store_transaction.begin_units()
 
+    @property
+    def answers_are_late(self) -> bool:
+        """Whether the database still works on these units; see StoreTransaction."""
+        return self._store_transaction.answers_are_late
+
     def end_units(self) -> None:
         """End them; see StoreTransaction."""
         self._store_transaction.end_units()
@@ -165,7 +170,7 @@ class Transaction(Generic[H]):
         self._store_transaction.undo_units(error)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
-        """Send the messages of units that have succeeded."""
+        """Send the messages of units, after the last of them."""
         self._check()
         if isinstance(self._producer, MessagesProducer):
             self._producer.send_messages(messages)

@@ -16,10 +16,11 @@ from dualwrite import PoolOptions, Transaction, WriterPool
 from fixtures.pace import LIMIT, done
 
 
-def open_pool(scene: Scene, **changes: Any) -> WriterPool[Any]:
-    """A pool with the scene's id as prefix."""
+def open_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[Any]:
+    """A pool with the scene's id as prefix, on the scene's database if no other handle on it is given."""
     given = {"size": 2, "options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
-    return dualwrite.create_pool(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given)
+    database = scene.events.database if database is None else database
+    return dualwrite.create_pool(database, kafka=scene.settings, prefix=scene.transactional_id, **given)
 
 
 def both(tx: Transaction, scene: Scene, number: int) -> int:

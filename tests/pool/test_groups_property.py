@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg_pool import ConnectionPool
 
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
+from dualwrite.pool.hopes import Hopes
+from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
 from pool.pool_scene import both, held, open_pool
 
@@ -106,6 +110,13 @@ BEHAVIOURS: tuple[Callable[[Transaction, Scene, int], None], ...] = (
 GOOD = {succeeds, handles_an_error, leaves_a_savepoint}
 
 
+@pytest.fixture(params=["as they come", "always"], autouse=True)
+def hopes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After all these failures no group would be hopeful any more."""
+    if request.param == "always":
+        monkeypatch.setattr(Hopes, "allow", lambda _: True)
+
+
 @pytest.fixture
 def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
     with scene.engine.begin() as connection:
@@ -119,9 +130,97 @@ def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
         yield opened
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(behaviours=st.lists(st.sampled_from(BEHAVIOURS), min_size=1, max_size=24), together=st.booleans())
-def check(pool: WriterPool[Any], scene: Scene, behaviours: list[Any], together: bool) -> None:
+# --- the same on psycopg connections, whose answers come late -----------------------------------------------------------------
+
+
+def writes(tx: Transaction, scene: Scene, number: int) -> None:
+    tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
+    tx.send(scene.topic, str(number), key=scene.transactional_id)
+
+
+def reads_what_it_wrote(tx: Transaction, scene: Scene, number: int) -> None:
+    writes(tx, scene, number)
+    found = tx.db.execute("SELECT count(*) FROM events WHERE number = %s", (number,)).fetchone()
+    assert found == (1,)
+
+
+def fails_after_it_wrote(tx: Transaction, scene: Scene, number: int) -> None:
+    writes(tx, scene, number)
+    raise NoNeedError
+
+
+def violates_late(tx: Transaction, scene: Scene, number: int) -> None:
+    """It does not ask how its statement ended."""
+    writes(tx, scene, number)
+    tx.db.execute("INSERT INTO strict VALUES (0, NULL)")
+
+
+def violates_and_reads(tx: Transaction, scene: Scene, number: int) -> None:
+    writes(tx, scene, number)
+    assert tx.db.execute("INSERT INTO strict VALUES (0, NULL)").rowcount == 1
+
+
+def swallows_late(tx: Transaction, scene: Scene, number: int) -> None:
+    writes(tx, scene, number)
+    with suppress(psycopg.Error):
+        tx.db.execute("INSERT INTO strict VALUES (0, NULL) RETURNING id").fetchone()
+
+
+def handles_under_a_savepoint(tx: Transaction, scene: Scene, number: int) -> None:
+    with suppress(psycopg.Error), tx.db.transaction():
+        tx.db.execute("INSERT INTO strict VALUES (0, NULL)")
+    writes(tx, scene, number)
+
+
+def violates_at_the_commit(tx: Transaction, scene: Scene, number: int) -> None:
+    writes(tx, scene, number)
+    tx.db.execute("INSERT INTO strict VALUES (%s, 0)", (number,))
+
+
+def sends_too_much_late(tx: Transaction, scene: Scene, number: int) -> None:
+    writes(tx, scene, number)
+    tx.send(scene.topic, b"x" * 1_100_000)
+
+
+def uses_the_session(tx: Transaction, scene: Scene, number: int) -> None:
+    tx.session.execute(sa.text("SELECT 1"))
+    writes(tx, scene, number)
+
+
+LATE: tuple[Callable[[Transaction, Scene, int], None], ...] = (
+    writes,
+    writes,
+    writes,
+    reads_what_it_wrote,
+    fails_first,
+    fails_after_it_wrote,
+    violates_late,
+    violates_and_reads,
+    swallows_late,
+    handles_under_a_savepoint,
+    violates_at_the_commit,
+    sends_too_much_late,
+    uses_the_session,
+)
+GOOD |= {writes, reads_what_it_wrote, handles_under_a_savepoint, uses_the_session}
+
+
+@pytest.fixture
+def psycopg_pool(scene: Scene, pool: WriterPool[Any]) -> Iterator[WriterPool[Any]]:
+    pool.close()
+    address = scene.url.replace("+psycopg", "")
+    with (
+        ConnectionPool(address, max_size=4, open=True) as connections,
+        SqlStateStore.from_psycopg(connections) as store,
+        open_pool(scene, store, options=PoolOptions(group_units=8, timeout=LIMIT)) as opened,
+    ):
+        yield opened
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data(), together=st.booleans())
+def check(pool: WriterPool[Any], scene: Scene, among: Sequence[Any], data: st.DataObject, together: bool) -> None:
+    behaviours = data.draw(st.lists(st.sampled_from(among), min_size=1, max_size=24))
     units = [(behaviour, next(numbers)) for behaviour in behaviours]
     before = set(scene.rows())
     if together:
@@ -136,5 +235,10 @@ def check(pool: WriterPool[Any], scene: Scene, behaviours: list[Any], together: 
 
 
 def test_both_sides_hold_exactly_what_was_told(pool: WriterPool[Any], scene: Scene) -> None:
-    check(pool, scene)
+    check(pool, scene, BEHAVIOURS)
+    assert scene.agree()
+
+
+def test_both_sides_hold_exactly_what_was_told_though_answers_come_late(psycopg_pool: WriterPool[Any], scene: Scene) -> None:
+    check(psycopg_pool, scene, LATE)
     assert scene.agree()

@@ -5,6 +5,7 @@ The units run one after another; their messages are sent after the last unit, an
 
 1. Hopefully, if units have rarely failed: under one savepoint for all, so that if one fails, all are undone.
 2. Carefully, in the same transaction: each under its own, so that one can be undone alone. Those that succeed are committed.
+   (In a new transaction, if messages were already on their way when the database's last answer came.)
 3. One by one, each in a transaction of its own, if the group's transaction fails for a reason that one unit may have caused.
 """
 
@@ -47,6 +48,10 @@ _MAY_BE_ONE_UNITS_FAULT: Final = (
     TransactionTimeoutError,
 )
 """Errors of a group after which both sides are rolled back, and its units are worth running one by one."""
+
+
+class _SentTooSoonError(Exception):
+    """The units were undone when their messages had been sent: both sides must be rolled back."""
 
 
 _MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
@@ -106,7 +111,8 @@ class Group:
             FencedError: The writer can't be used any more; the callers know it.
         """
         try:
-            self._commit()
+            if not self._commits_at_once():
+                self._commit()
         except _AllFailedError:
             self._tell()
         except BaseException as error:
@@ -120,6 +126,15 @@ class Group:
                 raise
         else:
             self._tell()
+
+    def _commits_at_once(self) -> bool:
+        """Commit; False if both sides were rolled back, and the units must run in another transaction."""
+        try:
+            self._commit()
+        except _SentTooSoonError:
+            self._has_begun = False
+            return False
+        return True
 
     def _commit(self) -> None:
         with self._writer.transaction() as whole:
@@ -142,8 +157,9 @@ class Group:
         if hopes is None:
             return self._run_carefully(whole)
         is_hopeful = hopes.allow()
-        messages = self._run_hopefully(whole) if is_hopeful else None
+        messages: list[Message] | None = None
         try:
+            messages = self._run_hopefully(whole) if is_hopeful else None
             return self._run_carefully(whole) if messages is None else messages
         finally:
             hopes.note(has_failed=(is_hopeful and messages is None) or any(call.has_failed for call in self.calls))
@@ -173,6 +189,7 @@ class Group:
     def _run_hopefully(self, whole: Transaction[Any]) -> list[Message] | None:
         """Under one savepoint; None if a unit has failed, or one of the database's answers, which may come late."""
         messages: list[Message] = []
+        has_sent = False
         whole.begin_units()
         try:
             for call in self._growing(messages):
@@ -181,12 +198,17 @@ class Group:
                     unit.end_unit()
                 messages += unit.messages
                 hit("group_after_unit")
+            if whole.answers_are_late:  # the messages go while the database works
+                has_sent = bool(messages)
+                whole.send_messages(messages)
             whole.end_units()
-        except BaseException as error:  # noqa: BLE001  (the unit runs again, and then it is its caller's)
+        except BaseException as error:
             log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error)
             whole.undo_units(error)
+            if has_sent:
+                raise _SentTooSoonError from error
             return None
-        return messages
+        return [] if has_sent else messages
 
     def _run_carefully(self, whole: Transaction[Any]) -> list[Message]:
         """Each unit under a savepoint."""

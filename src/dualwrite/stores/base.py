@@ -241,6 +241,9 @@ class StoreTransaction(ABC):
         """
         self.begin_unit()
 
+    answers_are_late: bool = False
+    """Whether the database is still to answer some statements of the units; `end_units` waits for it."""
+
     def end_units(self) -> None:  # noqa: B027  (nothing is late unless a store makes it so)
         """Wait for what the database has not answered yet.
 

@@ -200,6 +200,11 @@ class SqlStoreTransaction(StoreTransaction):
         self._guard.batch = self._room.access.batch(connection)
         self.begin_unit()
 
+    @property
+    def answers_are_late(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
+        """See StoreTransaction."""
+        return self._guard.batch is not None
+
     def end_units(self) -> None:
         """See StoreTransaction."""
         self._leave_batch()
