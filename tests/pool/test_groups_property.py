@@ -229,6 +229,9 @@ def check(pool: WriterPool[Any], scene: Scene, among: Sequence[Any], data: st.Da
     else:
         with ThreadPoolExecutor(8) as threads:
             futures = [threads.submit(pool.run, behaviour, scene, number) for behaviour, number in units]
+    errors = {number: future.exception(LIMIT) for (_, number), future in zip(units, futures, strict=True)}
+    unjust = {number: errors[number] for behaviour, number in units if behaviour in GOOD and errors[number] is not None}
+    assert not unjust, unjust
     told = {number for (_, number), future in zip(units, futures, strict=True) if future.exception(LIMIT) is None}
     assert told == {number for behaviour, number in units if behaviour in GOOD}
     assert set(scene.rows()) - before == told

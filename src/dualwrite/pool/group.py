@@ -102,6 +102,7 @@ class Group:
         self._writer = writer
         self._rules = rules
         self._has_begun = False
+        self._is_careful = False
         self._is_past_the_block = False
 
     def run(self) -> None:
@@ -132,7 +133,7 @@ class Group:
         try:
             self._commit()
         except _SentTooSoonError:
-            self._has_begun = False
+            self._has_begun, self._is_careful = False, True
             return False
         return True
 
@@ -156,7 +157,7 @@ class Group:
         hopes = self._rules.hopes
         if hopes is None:
             return self._run_carefully(whole)
-        is_hopeful = hopes.allow()
+        is_hopeful = not self._is_careful and hopes.allow()
         messages: list[Message] | None = None
         try:
             messages = self._run_hopefully(whole) if is_hopeful else None
