@@ -211,6 +211,29 @@ def test_a_unit_that_is_undone_with_statements_on_their_way(units: StoreTransact
     assert rows(store.engine) == 1
 
 
+def test_a_statement_that_was_not_prepared_since_another_had_failed(store: SqlStateStore) -> None:
+    """psycopg prepares a statement at its sixth execution, and does not notice if the pipeline was aborted before."""
+    claim = store.claim(ID, "tests", timeout=LIMIT)
+    for number in range(1, 21):
+        transaction = store.begin(claim)
+        transaction.begin_units()
+        query = f"SELECT {number} + %s"
+        with pytest.raises(psycopg.errors.UndefinedColumn) as caught:  # noqa: PT012  (by any of them)
+            for place in range(10):
+                if place == 4:
+                    transaction.handle.execute("SELECT nothing")
+                transaction.handle.execute(query, (place,))
+            transaction.end_units()
+        transaction.undo_units(caught.value)
+        transaction.begin_unit()
+        assert transaction.handle.execute(query, (1,)).fetchone() == (number + 1,)
+        transaction.handle.execute(INSERT, (number,))
+        transaction.end_unit()
+        transaction.record(STATE, generation=0, transaction_number=number)
+        transaction.commit()
+    assert rows(store.engine) == 20
+
+
 def test_a_rollback_with_statements_on_their_way(units: StoreTransaction, store: SqlStateStore) -> None:
     for number in range(50):
         units.handle.execute(INSERT, (number,))

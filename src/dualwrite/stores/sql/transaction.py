@@ -217,7 +217,7 @@ class SqlStoreTransaction(StoreTransaction):
         for session in sessions:
             _quietly(session.dispatch_after_rollback)
             _quietly(session.close)
-        self.undo_unit(error)
+        self._undo_unit(error, note=f" -- {next(_tokens)}")
 
     def _leave_batch(self) -> None:
         if self._guard.batch is not None:
@@ -247,6 +247,13 @@ class SqlStoreTransaction(StoreTransaction):
 
     def undo_unit(self, error: BaseException) -> None:
         """See StoreTransaction; after a deadlock MariaDB and MySQL have rolled back the whole transaction."""
+        self._undo_unit(error)
+
+    def _undo_unit(self, error: BaseException, *, note: str = "") -> None:
+        """With a text that it has not sent before, psycopg forgets the statements that it has prepared.
+
+        That is needed after a pipeline: some may not have been prepared, since an error came before.
+        """
         connection = self._open_connection()
         session, self._session = self._session, None
         self._guard.session = None
@@ -261,7 +268,7 @@ class SqlStoreTransaction(StoreTransaction):
             raise self._unit_failed(rolling_back, error) from rolling_back
         finally:
             connection.hand_over()
-        self._run_for_unit(f"ROLLBACK TO SAVEPOINT {UNIT}", after=error)
+        self._run_for_unit(f"ROLLBACK TO SAVEPOINT {UNIT}{note}", after=error)
 
     def _run_for_unit(self, *statements: str, after: BaseException | None = None) -> None:
         connection = self._open_connection()
