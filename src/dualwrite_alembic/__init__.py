@@ -24,6 +24,7 @@ TABLES: Final = frozenset(
         "kafka_transaction_state",
         "kafka_transaction_state_version",
         "kafka_transaction_store",
+        "kafka_transaction_lease",
         "kafka_job",
         "kafka_job_batch",
         "kafka_job_attempt",

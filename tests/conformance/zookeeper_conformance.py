@@ -14,7 +14,7 @@ from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 from dualwrite.stores.zookeeper.paths import state_path
 from dualwrite.testing.proxy import Link, TcpProxy
-from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
+from dualwrite.testing.stores import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 
@@ -30,7 +30,9 @@ class ZooKeeperScene(StoreScene):
         proxy: The proxy for the stores' connections.
     """
 
-    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.NEVER, crashes=True, cuts_commits=True)
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(
+        claims_wait=ClaimsWait.NEVER, crashes=True, cuts_commits=True, leases_end=LeasesEnd.WITH_STORE
+    )
 
     def __init__(self, server: ZooKeeperServer, chroot: str, proxy: TcpProxy) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import metadata
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 from fixtures.store_calls import every_call
@@ -86,7 +87,8 @@ def test_a_missing_privilege(postgres_server: PostgresServer, postgres_url: str)
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
-        connection.execute("GRANT SELECT ON kafka_transaction_state, kafka_transaction_store TO reader")
+        for table in metadata.tables:
+            connection.execute(f"GRANT SELECT ON {table} TO reader")
     with SqlStateStore.from_url(postgres_url.replace("dualwrite@", "reader@")) as store:
         store.check()
         with pytest.raises(StoreError, match="does not permit claiming") as caught:

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, bindparam, delete, insert, update
 from dualwrite.delivery import delivery_text
 from dualwrite.errors import BatchRefusedError, DualWriteError, TransactionTimeoutError
 from dualwrite.jobs.base import JobRun, Prepared
-from dualwrite.jobs.clock import database_clock
 from dualwrite.jobs.job_rows import (
     LOCKED,
     AttemptRow,
@@ -30,6 +29,7 @@ from dualwrite.jobs.lease import Committed, JobRow, Opening, after_close, closed
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.table import state_table as t
 
 MARKERS_KEPT: Final = 10_000

@@ -21,7 +21,6 @@ from sqlalchemy import Connection
 from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.base import AttemptId, JobRun, Prepared, TaskOutcome
-from dualwrite.jobs.clock import database_clock
 from dualwrite.jobs.completing import cleanup
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.frame.staged_rows import StagedRows
@@ -32,6 +31,7 @@ from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
+from dualwrite.stores.sql.clock import database_clock
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from dualwrite.delivery import Delivery
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity, copied, mark_words
+from dualwrite.stores.leases import LeaseStore
 from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
@@ -353,6 +354,11 @@ class TxnStateStore(ABC):
         They are read over a connection of this store, because some can be set per user, database or connection.
         """
         return {}
+
+    @property
+    def leases(self) -> LeaseStore | None:
+        """Leases on numbered ids, for pools; None if this store has none: then a pool uses fixed ids."""
+        return None
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 

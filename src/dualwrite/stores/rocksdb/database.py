@@ -14,6 +14,7 @@ from rocksdict import DbClosedError, Options, Rdict, WriteBatch
 
 from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
 from dualwrite.stores.rocksdb.errors import call_failed, forked, is_closed, is_read_only, sentence
+from dualwrite.stores.rocksdb.leases import LeaseBook
 from dualwrite.stores.rocksdb.locks import IdLocks
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, last_options
 
@@ -61,6 +62,7 @@ class OpenDatabase:
         self.path = path
         self.where = f"rocksdb:///{path}"
         self.locks = IdLocks()
+        self.leases = LeaseBook()
         self._opener = opener
         self._given = rdict
         self._handle: Handle | None = None

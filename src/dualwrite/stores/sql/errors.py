@@ -18,7 +18,7 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.sql.dialect import BlockerHiddenError, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.schema import schema_of
-from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.sql.table import TABLE_NAME, metadata
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
 _SETTING: Final = "`--url` or DUALWRITE_DATABASE_URL (or the engine that you passed)"
@@ -110,12 +110,12 @@ class ErrorMap:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
                 what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step
-        schema = schema_of(self.engine)
+        schema, table = schema_of(self.engine), _table_named_in(driver_error(error))
         facts = {
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),
             "doing": doing,
-            "table": TABLE_NAME if schema is None else f"{schema}.{TABLE_NAME}",
+            "table": table if schema is None else f"{schema}.{table}",
             "schema_option": "" if schema is None else f" --schema {shell_word(schema)}",
         }
         return kind(
@@ -124,6 +124,12 @@ class ErrorMap:
             cause=_sentence(driver_error(error)),
             next_step=None if next_step is None else next_step.format_map(facts),
         )
+
+
+def _table_named_in(error: BaseException) -> str:
+    """Which of our tables an error is about; the state table if it names none."""
+    text = str(error).partition("\n")[0]
+    return max((name for name in metadata.tables if name in text), key=len, default=TABLE_NAME)
 
 
 def _sentence(error: BaseException) -> str:

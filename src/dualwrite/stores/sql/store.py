@@ -5,9 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sqlalchemy import URL, Connection, Engine, bindparam, create_engine, func, insert, make_url, select, update
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    bindparam,
+    create_engine,
+    func,
+    insert,
+    make_url,
+    select,
+    update,
+)
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
@@ -23,15 +37,17 @@ from dualwrite.stores.base import (
     TxnStateStore,
 )
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address
+from dualwrite.stores.sql.leases import SqlLeases
 from dualwrite.stores.sql.schema import engine_in_schema
 from dualwrite.stores.sql.short import ShortTransactions
-from dualwrite.stores.sql.table import columns_of, state_row
+from dualwrite.stores.sql.table import columns_of, lease_table, state_row
 from dualwrite.stores.sql.table import state_table as t
 from dualwrite.stores.sql.table import store_table as s
 from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
@@ -51,7 +67,7 @@ _READ_LOCKED: Final = _READ.with_for_update()
 _LIST: Final = select(t.c.transactional_id).where(
     func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.forgotten.is_(False)
 )
-_ALL_COLUMNS: Final = select(t).where(t.c.transactional_id == "").limit(1)
+_ALL_COLUMNS: Final = tuple(select(table).where(table.c.transactional_id == "").limit(1) for table in (t, lease_table))
 _IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 
@@ -203,9 +219,14 @@ class SqlStateStore(TxnStateStore):
 
     def check(self) -> None:
         """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
-        self._short.query(lambda connection: connection.execute(_ALL_COLUMNS).first(), "checking the table")
-        self._short.query(lambda connection: connection.execute(_IDENTITY).first(), "checking the table")
+        for query in (*_ALL_COLUMNS, _IDENTITY):
+            self._short.query(partial(_first, query), "checking the table")
         self._room.access.check()
+
+    @property
+    def leases(self) -> LeaseStore:
+        """See TxnStateStore."""
+        return SqlLeases(self._short)
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore."""
@@ -365,6 +386,10 @@ def _identity_in(connection: Connection, first: StoreIdentity | None) -> StoreId
     made = first or StoreIdentity.new(frozenset())
     connection.execute(insert(s).values(number=1, identity=str(made)))
     return made
+
+
+def _first(query: Select[Any], connection: Connection) -> Row[Any] | None:
+    return connection.execute(query).first()
 
 
 def _locked(connection: Connection, transactional_id: str) -> StateRow | None:

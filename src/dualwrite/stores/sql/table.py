@@ -1,4 +1,4 @@
-"""The tables `kafka_transaction_state` and `kafka_transaction_store`, and the translation of rows.
+"""The tables `kafka_transaction_state`, `kafka_transaction_store` and `kafka_transaction_lease`, and the translation of rows.
 
 They belong to a separate MetaData, so that autogenerate of the user's alembic does not treat them as the user's tables.
 """
@@ -21,6 +21,7 @@ from dualwrite.stores.documents import lost_text, parse_lost
 
 TABLE_NAME: Final = "kafka_transaction_state"
 STORE_TABLE_NAME: Final = "kafka_transaction_store"
+LEASE_TABLE_NAME: Final = "kafka_transaction_lease"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
 _MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
@@ -82,6 +83,16 @@ store_table: Final = Table(
     Column("identity", Text, nullable=False),
 )
 """One row, with the number 1: which database this is (`StoreIdentity`)."""
+
+
+lease_table: Final = Table(
+    LEASE_TABLE_NAME,
+    metadata,
+    Column("transactional_id", String(255), primary_key=True),
+    Column("owner", String(MAX_OWNER_LENGTH), nullable=False),
+    Column("leased_until", UtcDateTime, nullable=False),
+)
+"""One row for each id that was ever leased. An id that was given back has the owner ''."""
 
 
 def state_row(columns: RowMapping) -> StateRow:

@@ -12,7 +12,7 @@ from kazoo.security import ACL
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import translated
-from dualwrite.stores.zookeeper.paths import STATE_ROOT, is_ours
+from dualwrite.stores.zookeeper.paths import is_ours
 from dualwrite.stores.zookeeper.sizes import multi_size, operation_size, too_large
 
 
@@ -85,7 +85,7 @@ class ZooKeeperBatch:
         path = self._connection.client.unchroot(operation.path)
         if is_ours(path):
             raise UsageError(
-                f"{path!r} is in {STATE_ROOT}, which only dualwrite writes; the transaction is still open and usable.",
+                f"{path!r} is a node that only dualwrite writes; the transaction is still open and usable.",
                 transactional_id=self._transactional_id,
                 next_step="keep your data in other nodes",
             )

@@ -22,7 +22,7 @@ from kazoo.exceptions import (
 
 from dualwrite.errors import StoreError, StoreUnavailableError
 from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError
-from dualwrite.stores.zookeeper.paths import STATE_ROOT
+from dualwrite.stores.zookeeper.paths import LEASE_ROOT, STATE_ROOT
 
 
 class ErrorClass(Enum):
@@ -70,8 +70,8 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
         StoreError,
         "ZooKeeper at {where} does not permit {doing}.",
         (
-            f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it (getAcl and setAcl in zkCli.sh), or use "
-            f"other credentials: {_CREDENTIALS}"
+            f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it, for pools also with DELETE on {LEASE_ROOT} "
+            f"(getAcl and setAcl in zkCli.sh), or use other credentials: {_CREDENTIALS}"
         ),
     ),
     ErrorClass.READ_ONLY: (

@@ -14,6 +14,9 @@ STATE_ROOT: Final = "/kafka_transaction_state"
 IDENTITY_PATH: Final = "/kafka_transaction_store"
 """Which database this is."""
 
+LEASE_ROOT: Final = "/kafka_transaction_lease"
+"""The parent of the leases, below the chroot."""
+
 # Characters that a path can't contain (ZooKeeper's PathUtils.validatePath, in UTF-16 units), and our own escape character.
 _ESCAPED: Final = re.compile("[/%\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 _RELATIVE: Final = frozenset({".", ".."})
@@ -51,6 +54,11 @@ def state_path(transactional_id: str) -> str:
     return f"{STATE_ROOT}/{node_name(transactional_id)}"
 
 
+def lease_path(transactional_id: str) -> str:
+    """The path of the lease of an id, below the chroot."""
+    return f"{LEASE_ROOT}/{node_name(transactional_id)}"
+
+
 def is_ours(path: str) -> bool:
-    """Whether a normalized path, below the chroot, is our root, a node in it, or the node of the database's id."""
-    return path in (STATE_ROOT, IDENTITY_PATH) or path.startswith(f"{STATE_ROOT}/")
+    """Whether a normalized path, below the chroot, is one of our roots, a node in one, or the node of the database's id."""
+    return path in (STATE_ROOT, LEASE_ROOT, IDENTITY_PATH) or path.startswith((f"{STATE_ROOT}/", f"{LEASE_ROOT}/"))

@@ -16,9 +16,11 @@ from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
+from dualwrite.stores.zookeeper.leases import ZooKeeperLeases
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.stores.zookeeper.paths import STATE_ROOT
 from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES
@@ -147,6 +149,11 @@ class ZooKeeperStore(TxnStateStore):
         self._nodes.query(
             lambda: self._connection.ask(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
         )
+
+    @property
+    def leases(self) -> LeaseStore:
+        """See TxnStateStore; a lease lasts as long as the client's session, whatever its length."""
+        return ZooKeeperLeases(self._nodes, self._change_timeout)
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore."""

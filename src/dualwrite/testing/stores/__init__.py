@@ -38,7 +38,7 @@ import pytest
 
 _PARTS = (
     *("claims", "concurrency", "demands", "fencing", "forgetting", "in_flight"),
-    *("lasting", "scene", "settling", "simulation", "transactions", "units"),
+    *("lasting", "leases", "scene", "settling", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
@@ -52,7 +52,8 @@ from dualwrite.testing.stores.lasting import (  # noqa: E402
     StoredErrorConformance,
     UnansweredConformance,
 )
-from dualwrite.testing.stores.scene import ClaimsWait, StoreCapabilities, StoreScene  # noqa: E402
+from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
+from dualwrite.testing.stores.scene import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene  # noqa: E402
 from dualwrite.testing.stores.settling import GenerationConformance, SettlingConformance  # noqa: E402
 from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance  # noqa: E402
 from dualwrite.testing.stores.units import UnitConformance  # noqa: E402
@@ -76,6 +77,7 @@ class StoreConformance(
     DurabilityConformance,
     StoredErrorConformance,
     UnansweredConformance,
+    LeaseConformance,
 ):
     """The whole suite; each of its parts can also be used alone."""
 
@@ -88,6 +90,8 @@ __all__ = [
     "ForgettingConformance",
     "GenerationConformance",
     "InFlightConformance",
+    "LeaseConformance",
+    "LeasesEnd",
     "ListingConformance",
     "OutcomeConformance",
     "ProcessConformance",

@@ -39,6 +39,16 @@ class ClaimsWait(Enum):
     """A claim does not wait, and makes the transaction's `record` or `commit` fail with FencedError (a version is compared)."""
 
 
+class LeasesEnd(Enum):
+    """When a lease ends that its owner does not renew."""
+
+    WITH_TIME = "with time"
+    """After its length, by the database's clock."""
+
+    WITH_STORE = "with store"
+    """With the session of the store that made it, which `close` ends, as in ZooKeeper."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreCapabilities:
     """How a store keeps the contract where the contract leaves a choice.
@@ -48,12 +58,14 @@ class StoreCapabilities:
         transactions_at_once: Transactions of different ids can be open at the same time.
         crashes: The scene has `crash`, for the state machine.
         cuts_commits: The scene has `cut_next_commit`, for the state machine.
+        leases_end: When leases end, if the store has any.
     """
 
     claims_wait: ClaimsWait = ClaimsWait.FROM_RECORD
     transactions_at_once: bool = True
     crashes: bool = False
     cuts_commits: bool = False
+    leases_end: LeasesEnd = LeasesEnd.WITH_TIME
 
 
 class StoreScene(ABC):

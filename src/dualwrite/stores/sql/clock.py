@@ -1,4 +1,4 @@
-"""The database's clock: all tasks and the driver use it, so that differences between their machines' clocks don't matter."""
+"""The database's clock: all processes use it, so that differences between their machines' clocks don't matter."""
 
 from __future__ import annotations
 

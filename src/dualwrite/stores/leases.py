@@ -1,0 +1,142 @@
+"""Leases on numbered ids (`shop.1`, `shop.2`, …): which pool should use which id. Also the contract of a store that has them.
+
+A lease only says who *should* use an id, so that processes need no fixed names. What keeps two of them from harming each other
+is the claim's fencing token: a process whose lease has ended without its knowledge is fenced as any other.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count as numbers
+from itertools import islice
+from typing import Final
+
+from dualwrite.errors import StoreError
+
+_ROUNDS: Final = 100
+"""How often `lease` looks for free ids: in each round it gets one, unless others have been faster for all that it tried."""
+
+_PAUSE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who should use an id.
+
+    Args:
+        transactional_id: The logical id.
+        owner: Who has leased it, for people and for comparison: host, process id, a random part.
+        seconds_left: Until the lease ends, by the database's clock; 0 or less: it has ended, and anybody may lease the id.
+            None: it ends with the owner's session (ZooKeeper).
+    """
+
+    transactional_id: str
+    owner: str
+    seconds_left: float | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether anybody may lease the id."""
+        return self.seconds_left is not None and self.seconds_left <= 0
+
+
+class LeaseStore(ABC):
+    """Keeps the leases of a database. Safe to use from several threads.
+
+    An id is free if it has no lease, or one that has ended. All times are by the database's clock, so that the clocks of the
+    machines don't matter. A lease needs no row of the id, and changes none.
+
+    Every method raises StoreUnavailableError if the database can't be reached, and StateTableMissingError if it does not have
+    our table. All may be repeated after an error: a second call has the same effect as one.
+    """
+
+    @abstractmethod
+    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """Lease those of the ids that are free. If several owners try at once, each id is leased by one of them.
+
+        Args:
+            ids: Logical ids.
+            owner: Who leases them, at most MAX_OWNER_LENGTH characters; no two pools have the same.
+            seconds: How long, from now.
+
+        Returns:
+            The ids that this owner has leased now, including those that it had leased before; these are prolonged.
+        """
+
+    @abstractmethod
+    def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """Prolong the leases that this owner still has, also those that have ended and were leased by nobody since.
+
+        Returns:
+            The ids that this owner has leased. Another owner has leased the others meanwhile, and may have given them back.
+        """
+
+    @abstractmethod
+    def release(self, ids: Collection[str], owner: str) -> None:
+        """Give ids back; leases of other owners are not changed."""
+
+    @abstractmethod
+    def entries(self, prefix: str = "") -> list[Lease]:
+        """The leases of the ids that begin with `prefix`, sorted by id: also those that have ended, if the store keeps them."""
+
+    def lease(
+        self, prefix: str, owner: str, count: int, *, seconds: float, without: Collection[str] = frozenset()
+    ) -> list[str]:
+        """Lease the free ids of a prefix with the lowest numbers.
+
+        Args:
+            prefix: The ids are `<prefix>.1`, `<prefix>.2`, and so on.
+            owner: As for `take`.
+            count: How many.
+            seconds: As for `take`.
+            without: Ids not to lease.
+
+        Returns:
+            The ids, by their numbers.
+
+        Raises:
+            StoreError: Others were faster each time; nothing is leased.
+        """
+        taken: list[str] = []
+        try:
+            for _ in range(_ROUNDS):
+                left_out = {*taken, *without}
+                left_out.update(each.transactional_id for each in self.entries(f"{prefix}.") if not each.has_ended)
+                free = (name for name in (numbered(prefix, number) for number in numbers(1)) if name not in left_out)
+                taken += self.take(list(islice(free, count - len(taken))), owner, seconds=seconds)
+                if len(taken) == count:
+                    return sorted(taken, key=lambda name: number_of(prefix, name) or 0)
+                time.sleep(random.uniform(0, _PAUSE))  # noqa: S311  (no secret)
+        except BaseException:
+            with suppress(Exception):  # then they end by themselves
+                self.release(taken, owner)
+            raise
+        self.release(taken, owner)
+        raise StoreError(
+            f"No {count} free ids of the prefix {prefix!r} could be leased: other processes were faster in {_ROUNDS} attempts.",
+            next_step="try again; `dualwrite status` shows who has leased them",
+        )
+
+
+def numbered(prefix: str, number: int) -> str:
+    """The id of a prefix with a number."""
+    return f"{prefix}.{number}"
+
+
+def number_of(prefix: str, transactional_id: str) -> int | None:
+    """The number of a logical id of the prefix; None if it is not one."""
+    text = transactional_id.removeprefix(f"{prefix}.")
+    if text == transactional_id or not (text.isascii() and text.isdecimal()) or text.startswith("0"):
+        return None
+    return int(text)
+
+
+def numbered_ids(prefix: str, ids: Iterable[str]) -> list[str]:
+    """Those of the logical ids that are the prefix with a number, in the order of their numbers."""
+    found = {name: number_of(prefix, name) for name in ids}
+    return sorted((name for name, number in found.items() if number is not None), key=lambda name: found[name] or 0)

@@ -1,0 +1,254 @@
+"""Conformance of leases on numbered ids; skipped for a store that has none."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pytest
+
+from dualwrite.stores.base import MAX_OWNER_LENGTH, TxnStateStore
+from dualwrite.stores.leases import LeaseStore, numbered
+from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.scene import BRIEFLY, TIMEOUT, LeasesEnd, StoreScene
+
+_LONG: Final = 600.0
+_THREADS: Final = 6
+_PROCESSES: Final = 3
+_TIMES: Final = 3
+_OWNERS: Final = ("host:4711 'program' \"x\" %s \\", "größe 😀", "o" * (MAX_OWNER_LENGTH + 50))
+
+
+class LeaseConformance:
+    """`TxnStateStore.leases`."""
+
+    def test_an_id_is_leased_by_one_owner(self, scene: StoreScene) -> None:
+        """`take`: those of the ids that are free, and those that this owner has leased already."""
+        ours, theirs = _two(scene)
+        prefix = scene.new_id()
+        first, second, third = (numbered(prefix, number) for number in (1, 2, 3))
+        assert ours.take([first, second], "ours", seconds=_LONG) == {first, second}
+        assert theirs.take([second, third], "theirs", seconds=_LONG) == {third}, "an id that is leased was leased again"
+        assert ours.take([first, second, third], "ours", seconds=_LONG) == {first, second}, "take() a second time"
+        assert ours.take([], "ours", seconds=_LONG) == frozenset()
+        assert _owners(theirs, prefix) == {first: "ours", second: "ours", third: "theirs"}
+
+    def test_ids_that_were_given_back_are_free(self, scene: StoreScene) -> None:
+        """`release`: gives ids back; leases of other owners are not changed."""
+        ours, theirs = _two(scene)
+        prefix = scene.new_id()
+        first, second = numbered(prefix, 1), numbered(prefix, 2)
+        ours.take([first], "ours", seconds=_LONG)
+        theirs.take([second], "theirs", seconds=_LONG)
+        for _ in range(2):
+            ours.release([first, second, numbered(prefix, 3)], "ours")
+            assert _owners(ours, prefix) == {second: "theirs"}
+        assert theirs.take([first], "theirs", seconds=_LONG) == {first}
+        ours.release([first], "ours")
+        assert _owners(ours, prefix) == {first: "theirs", second: "theirs"}, "release() of an id that another owner has now"
+
+    def test_only_an_owner_renews_its_leases(self, scene: StoreScene) -> None:
+        """`renew`: returns the ids that this owner has leased; it leases nothing."""
+        ours, theirs = _two(scene)
+        prefix = scene.new_id()
+        first, second, third = (numbered(prefix, number) for number in (1, 2, 3))
+        ours.take([first, second], "ours", seconds=_LONG)
+        theirs.take([third], "theirs", seconds=_LONG)
+        assert ours.renew([first, second, third, numbered(prefix, 4)], "ours", seconds=_LONG) == {first, second}
+        ours.release([second], "ours")
+        assert ours.renew([first, second], "ours", seconds=_LONG) == {first}, "renew() of an id that was given back"
+        assert ours.renew([], "ours", seconds=_LONG) == frozenset()
+        assert _owners(ours, prefix) == {first: "ours", third: "theirs"}
+
+    def test_a_lease_ends(self, scene: StoreScene) -> None:
+        """A lease that has ended is listed, if the store keeps it; anybody may lease the id, and then its owner has lost it."""
+        store = scene.new_store()
+        ours, theirs = _leases(store), _leases(scene.new_store())
+        name = numbered(prefix := scene.new_id(), 1)
+        ours.take([name], "ours", seconds=BRIEFLY)
+        if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
+            _until(lambda: all(each.has_ended for each in theirs.entries(prefix)), "the lease has ended")
+            assert _owners(theirs, prefix) == {name: "ours"}
+        else:
+            store.close()
+            _until(lambda: not theirs.entries(prefix), "the lease has ended with its owner's session")
+        assert theirs.take([name], "theirs", seconds=_LONG) == {name}
+        if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
+            assert ours.renew([name], "ours", seconds=_LONG) == frozenset(), "renew() of an id that another owner has leased"
+            assert ours.take([name], "ours", seconds=_LONG) == frozenset()
+        (lease,) = theirs.entries(prefix)
+        assert (lease.owner, lease.has_ended) == ("theirs", False)
+
+    def test_a_lease_that_nobody_has_taken_is_renewed_late(self, scene: StoreScene) -> None:
+        """`renew`: also those that have ended and were leased by nobody since."""
+        ours, theirs = _two(scene)
+        name = numbered(prefix := scene.new_id(), 1)
+        ours.take([name], "ours", seconds=BRIEFLY)
+        if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
+            _until(lambda: all(each.has_ended for each in theirs.entries(prefix)), "the lease has ended")
+        assert ours.renew([name], "ours", seconds=_LONG) == {name}
+        assert theirs.take([name], "theirs", seconds=_LONG) == frozenset()
+        (lease,) = theirs.entries(prefix)
+        assert not lease.has_ended
+        assert lease.seconds_left is None or BRIEFLY < lease.seconds_left <= _LONG
+
+    def test_an_id_that_was_lost_stays_lost(self, scene: StoreScene) -> None:
+        """`renew`: another owner has leased the others meanwhile, and may have given them back."""
+        if scene.capabilities.leases_end is not LeasesEnd.WITH_TIME:
+            pytest.skip("leases end with their owner's session")
+        ours, theirs = _two(scene)
+        name = numbered(prefix := scene.new_id(), 1)
+        ours.take([name], "ours", seconds=BRIEFLY)
+        _until(lambda: bool(theirs.take([name], "theirs", seconds=_LONG)), "the lease has ended")
+        theirs.release([name], "theirs")
+        assert ours.renew([name], "ours", seconds=_LONG) == frozenset()
+        assert ours.entries(prefix) == []
+
+    def test_the_lowest_free_numbers_are_leased(self, scene: StoreScene) -> None:
+        """`lease`: the free ids of a prefix with the lowest numbers, without those to be left out."""
+        ours, theirs = _two(scene)
+        prefix = scene.new_id()
+        one, two, three, four, five = (numbered(prefix, number) for number in range(1, 6))
+        assert ours.lease(prefix, "ours", 2, seconds=_LONG) == [one, two]
+        assert theirs.lease(prefix, "theirs", 2, seconds=_LONG) == [three, four]
+        ours.release([two], "ours")
+        assert theirs.lease(prefix, "theirs", 2, seconds=_LONG) == [two, five]
+        theirs.release([three, two], "theirs")
+        assert ours.lease(prefix, "ours", 1, seconds=_LONG, without=[two]) == [three]
+        assert _owners(ours, prefix) == {one: "ours", three: "ours", four: "theirs", five: "theirs"}
+
+    def test_prefixes_are_independent(self, scene: StoreScene) -> None:
+        """Also if one begins with another, and whatever characters they have; case and trailing characters count."""
+        leases = _leases(scene.new_store())
+        base = scene.new_id()
+        prefixes = [base, f"{base}.1", f"{base}.", base.upper(), f"{base} ", f"{base}/%_'😀", f"{base}é"]
+        for prefix in prefixes:
+            assert leases.lease(prefix, f"owner of {prefix}", 2, seconds=_LONG) == [f"{prefix}.1", f"{prefix}.2"]
+        found = _owners(leases, base)
+        assert set(found) == {f"{prefix}.{number}" for prefix in prefixes if prefix != base.upper() for number in (1, 2)}
+        assert list(found) == sorted(found), "entries() are sorted by id"
+        assert all(owner == f"owner of {name[:-2]}" for name, owner in found.items())
+
+    def test_owners_are_kept_and_cut_where_they_are_too_long(self, scene: StoreScene) -> None:
+        """`MAX_OWNER_LENGTH`: a longer owner is truncated; it can still renew and give back."""
+        leases = _leases(scene.new_store())
+        for owner in _OWNERS:
+            name = numbered(prefix := scene.new_id(), 1)
+            leases.take([name], owner, seconds=_LONG)
+            assert _owners(leases, prefix) == {name: owner[:MAX_OWNER_LENGTH]}
+            assert leases.renew([name], owner, seconds=_LONG) == {name}
+            leases.release([name], owner)
+            assert leases.entries(prefix) == []
+
+    def test_leases_and_rows_do_not_touch_each_other(self, scene: StoreScene) -> None:
+        """A lease needs no row of the id, and changes none; a claim needs no lease."""
+        store = scene.new_store()
+        leases, name = _leases(store), numbered(prefix := scene.new_id(), 1)
+        leases.take([name], "ours", seconds=_LONG)
+        assert store.read(name) is None
+        assert store.list(prefix) == []
+        claim = scene.claim(store, name, "another")
+        leases.release([name], "ours")
+        leases.take([name], "theirs", seconds=_LONG)
+        demand_row(store, name, "the row after its lease changed", fence=claim.fence, owner="another")
+        scene.transact(store, claim)
+        assert _owners(leases, prefix) == {name: "theirs"}
+
+    def test_of_threads_that_want_the_same_id_one_gets_it(self, scene: StoreScene) -> None:
+        """`take`: if several owners try at once, each id is leased by one of them."""
+        stores = [scene.new_store() for _ in range(3)]
+        prefix = scene.new_id()
+        names = [numbered(prefix, number) for number in range(1, 5)]
+        barrier = threading.Barrier(_THREADS)
+
+        def race(number: int) -> list[frozenset[str]]:
+            leases, got = _leases(stores[number % len(stores)]), []
+            for _ in range(_TIMES):
+                barrier.wait(TIMEOUT)
+                got.append(leases.take(names, f"thread {number}", seconds=_LONG))
+                barrier.wait(TIMEOUT)
+                leases.release(names, f"thread {number}")
+            return got
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            rounds = list(zip(*threads.map(race, range(_THREADS)), strict=True))
+        for got in rounds:
+            assert sorted(name for some in got for name in some) == names, f"leased at once: {got}"
+
+    def test_pools_that_start_at_once_get_different_ids(self, scene: StoreScene) -> None:
+        """`lease`: each gets as many as it wants, nobody gets one twice, and no number is left out for long."""
+        stores = [scene.new_store() for _ in range(3)]
+        prefix = scene.new_id()
+        barrier = threading.Barrier(_THREADS)
+
+        def start(number: int) -> list[str]:
+            barrier.wait(TIMEOUT)
+            return _leases(stores[number % len(stores)]).lease(prefix, f"thread {number}", 2, seconds=_LONG)
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            got = [name for some in threads.map(start, range(_THREADS)) for name in some]
+        assert sorted(got) == sorted(numbered(prefix, number) for number in range(1, 2 * _THREADS + 1))
+
+    def test_processes_that_start_at_once_get_different_ids(self, scene: StoreScene) -> None:
+        """The same for several processes, if the database supports more than one."""
+        _leases(scene.new_store())
+        opener, prefix = scene.opener(), scene.new_id()
+        context = multiprocessing.get_context("spawn")
+        results: multiprocessing.Queue[list[str] | str] = context.Queue()
+        all_have_leased = context.Event()  # a lease may end with its process
+        arguments = (opener, prefix, results, all_have_leased)
+        processes = [context.Process(target=_lease_in_a_process, args=(*arguments, number)) for number in range(_PROCESSES)]
+        for process in processes:
+            process.start()
+        try:
+            got = [results.get(timeout=2 * TIMEOUT) for _ in range(_PROCESSES)]
+        finally:
+            all_have_leased.set()
+            for process in processes:
+                process.join(TIMEOUT)
+                process.close()
+            results.close()
+        assert all(isinstance(some, list) for some in got), got
+        assert sorted(name for some in got for name in some) == [numbered(prefix, number) for number in range(1, 7)]
+
+
+def _lease_in_a_process(
+    opener: Callable[[], TxnStateStore],
+    prefix: str,
+    results: multiprocessing.Queue[list[str] | str],
+    all_have_leased: threading.Event,
+    number: int,
+) -> None:
+    try:
+        with opener() as store:
+            leases = store.leases
+            assert leases is not None
+            results.put(leases.lease(prefix, f"process {number}", 2, seconds=_LONG))
+            all_have_leased.wait(2 * TIMEOUT)
+    except Exception as error:  # noqa: BLE001  (reported by the test)
+        results.put(f"{type(error).__name__}: {error}")
+
+
+def _leases(store: TxnStateStore) -> LeaseStore:
+    if store.leases is None:
+        pytest.skip("this store has no leases")
+    return store.leases
+
+
+def _two(scene: StoreScene) -> tuple[LeaseStore, LeaseStore]:
+    return _leases(scene.new_store()), _leases(scene.new_store())
+
+
+def _owners(leases: LeaseStore, prefix: str) -> dict[str, str]:
+    return {each.transactional_id: each.owner for each in leases.entries(prefix)}
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {TIMEOUT:.0f} s: {what}"
+        time.sleep(0.05)
