@@ -55,7 +55,8 @@ from dualwrite.errors import (
 
 if TYPE_CHECKING:
     from dualwrite.api import connect, create_pool, open_recoverer, plan_recovery, recover
-    from dualwrite.pool.pool import PoolOptions, WriterPool
+    from dualwrite.pool.options import PoolOptions
+    from dualwrite.pool.pool import WriterPool
     from dualwrite.recipe.phases import Phase
     from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
     from dualwrite.recovery.recoverer import Recoverer
@@ -145,7 +146,7 @@ _WHERE = {
     "IdReport": "dualwrite.recovery.report",
     "Outcome": "dualwrite.recovery.report",
     "Phase": "dualwrite.recipe.phases",
-    "PoolOptions": "dualwrite.pool.pool",
+    "PoolOptions": "dualwrite.pool.options",
     "PreparedTxnState": "dualwrite.state",
     "Recoverer": "dualwrite.recovery.recoverer",
     "RecoveryPlan": "dualwrite.recovery.plan",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 
 from sqlalchemy import URL, Connection, Engine
 
@@ -20,13 +21,15 @@ from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.leases import number_of, numbered
 from dualwrite.stores.registry import keeps_a_table, store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
-    from dualwrite.pool.pool import PoolOptions, WriterPool
+    from dualwrite.pool.options import PoolOptions
+    from dualwrite.pool.pool import WriterPool
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 
 log = logging.getLogger(__name__)
+
+_LARGE_NUMBER: Final = 99_999
+"""A number for which a pool's prefix must leave room in its ids."""
 
 Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
@@ -200,10 +206,11 @@ def create_pool(
     Args:
         database: As for `connect`. A store made from a URL is closed with the pool; an engine or store that you pass stays
             open.
-        prefix: The writers' transactional ids are `<prefix>.1`, `<prefix>.2`, …: only one pool may use a prefix at a time. What
-            a larger pool with this prefix has left on its further ids is recovered.
+        prefix: The writers' transactional ids are `<prefix>.1`, `<prefix>.2`, and so on: the lowest numbers that no other pool
+            has leased. Any number of processes may use a prefix; they recover the ids of those that have died. With a store of
+            your own that has no leases, only one pool may use a prefix at a time.
         size: The number of writers. Two serve any number of threads that call `run`: while one commits its group, the other
-            runs the next. Each thread inside `transaction()` needs one of its own.
+            runs the next. Each thread inside `transaction()` needs one of its own. `WriterPool.resize` changes it.
         options: How the pool groups, and when it answers.
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
@@ -217,38 +224,51 @@ def create_pool(
         ConfigurationError: A setting is missing, or contradicts another.
         DualWriteError: As for `DualWriter.open`.
     """
-    from dualwrite.pool.pool import PoolOptions, WriterPool  # noqa: PLC0415  (a writer alone does not need it)
+    from dualwrite.pool.options import PoolOptions  # noqa: PLC0415  (a writer alone does not need it)
+    from dualwrite.pool.pool import WriterPool  # noqa: PLC0415  (as above)
 
     if "transactional_id" in connecting:
         raise ConfigurationError("A pool has no transactional_id of its own.", next_step="pass prefix=…")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(f"size is {size!r}, not a whole number above 0.")
-    chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
-    validate_transactional_id(f"{prefix}.{size}", lanes=chosen.lanes or 1)
     options = options or PoolOptions()
+    options.check_size(size)
+    chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
+    validate_transactional_id(numbered(prefix, max(size, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
+    kafka, within = connecting.get("kafka"), chosen.with_changes(timeouts=connecting.get("timeouts"))
+    # a row that a paused process has locked must not keep the pool from looking after other ids: it is tried again
+    impatient = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
+
+    def open_writer(name: str) -> DualWriter[Any]:
+        return connect(store, transactional_id=name, settings=chosen, **connecting)
+
+    def recoverer() -> Recoverer:
+        return open_recoverer(store, kafka=kafka, settings=within, timeouts=impatient)
+
     with ExitStack() as opened:
         if store is not database:
             opened.callback(store.close)
-        writers = [
-            opened.enter_context(connect(store, transactional_id=f"{prefix}.{number}", settings=chosen, **connecting))
-            for number in range(1, size + 1)
-        ]
-        within = chosen.with_changes(timeouts=connecting.get("timeouts"))
-        _recover_beyond(store, prefix, size, kafka=connecting.get("kafka"), settings=within)
-        pool = WriterPool(writers, store=store, prefix=prefix, options=options, owns_store=store is not database)
+        pool: WriterPool[Any] = WriterPool(
+            open_writer,
+            recoverer,
+            size=size,
+            store=store,
+            prefix=prefix,
+            options=options,
+            owns_store=store is not database,
+        )
+        opened.pop_all()
+        opened.push(pool)
+        if store.leases is None:
+            _recover_beyond(recoverer, prefix, size)
         opened.pop_all()
         return pool
 
 
-def _recover_beyond(store: TxnStateStore, prefix: str, size: int, *, kafka: Kafka | None, settings: Settings) -> None:
-    """Recover the ids of a larger pool that had the prefix before: nobody opens them any more."""
-    numbers = {name: name.removeprefix(f"{prefix}.").partition("~")[0] for name in store.list(f"{prefix}.")}
-    beyond = [name for name, number in numbers.items() if number.isdecimal() and int(number) > size]
-    if beyond:
-        with open_recoverer(store, kafka=kafka, settings=settings) as recoverer:
-            pending = [name for name in recoverer.pending(prefix=f"{prefix}.") if name in beyond]
-            recoverer.recover(pending).raise_for_problems()
+def _recover_beyond(open_it: Callable[[], Recoverer], prefix: str, size: int) -> None:
+    """Recover the fixed ids of a larger pool that had the prefix before: nobody opens them any more."""
+    with open_it() as recoverer:
+        pending = recoverer.pending(prefix=f"{prefix}.")
+        recoverer.recover([name for name in pending if (number_of(prefix, name) or 0) > size]).raise_for_problems()
 
 
 def open_recoverer(

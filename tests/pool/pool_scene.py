@@ -10,7 +10,7 @@ from typing import Any
 
 import dualwrite
 from crash.events import write_event
-from crash.scene import Scene
+from crash.scene import Scene, Worker
 from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction, WriterPool
 from fixtures.pace import LIMIT, done
@@ -61,3 +61,26 @@ def grouped(pool: WriterPool[Any], *units: Callable[[Transaction], Any]) -> list
     for future in futures:
         future.exception(LIMIT)
     return futures
+
+
+def pool_worker(scene: Scene, first: int, units: int, failpoints: str = "", **environment: str) -> Worker:
+    """A process with a pool whose threads write events, one unit each."""
+    where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
+    return Worker([*where, str(first), str(units), "8"], failpoints, module="pool.worker", **environment)
+
+
+def told(process: Worker) -> set[int]:
+    """The units of which a caller in the process knows that they are committed."""
+    return {int(line.split()[1]) for line in process.lines if line.startswith("told ")}
+
+
+def assert_true(scene: Scene, *processes: Worker) -> set[int]:
+    """Recover the pool's ids; both sides agree, and hold all that a caller was told."""
+    report = dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts())
+    assert not report.failed
+    assert not report.unacknowledged
+    found = set(scene.agree())
+    for process in processes:
+        missing = told(process) - found
+        assert not missing, f"told as committed, but not there: {missing}"
+    return found

@@ -41,6 +41,15 @@ from fixtures.pace import LIMIT, done, until
 from fixtures.tiers import thinned
 from pool.pool_scene import both, grouped, held, open_pool, then_raise
 
+
+class StoreWithoutLeases(SqlStateStore):
+    """As a store of a third party: pools use fixed ids."""
+
+    @property
+    def leases(self) -> None:
+        return None
+
+
 every_database = pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
 both_producers = pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], quick=["native"]), indirect=True)
 
@@ -246,7 +255,10 @@ def test_units_do_not_run_again_after_one_has_ended_the_transaction_behind_our_b
 
 def test_callers_share_no_exception(scene: Scene) -> None:
     """Each raises its own copy: a traceback is a property of the exception."""
-    with open_pool(scene, size=1) as pool:
+    with (
+        StoreWithoutLeases.from_url(scene.url) as store,
+        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, size=1, timeouts=timeouts()) as pool,
+    ):
         with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=f"{scene.transactional_id}.1"):
             errors = [pool.submit(both, scene, number).exception(LIMIT) for number in range(5)]
         assert len({id(error) for error in errors}) == 5
@@ -269,15 +281,22 @@ def test_a_pool_takes_its_ids_back_from_a_recoverer(scene: Scene) -> None:
     assert scene.agree() == [*range(4), *(number for number, error in enumerate(told, start=4) if error is None)]
 
 
-def test_a_smaller_pool_recovers_the_ids_of_a_larger_one(scene: Scene) -> None:
+def test_a_smaller_pool_with_fixed_ids_recovers_those_of_a_larger_one(scene: Scene) -> None:
     left = f"{scene.transactional_id}.4"
-    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=left) as writer:
-        assert writer.recovery_report
     crashed = dataclasses.replace(scene, transactional_id=left)
     process = crashed.write(1, 1, "after_db_commit=kill")
     process.killed()
-    with open_pool(scene):
+    with (
+        StoreWithoutLeases.from_url(scene.url) as store,
+        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts()) as pool,
+    ):
         assert crashed.messages() == [1]
+        assert pool.transactional_ids == (f"{scene.transactional_id}.1", f"{scene.transactional_id}.2")
+        pool.resize(3)
+        assert pool.run(both, scene, 2) == 2
+        pool.resize(1)
+        assert pool.run(both, scene, 3) == 3
+    assert scene.agree() == [2, 3]
     with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
         assert recoverer.pending(prefix=scene.transactional_id) == ()
 
@@ -381,6 +400,9 @@ def test_a_group_is_complete_at_its_limits(scene: Scene) -> None:
         {"group_bytes": True},
         {"timeout": 0},
         {"timeout": "soon"},
+        {"lease": 0},
+        {"lease": True},
+        {"max_size": 0},
     ],
     ids=str,
 )
@@ -390,7 +412,7 @@ def test_options_are_checked(wrong: dict[str, Any]) -> None:
 
 
 def test_arguments_are_checked_before_anything_is_opened(scene: Scene) -> None:
-    for wrong in ({"size": 0}, {"size": True}, {"prefix": "a#b"}, {"transactional_id": "mine"}):
+    for wrong in ({"size": 0}, {"size": True}, {"size": 65}, {"prefix": "a#b"}, {"transactional_id": "mine"}):
         with pytest.raises(ConfigurationError):
             dualwrite.create_pool("sqlite:///nowhere/at/all", **{"prefix": "shop", "kafka": "nowhere:1", **wrong})
     with pytest.raises(ConfigurationError, match="requires two-phase commit"):

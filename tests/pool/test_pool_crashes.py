@@ -8,44 +8,19 @@ from itertools import product
 
 import pytest
 
-import dualwrite
-from crash import worker
 from crash.cases import GROUP_POINTS, WRITER_POINTS
 from crash.databases import DATABASES
-from crash.scene import Scene, Worker
+from crash.scene import Scene
 from fixtures.pace import limit
 from fixtures.tiers import thinned
-from pool.pool_scene import both, open_pool
+from pool.pool_scene import assert_true, both, open_pool, pool_worker, told
 
-THREADS, UNITS = 8, 60
+UNITS = 60
 
 POINTS = (*WRITER_POINTS, *GROUP_POINTS)
 """What a group passes."""
 
 KEPT = [*((database, "native") for database in DATABASES), ("postgresql", "librdkafka")]
-
-
-def pool_worker(scene: Scene, first: int, failpoints: str = "", units: int = UNITS) -> Worker:
-    where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
-    return Worker([*where, str(first), str(units), str(THREADS)], failpoints, module="pool.worker")
-
-
-def told(process: Worker) -> set[int]:
-    return {int(line.split()[1]) for line in process.lines if line.startswith("told ")}
-
-
-def assert_true(scene: Scene, *processes: Worker) -> set[int]:
-    """Recover the pool's ids; both sides agree, and hold all that a caller was told."""
-    report = dualwrite.recover(
-        scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, timeouts=worker.timeouts()
-    )
-    assert not report.failed
-    assert not report.unacknowledged
-    found = set(scene.agree())
-    for process in processes:
-        missing = told(process) - found
-        assert not missing, f"told as committed, but not there: {missing}"
-    return found
 
 
 @pytest.mark.parametrize(
@@ -60,7 +35,7 @@ def assert_true(scene: Scene, *processes: Worker) -> set[int]:
 def test_a_process_that_dies_in_a_group(scene: Scene, database: str, producer: str, point: str) -> None:
     """Producers behave the same with all databases, so the second producer needs only one."""
     del producer, database
-    dies = pool_worker(scene, 0, f"{point}#4=kill")
+    dies = pool_worker(scene, 0, UNITS, f"{point}#4=kill")
     dies.killed()
     kept = assert_true(scene, dies)
     with open_pool(scene) as pool:
@@ -70,17 +45,17 @@ def test_a_process_that_dies_in_a_group(scene: Scene, database: str, producer: s
 
 @pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
 def test_kills_at_any_moment(scene: Scene, database: str) -> None:
-    """The next process opens the ids itself: it resolves what the one before has left."""
+    """The next process uses other ids while the leases last: `dualwrite recover` resolves what the ones before have left."""
     del database
     chance = random.Random(4711)
     processes = []
     for first in range(0, 5 * 1000, 1000):
-        processes.append(pool_worker(scene, first, units=1000))
+        processes.append(pool_worker(scene, first, 1000))
         processes[-1].wait_for("open")
         processes[-1].wait_for("told")
         time.sleep(chance.random() * limit(0.3))
         processes[-1].kill()
-    last = pool_worker(scene, 5000, units=100)
+    last = pool_worker(scene, 5000, 100)
     last.wait_for("closed")
     assert last.end() == 0
     assert len(told(last)) == 100

@@ -2,9 +2,11 @@
 
 python -m pool.worker URL BOOTSTRAP PREFIX TOPIC FIRST COUNT THREADS   write events FIRST … FIRST+COUNT-1, a unit each
 
-It prints `told N` when the caller of unit N knows that it is committed.
+It prints `open IDS` with the pool's transactional ids, and `told N` when the caller of unit N knows that it is committed. The
+variable LEASE is the length of the leases in seconds, SIZE the number of writers.
 """
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,12 +33,13 @@ def main() -> None:
         else:
             say("told", number)
 
-    options = dualwrite.PoolOptions(timeout=LIMIT)
+    options = dualwrite.PoolOptions(timeout=LIMIT, lease=float(os.environ.get("LEASE", "30")))
+    more = {"size": int(os.environ.get("SIZE", "2")), "options": options, "timeouts": timeouts()}
     with (
-        dualwrite.create_pool(url, kafka=settings(bootstrap), prefix=prefix, options=options, timeouts=timeouts()) as pool,
+        dualwrite.create_pool(url, kafka=settings(bootstrap), prefix=prefix, **more) as pool,
         ThreadPoolExecutor(threads) as callers,
     ):
-        say("open")
+        say("open", *pool.transactional_ids)
         list(callers.map(call, range(first, first + count)))
     say("closed")
 

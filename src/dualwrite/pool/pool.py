@@ -7,20 +7,26 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError
+from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.call import Call, name_of
 from dualwrite.pool.group import Group, Rules
 from dualwrite.pool.hopes import Hopes
+from dualwrite.pool.ids import FixedIds, Ids
+from dualwrite.pool.leases import LeasedIds
+from dualwrite.pool.options import PoolOptions
+from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers, closed, pool_timeout
+from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked
 from dualwrite.writer import DualWriter, repeated
@@ -29,42 +35,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Acknowledge = Literal["visible", "decided"]
-
-MOST_UNITS: Final = 64
-"""PostgreSQL caches 64 subtransactions of a transaction; a reader of its rows pays for each one beyond them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """How a pool groups and when it answers.
-
-    Args:
-        acknowledge: When a call returns: "visible" after Kafka's commit, when consumers can read the messages; "decided" after
-            the database's commit, from which on neither side can be lost, only under two-phase commit.
-        group_units: The most units of a group. Above 64, PostgreSQL's readers become slower; savepoints in a unit count too.
-        group_bytes: The size of its messages in bytes at which a group takes no more units.
-        timeout: Seconds that a call waits for its turn, or `transaction()` for a writer.
-
-    Raises:
-        ConfigurationError: A value is out of range.
-    """
-
-    acknowledge: Acknowledge = "visible"
-    group_units: int = MOST_UNITS
-    group_bytes: int = 1_000_000
-    timeout: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.acknowledge not in get_args(Acknowledge):
-            raise ConfigurationError(f"acknowledge is {self.acknowledge!r}.", next_step='use "visible" or "decided"')
-        for name in ("group_units", "group_bytes"):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigurationError(f"{name} is {number!r}, not a whole number above 0.")
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not self.timeout > 0:
-            raise ConfigurationError(f"timeout is {self.timeout!r}, not a number of seconds above 0.")
 
 
 class WriterPool(Generic[H]):
@@ -82,58 +52,71 @@ class WriterPool(Generic[H]):
     its units.
 
     Args:
-        writers: Open writers, closed with the pool; each serves one group or one transaction at a time.
-        store: Their store; closed with the pool if `owns_store`.
-        prefix: What their transactional ids begin with, for errors.
+        open_writer: Opens a writer on a transactional id; each serves one group or one transaction at a time.
+        open_recoverer: Opens a recoverer on the store.
+        size: The number of writers.
+        store: The writers' store; closed with the pool if `owns_store`.
+        prefix: What their transactional ids begin with.
         options: How it groups, and when it answers.
         owns_store: Whether `close` closes the store.
 
     Raises:
-        ConfigurationError: `acknowledge="decided"` without two-phase commit.
+        ConfigurationError: `acknowledge="decided"` without two-phase commit, or `size` is out of range.
+        DualWriteError: As for `DualWriter.open`; or no ids could be leased.
     """
 
     def __init__(
         self,
-        writers: Sequence[DualWriter[H]],
+        open_writer: Callable[[str], DualWriter[H]],
+        open_recoverer: Callable[[], Recoverer],
         *,
+        size: int,
         store: TxnStateStore,
         prefix: str,
         options: PoolOptions | None = None,
         owns_store: bool = False,
     ) -> None:
         self._options = options or PoolOptions()
-        if self._options.acknowledge == "decided" and not all(writer.is_two_phase for writer in writers):
-            raise ConfigurationError(
-                'acknowledge="decided" requires two-phase commit.',
-                cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
-                "commit; a caller must not be told before that is excluded",
-                next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
-            )
+        self._options.check_size(size)
         self._prefix = prefix
         self._store = store
         self._owns_store = owns_store
-        self._writers = Writers(writers, prefix)
+        self._open_writer = open_writer
+        leases = store.leases
+        self._ids: Ids = FixedIds(prefix) if leases is None else LeasedIds(leases, prefix, seconds=self._options.lease)
+        self._writers = Writers(prefix, self._ids)
+        self._upkeep = Upkeep(prefix, self._ids, self._writers, self._opened)
         self._waiting = WaitingCalls()
         self._hopes = Hopes() if store.undoing_units_costs else None
         self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
         self._here = threading.local()
         self._pid = os.getpid()
-        self._closing = threading.Lock()
+        self._closing = threading.Lock()  # also for `resize`
         self._is_closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"dualwrite pool {prefix} {number}", daemon=True)
-            for number in range(len(writers))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._threads_lock = threading.Lock()
+        try:
+            self._upkeep.resize(size, Deadline.after(self._options.timeout))
+        except BaseException as error:
+            self._end_writers(error)
+            raise
+        if leases is not None and isinstance(self._ids, LeasedIds):
+            self._ids.on_lost = self._writers.lose
+            self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
+        self._match_threads()
         atexit.register(self.close)  # what is queued is finished even if nobody closes the pool
 
     # --- using it ---------------------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """The number of writers that can be used."""
+        """The number of writers that can be used now."""
         return len(self._writers)
+
+    @property
+    def transactional_ids(self) -> tuple[str, ...]:
+        """The transactional ids of the writers that can be used now."""
+        return self._writers.transactional_ids
 
     @property
     def waiting(self) -> int:
@@ -222,10 +205,52 @@ class WriterPool(Generic[H]):
             with writer.transaction() as begun:
                 yield begun
 
+    # --- its size -----------------------------------------------------------------------------------------------------------
+
+    def resize(self, size: int) -> None:
+        """Change the number of writers, while the pool is used. Returns when it has so many.
+
+        A larger pool leases further ids. In a smaller one, writers are closed as soon as their transactions have ended, and
+        their ids are given back.
+
+        Args:
+            size: The number of writers, from 1 to the option `max_size`.
+
+        Raises:
+            ConfigurationError: The number is out of range.
+            PoolTimeoutError: The writers to be closed were busy for `timeout` seconds; the pool has the size it has reached.
+            DualWriteError: A writer could not be opened, as for `DualWriter.open`; the same.
+            NestedTransactionError: Called by a unit of this pool.
+            WriterClosedError: The pool is closed.
+        """
+        self._options.check_size(size)
+        self._check("resize()")
+        with self._closing:
+            if self._is_closed:
+                raise closed(self._prefix)
+            try:
+                self._upkeep.resize(size, Deadline.after(self._options.timeout))
+            finally:
+                self._match_threads()
+
+    def _opened(self, name: str) -> DualWriter[H]:
+        writer = self._open_writer(name)
+        if self._options.acknowledge == "decided" and not writer.is_two_phase:
+            writer.close()
+            raise ConfigurationError(
+                'acknowledge="decided" requires two-phase commit.',
+                cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
+                "commit; a caller must not be told before that is excluded",
+                next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
+            )
+        return writer
+
     # --- closing ------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish the calls that wait, resolve what is in doubt, and close the writers. May be called more than once.
+        """Finish the calls that wait, resolve what is in doubt, close the writers, and give the ids back.
+
+        May be called more than once.
 
         Raises:
             DualWriteError: As for `DualWriter.close`; errors of several writers are added as notes.
@@ -239,13 +264,25 @@ class WriterPool(Generic[H]):
             self._is_closed = True
             atexit.unregister(self.close)
             self._waiting.close()
-            for thread in self._threads:
+            for thread in list(self._threads):
                 thread.join()
             try:
-                self._writers.close(Deadline.after(self._options.timeout))
+                self._end_writers()
             finally:
                 if self._owns_store:
                     self._store.close()
+
+    def _end_writers(self, error: BaseException | None = None) -> None:
+        """Close the writers and give their ids back; with an error, note on it what goes wrong meanwhile."""
+        self._upkeep.stop()
+        try:
+            self._writers.close(Deadline.after(self._options.timeout))
+        except DualWriteError as closing:
+            if error is None:
+                raise
+            error.add_note(f"dualwrite, closing the pool: {closing}")
+        finally:
+            self._ids.close()
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +327,22 @@ class WriterPool(Generic[H]):
 
     # --- inside: the pool's threads -----------------------------------------------------------------------------------------
 
+    def _match_threads(self) -> None:
+        """A thread for each writer. Those that are too many end when it is their turn."""
+        with self._threads_lock:
+            while len(self._threads) < self._upkeep.wanted:
+                name = f"dualwrite pool {self._prefix} {len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
+
+    def _is_one_too_many(self) -> bool:
+        """Whether this thread should end; it is not counted any more then."""
+        with self._threads_lock:
+            if len(self._threads) <= self._upkeep.wanted:
+                return False
+            self._threads.remove(threading.current_thread())
+            return True
+
     def _work(self) -> None:
         """Take turns: while this thread's group is committed, the next thread collects calls and runs their SQL."""
         self._here.is_ours = True
@@ -304,7 +357,7 @@ class WriterPool(Generic[H]):
             self._turn.acquire()  # released as soon as the group's SQL is done
             turn = _Once(self._turn.release)
             try:
-                calls = self._waiting.take(most)
+                calls = [] if self._is_one_too_many() else self._waiting.take(most)
                 if not calls:
                     return
                 self._run_group(calls, replace(rules, has_written=turn))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, PoolTimeoutError, WriterClosedError
+from dualwrite.pool.ids import Ids
 from dualwrite.recipe.phases import Phase
 from dualwrite.writer import DualWriter
 
@@ -24,25 +27,44 @@ _RECOVERER: Final = "recoverer "
 class Writers:
     """Lends out writers, in turn.
 
-    One that a recoverer has fenced takes its id back. One that another writer has fenced is not lent any more: two that both
-    took it back would keep taking it from each other.
+    One that a recoverer has fenced takes its id back, if the id is still the pool's. One that another writer has fenced, or
+    whose id was leased by others, is not lent any more: two that both took an id back would keep taking it from each other.
 
     Args:
-        writers: The writers, open.
         prefix: The prefix of their ids, for errors.
+        ids: Their ids.
+
+    Attributes:
+        on_missing: Called when a writer is not lent any more; not called for one that `take_out` returns.
     """
 
-    def __init__(self, writers: Sequence[DualWriter[Any]], prefix: str) -> None:
-        self._all = tuple(writers)
-        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: there will be no more
-        for writer in writers:
-            self._free.put(writer)
-        self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
-        self._retired: set[DualWriter[Any]] = set()
+    def __init__(self, prefix: str, ids: Ids) -> None:
+        self.on_missing: Callable[[], None] = lambda: None
         self._prefix = prefix
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._usable: dict[str, DualWriter[Any]] = {}  # by id
+        self._open: dict[DualWriter[Any], None] = {}  # also those that are not lent any more
+        self._leavers: list[DualWriter[Any]] = []
+        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: look why there are no more
+        self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
+        self._trouble: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._all) - len(self._retired)
+        return len(self._usable)
+
+    @property
+    def transactional_ids(self) -> tuple[str, ...]:
+        """The ids of the writers that can be used."""
+        return tuple(self._usable)
+
+    def add(self, writer: DualWriter[Any]) -> None:
+        """Lend out one more writer, which is open."""
+        with self._lock:
+            self._open[writer] = None
+            self._usable[writer.transactional_id] = writer
+            self._trouble = None
+        self._free.put(writer)
 
     @contextmanager
     def lent(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
@@ -55,6 +77,7 @@ class Writers:
         Raises:
             PoolTimeoutError: No writer was free within the limit.
             FencedError: Other processes use the ids of all writers.
+            DualWriteError: The same, and this error keeps the pool from using other ids.
         """
         writer = self._acquire(doing, deadline)
         while not self._is_ours(writer):
@@ -74,44 +97,137 @@ class Writers:
         return tuple(f"{what} (for {now - since:.1f} s)" for what, since in list(self._doing.values()))
 
     def _acquire(self, doing: str, deadline: Deadline | None) -> DualWriter[Any]:
-        try:
-            writer = self._free.get(timeout=None if deadline is None else deadline.left)
-        except Empty:
-            assert deadline is not None
-            raise pool_timeout("No writer of the pool was free", deadline.seconds, self.doing()) from None
-        if writer is None:
-            self._free.put(None)  # for the next who waits
-            raise FencedError(
-                "Other writers or recoverers have claimed the ids of all of the pool's writers.",
-                transactional_id=self._all[0].transactional_id,
-                next_step=f"give each process a prefix of its own (this one's is {self._prefix!r}), and restart it",
-            )
-        self.note(writer, doing)
-        return writer
+        while True:
+            try:
+                writer = self._free.get(timeout=None if deadline is None else deadline.left)
+            except Empty:
+                assert deadline is not None
+                raise pool_timeout("No writer of the pool was free", deadline.seconds, self.doing()) from None
+            if writer is None:
+                self._check_some_are_left()
+            elif self._is_usable(writer):
+                self.note(writer, doing)
+                return writer
+            else:
+                self._leave(writer)
 
     def _is_ours(self, writer: DualWriter[Any]) -> bool:
         """Take the id back from a recoverer; False, and the writer is not lent again, if another writer has it."""
         if writer.phase is not Phase.FENCED:
             return True
+        name = writer.transactional_id
         try:
             owners = writer.new_owners()
-            if all(owner.startswith(_RECOVERER) for owner in owners):
-                log.info("%s: taking the id back from %s", writer.transactional_id, "; ".join(owners))
+            if all(owner.startswith(_RECOVERER) for owner in owners) and self._ids.keeps(name):
+                log.info("%s: taking the id back from %s", name, "; ".join(owners))
                 writer.reopen()
                 return True
         except BaseException:
             self._give_back(writer)
             raise
-        log.error("%s: not used any more: it was claimed by %s", writer.transactional_id, "; ".join(owners))
+        log.error("%s: not used any more: it was claimed by %s", name, "; ".join(owners))
         self._doing.pop(writer, None)
-        self._retired.add(writer)
-        if not len(self):
-            self._free.put(None)
+        self._leave(writer)
         return False
 
     def _give_back(self, writer: DualWriter[Any]) -> None:
         self._doing.pop(writer, None)
-        self._free.put(writer)
+        if self._is_usable(writer):
+            self._free.put(writer)
+        else:
+            self._leave(writer)
+
+    # --- writers that leave -----------------------------------------------------------------------------------------------
+
+    def _is_usable(self, writer: DualWriter[Any]) -> bool:
+        return self._usable.get(writer.transactional_id) is writer
+
+    def _leave(self, writer: DualWriter[Any]) -> None:
+        """Lend it no more; nobody has it."""
+        with self._lock:
+            if self._is_usable(writer):
+                del self._usable[writer.transactional_id]
+            self._leavers.append(writer)
+        if not self._ids.are_leased and not self._usable:
+            self._free.put(None)
+        self.on_missing()
+
+    def lose(self, names: Collection[str]) -> None:
+        """Lend the writers of these ids no more: the ids are not the pool's any more. Those that are lent finish their work."""
+        with self._lock:
+            for name in names:
+                self._usable.pop(name, None)
+        self.on_missing()
+
+    def take_out(self, deadline: Deadline) -> DualWriter[Any]:
+        """Lend a writer no more, as soon as its transaction has ended; the caller closes it.
+
+        Raises:
+            PoolTimeoutError: All were busy until the deadline.
+        """
+        writer = self._acquire("making the pool smaller", deadline)
+        with self._lock:
+            self._usable.pop(writer.transactional_id, None)
+        self._doing.pop(writer, None)
+        return writer
+
+    def leavers(self) -> list[DualWriter[Any]]:
+        """The writers that are not lent any more, and that nobody has; the caller closes them."""
+        for _ in range(self._free.qsize()):
+            try:
+                writer = self._free.get_nowait()
+            except Empty:
+                break
+            if writer is None or self._is_usable(writer):
+                self._free.put(writer)
+            else:
+                with self._lock:
+                    self._leavers.append(writer)
+        with self._lock:
+            found, self._leavers = self._leavers, []
+        return found
+
+    # --- no writers -------------------------------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """No other writers could be opened for those that are missing: if none is left, who waits for one gets this error."""
+        with self._lock:
+            is_new, self._trouble = self._trouble is None, error
+        if is_new:
+            self._free.put(None)
+
+    def _check_some_are_left(self) -> None:
+        """Raise the reason why there is no writer; return if there may be one.
+
+        Raises:
+            FencedError: Other processes use the ids of all writers.
+            Exception: See `fail`.
+        """
+        with self._lock:
+            if self._usable or (self._ids.are_leased and self._trouble is None):
+                return
+            trouble = self._trouble
+        self._free.put(None)  # for the next who waits
+        if trouble is not None:
+            raise copy.copy(trouble) from trouble
+        raise FencedError(
+            "Other writers or recoverers have claimed the ids of all of the pool's writers.",
+            next_step=f"give each process a prefix of its own (this one's is {self._prefix!r}), and restart it",
+        )
+
+    # --- closing ----------------------------------------------------------------------------------------------------------
+
+    def close_one(self, writer: DualWriter[Any]) -> None:
+        """Close a writer that is not lent any more.
+
+        Raises:
+            DualWriteError: As for `DualWriter.close`.
+        """
+        try:
+            writer.close()
+        finally:
+            with self._lock:
+                self._open.pop(writer, None)
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the transactions that are open, and close every writer, even if closing one fails.
@@ -123,7 +239,7 @@ class Writers:
         while self._doing and not deadline.expired:
             deadline.sleep(_PAUSE)
         failed: list[Exception] = []
-        for writer in self._all:
+        for writer in list(self._open):
             try:
                 writer.close()
             except Exception as error:  # noqa: BLE001  (the others must still be closed)

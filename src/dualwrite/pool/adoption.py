@@ -1,0 +1,112 @@
+"""Ids of dead processes: a live pool of the prefix recovers what they left, so that it doesn't hold consumers up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from dualwrite.errors import DualWriteError
+from dualwrite.pool.leases import LeasedIds
+from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.recovery.report import Outcome, RecoveryReport
+from dualwrite.stores.base import StateRow, TxnStateStore
+from dualwrite.stores.leases import Lease, LeaseStore, numbered_ids
+from dualwrite.transactional_id import TransactionalId
+
+log = logging.getLogger(__name__)
+
+_Seen = tuple[tuple[str, int, int], ...]
+
+
+class Adoption:
+    """Finds ids of the prefix that nobody has leased, and recovers those on which something may be open.
+
+    An id whose lease has ended is recovered at once. One without a lease may belong to a writer that knows no leases, or, in
+    ZooKeeper, to a process whose session has expired: it is recovered if nobody has used it between two looks.
+
+    Only the pool that gets the id's lease recovers it. A process that was only slow is fenced, and leases another id.
+
+    Args:
+        store: The database.
+        leases: Its leases.
+        ids: The pool's ids.
+        prefix: What the ids begin with.
+        open_recoverer: Opens a recoverer on the store.
+    """
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        leases: LeaseStore,
+        ids: LeasedIds,
+        prefix: str,
+        open_recoverer: Callable[[], Recoverer],
+    ) -> None:
+        self._store = store
+        self._leases = leases
+        self._ids = ids
+        self._prefix = prefix
+        self._open_recoverer = open_recoverer
+        self._seen: dict[str, _Seen] = {}
+
+    def look(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Look for such ids once, and recover them.
+
+        Args:
+            goes_on: Asked before each id.
+
+        Raises:
+            StoreError: The database could not be asked.
+        """
+        leases = {each.transactional_id: each for each in self._leases.entries(f"{self._prefix}.")}
+        lanes = self._lanes()
+        for name in numbered_ids(self._prefix, {*leases, *lanes}):
+            if not goes_on():
+                return
+            if self._is_abandoned(name, leases.get(name), lanes.get(name, ())):
+                self._adopt(name)
+
+    def _lanes(self) -> dict[str, list[str]]:
+        """The rows of each logical id."""
+        found: dict[str, list[str]] = {}
+        for row in self._store.list(f"{self._prefix}."):
+            found.setdefault(TransactionalId.of_row(row).logical, []).append(row)
+        return found
+
+    def _is_abandoned(self, name: str, lease: Lease | None, lanes: Iterable[str]) -> bool:
+        before = self._seen.pop(name, ())
+        if name in self._ids.held:
+            return False
+        if lease is not None:
+            return lease.has_ended
+        rows = [row for row in map(self._store.read, lanes) if row is not None and _is_open(row)]
+        seen = tuple((row.transactional_id, row.fence, row.transaction_number) for row in rows)
+        if not seen:
+            return False
+        self._seen[name] = seen
+        return seen == before
+
+    def _adopt(self, name: str) -> None:
+        if not self._ids.take_one(name):
+            return
+        try:
+            with self._open_recoverer() as recoverer:
+                pending = recoverer.pending([name])
+                if pending:
+                    log.info("%s: nobody has leased this id any more; recovering it", name)
+                    self._note(recoverer.recover(pending))
+        finally:
+            self._ids.give_back(name)
+
+    def _note(self, report: RecoveryReport) -> None:
+        for found in report:
+            if found.outcome is not Outcome.NOTHING:
+                log.info("%s: recovered: %s", self._prefix, found.outcome.value)
+        try:
+            report.raise_for_problems()
+        except DualWriteError as error:
+            log.error("%s: recovering ids that nobody has leased any more: %s", self._prefix, error)  # noqa: TRY400  (says all)
+
+
+def _is_open(row: StateRow) -> bool:
+    return not row.forgotten and bool(row.unsettled_generations)

@@ -1,0 +1,145 @@
+"""Leased ids, and the thread that renews their leases.
+
+A pool whose leases can't be renewed keeps working: the lease only says who should use an id. Whoever leases the id after that
+claims it, and the claim fences the pool's writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from dualwrite.pool.ids import Ids
+from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.stores.leases import LeaseStore
+
+log = logging.getLogger(__name__)
+
+RENEWALS: Final = 3
+"""How often a lease is renewed within its length, so that one renewal may fail."""
+
+_FIRST_RETRY: Final = 0.1
+"""The pause after the first failed renewal, as a part of the pause between two renewals; doubled after each further one."""
+
+_JOIN: Final = 10.0
+"""Seconds that `close` waits for a renewal that is under way."""
+
+
+class LeasedIds(Ids):
+    """The ids that a pool has leased; a thread renews them from the first one on.
+
+    Args:
+        leases: The store's leases.
+        prefix: What the ids begin with.
+        seconds: The length of a lease.
+
+    Attributes:
+        owner: The leases' owner: host, process id, program and a random part, which no other pool has.
+        on_lost: Called in the thread with the ids that are not this pool's any more.
+    """
+
+    are_leased = True
+
+    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float) -> None:
+        self.owner = f"{describe_owner('pool')} {uuid.uuid4().hex[:8]}"
+        self.on_lost: Callable[[frozenset[str]], None] = lambda _: None
+        self._leases = leases
+        self._prefix = prefix
+        self._seconds = seconds
+        self._held: set[str] = set()
+        self._avoided: set[str] = set()
+        self._lock = threading.Lock()
+        self._taking = threading.Lock()  # the store would give one id to two threads: they have the same owner
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two renewals."""
+        return self._seconds / RENEWALS
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The ids that are leased, as far as is known."""
+        with self._lock:
+            return frozenset(self._held)
+
+    def take(self, count: int) -> list[str]:
+        """See Ids."""
+        with self._taking:
+            without = self.held | self._avoided
+            names = self._leases.lease(self._prefix, self.owner, count, seconds=self._seconds, without=without)
+            self._hold(names)
+        return names
+
+    def take_one(self, name: str) -> bool:
+        """Lease this id if it is free; False if it is not, or if it is this pool's already."""
+        with self._taking:
+            if name in self.held or not self._leases.take([name], self.owner, seconds=self._seconds):
+                return False
+            self._hold([name])
+        return True
+
+    def keeps(self, name: str) -> bool:
+        """See Ids."""
+        return name in self.held and bool(self._leases.renew([name], self.owner, seconds=self._seconds))
+
+    def give_back(self, name: str) -> None:
+        """See Ids."""
+        with self._lock:
+            self._held.discard(name)
+        self._leases.release([name], self.owner)
+
+    def avoid(self, name: str) -> None:
+        """See Ids."""
+        self._avoided.add(name)
+        self.give_back(name)
+
+    def close(self) -> None:
+        """See Ids."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN)
+        with self._lock:
+            names = frozenset(self._held)
+            self._held.clear()
+        try:
+            self._leases.release(names, self.owner)
+        except Exception as error:  # noqa: BLE001  (whatever the driver raises)
+            log.warning("%s: the pool's ids could not be given back; their leases end by themselves: %s", self._prefix, error)
+
+    # --- the thread -------------------------------------------------------------------------------------------------------
+
+    def _hold(self, names: list[str]) -> None:
+        with self._lock:
+            self._held.update(names)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"dualwrite leases {self._prefix}", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause = self.interval
+        while not self._stopping.wait(pause):
+            try:
+                self._renew()
+            except Exception as error:  # noqa: BLE001  (whatever the driver raises: this thread must go on)
+                first = pause == self.interval
+                pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
+                if not self._stopping.is_set():
+                    level = logging.WARNING if first else logging.INFO
+                    log.log(level, "%s: the pool's leases could not be renewed; trying again: %s", self._prefix, error)
+            else:
+                pause = self.interval
+
+    def _renew(self) -> None:
+        names = self.held
+        ours = self._leases.renew(names, self.owner, seconds=self._seconds)
+        with self._lock:
+            lost = (names - ours) & self._held
+            self._held -= lost
+        if lost:
+            log.warning("%s: other processes have leased %s meanwhile", self._prefix, ", ".join(sorted(lost)))
+            self.on_lost(lost)

@@ -1,0 +1,172 @@
+"""The pool's size: opens writers, replaces those whose id was taken, closes those that leave."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionError, UnverifiedTransactionError
+from dualwrite.pool.adoption import Adoption
+from dualwrite.pool.ids import Ids
+from dualwrite.pool.writers import Writers
+from dualwrite.writer import DualWriter
+
+log = logging.getLogger(__name__)
+
+_TRIES: Final = 5
+"""How many ids are tried for one writer, if others claim them or hold their rows' locks."""
+
+_FIRST_RETRY: Final = 0.1
+"""The pause after a writer could not be replaced, as a part of the pause between two looks; doubled after each further time."""
+
+_JOIN: Final = 10.0
+"""Seconds that `stop` waits for what the thread is doing."""
+
+
+class Upkeep:
+    """Keeps a pool at its size. With leased ids, `start` starts a thread for it.
+
+    Args:
+        prefix: The prefix of the ids, for messages.
+        ids: The pool's ids.
+        writers: Its writers.
+        open_writer: Opens a writer on an id.
+
+    Attributes:
+        wanted: The number of writers that the pool should have.
+    """
+
+    def __init__(self, prefix: str, ids: Ids, writers: Writers, open_writer: Callable[[str], DualWriter[Any]]) -> None:
+        self.wanted = 0
+        self._prefix = prefix
+        self._ids = ids
+        self._writers = writers
+        self._open_writer = open_writer
+        self._sizing = threading.Lock()  # one change of the number of writers at a time
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --- the size ---------------------------------------------------------------------------------------------------------
+
+    def resize(self, size: int, deadline: Deadline) -> None:
+        """Open writers, or close some as soon as their transactions have ended, until there are so many.
+
+        Args:
+            size: The number of writers.
+            deadline: The limit for waiting for transactions.
+
+        Raises:
+            PoolTimeoutError: The writers were busy until the deadline; the pool has the size that it has reached.
+            DualWriteError: A writer could not be opened; the same.
+        """
+        with self._sizing:
+            before, self.wanted = self.wanted, size
+            try:
+                self._fill()
+                while len(self._writers) > size:
+                    self._dismiss(self._writers.take_out(deadline))
+            except BaseException:
+                self.wanted = max(len(self._writers), min(before, size))
+                raise
+
+    def _fill(self) -> None:
+        while len(self._writers) < self.wanted and not self._stopping.is_set():
+            writer = self._opened()
+            self._writers.add(writer)
+            if self._stopping.is_set():  # the pool may have closed its writers before this one was there
+                self._writers.close_one(writer)
+
+    def _opened(self) -> DualWriter[Any]:
+        """A writer on the next id; on another one if an id is in use without a lease, or its row is locked."""
+        for left in reversed(range(_TRIES)):
+            (name,) = self._ids.take(1)
+            try:
+                return self._open_writer(name)
+            except (FencedError, ClaimTimeoutError) as error:
+                if not left or not self._ids.are_leased:
+                    self._ids.give_back(name)
+                    raise
+                log.warning("%s: the id can't be opened; using another one: %s", name, error)
+                self._ids.avoid(name)
+            except (LostTransactionError, UnverifiedTransactionError):
+                self._ids.avoid(name)  # nothing is in doubt any more, but somebody has to acknowledge it
+                raise
+            except BaseException:
+                self._ids.give_back(name)
+                raise
+        raise AssertionError("unreachable")
+
+    def _dismiss(self, writer: DualWriter[Any]) -> None:
+        name = writer.transactional_id
+        try:
+            self._writers.close_one(writer)
+        finally:
+            self._ids.give_back(name)
+
+    # --- the thread -------------------------------------------------------------------------------------------------------
+
+    def start(self, adoption: Adoption, interval: float) -> None:
+        """Start the thread.
+
+        Args:
+            adoption: Recovers ids of dead processes.
+            interval: Seconds between two looks for such ids.
+        """
+        self._writers.on_missing = self._woken.set
+        self._thread = threading.Thread(
+            target=self._run, args=(adoption, interval), name=f"dualwrite upkeep {self._prefix}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it is doing may go on for a while, but it opens no writer any more."""
+        self._stopping.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN)
+
+    def _run(self, adoption: Adoption, interval: float) -> None:
+        look_at, retry = time.monotonic(), 0.0
+        while not self._stopping.is_set():
+            self._close_leavers()
+            retry = 0.0 if self._replace() else min(max(retry * 2, interval * _FIRST_RETRY), interval)
+            if time.monotonic() >= look_at:
+                self._look(adoption)
+                look_at = time.monotonic() + interval
+            pause = max(0.0, look_at - time.monotonic())
+            if retry:
+                self._stopping.wait(min(pause, retry))
+            else:
+                self._woken.wait(pause)
+            self._woken.clear()
+
+    def _close_leavers(self) -> None:
+        for writer in self._writers.leavers():
+            try:
+                self._writers.close_one(writer)
+            except Exception as error:  # noqa: BLE001  (who has the id now has resolved it, or will)
+                log.info("%s: closing a writer whose id was taken: %s", writer.transactional_id, error)
+
+    def _replace(self) -> bool:
+        """Open writers for those that are missing; False if one could not be opened."""
+        try:
+            with self._sizing:
+                self._fill()
+        except Exception as error:  # noqa: BLE001  (whatever it was: this thread must go on)
+            if not self._stopping.is_set():
+                log.warning("%s: a writer of the pool could not be replaced; trying again: %s", self._prefix, error)
+                self._writers.fail(error)
+            return False
+        return True
+
+    def _look(self, adoption: Adoption) -> None:
+        try:
+            adoption.look(lambda: not self._stopping.is_set())
+        except Exception as error:  # noqa: BLE001  (as above)
+            if not self._stopping.is_set():
+                log.warning("%s: looking for ids of dead processes; trying again: %s", self._prefix, error)
