@@ -12,6 +12,7 @@ import typer
 
 from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
+from dualwrite.cli.leases import lease_json, leases_of, show_leases
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, settings_for, show_table, store_for
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.client.config import KafkaConfig
@@ -62,12 +63,13 @@ def status(
     """Show the transactional ids: their owners, what is unresolved, what is lost. Changes nothing.
 
     The lanes of an id are shown below it. With Kafka's address it also shows what the coordinator reports for each generation
-    that is not settled, or else for the newest. Jobs (Spark) are listed by their prefix.
+    that is not settled, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with store_for(settings) as store:
         rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
         description = store.description
+        leases = leases_of(store, prefix)
         jobs = jobs_of(store, prefix)
     trouble = None
     seen: dict[str, list[_Seen]] = {}
@@ -79,7 +81,13 @@ def status(
     others = _of_other_databases(rows, settings) if seen else []
     if as_json:
         ids = [_id_to_json(lanes, seen) for lanes in _by_id(rows)]
-        typer.echo(json.dumps({"ids": ids, "jobs": [job_json(row) for row in jobs], "of_other_databases": others}, indent=2))
+        found = {
+            "ids": ids,
+            "leases": [lease_json(each) for each in leases],
+            "jobs": [job_json(row) for row in jobs],
+            "of_other_databases": others,
+        }
+        typer.echo(json.dumps(found, indent=2))
     else:
         if rows:
             _show(rows, seen)
@@ -87,6 +95,8 @@ def status(
             typer.echo(f"There is no transactional id in {description}.")
         if others:
             typer.echo(f"Open at Kafka with the same ids, from other databases: {', '.join(others)}.")
+        if leases:
+            show_leases(leases)
         if jobs:
             show_jobs(jobs)
     if trouble is not None:
