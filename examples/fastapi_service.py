@@ -2,17 +2,16 @@
 
     export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
-    SHOP_INSTANCE=0 uvicorn --app-dir examples fastapi_service:app
+    uvicorn --app-dir examples --workers 4 fastapi_service:app
 
 FastAPI runs plain `def` endpoints in many threads. They share one pool, and the orders that arrive at the same time share a
-commit. Its transactional ids (`shop-<instance>.1`, `shop-<instance>.2`) stay the same over restarts, and opening the pool
-recovers them.
+commit. Each process leases transactional ids (`shop.1`, `shop.2`, …), so that any number of them can run; those that live
+recover what dead ones have left.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -54,14 +53,14 @@ class Shop:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Open the pool, which recovers its ids; serve; finish what is under way."""
+    """Open the pool; serve; finish what is under way."""
     settings = dualwrite.Settings.from_environment()
     if settings.database_url is None:
         raise RuntimeError("Set DUALWRITE_DATABASE_URL.")
     engine = create_engine(settings.database_url)
     try:
         orders.create(engine, checkfirst=True)
-        with dualwrite.create_pool(engine, prefix=f"shop-{os.environ.get('SHOP_INSTANCE', '0')}") as pool:
+        with dualwrite.create_pool(engine, prefix="shop") as pool:
             app.state.shop = Shop(engine, pool)
             yield
     finally:

@@ -175,8 +175,8 @@ def test_a_failure_of_one_order_is_an_answer_and_the_service_goes_on(
 
 def test_a_writer_whose_id_was_recovered_takes_it_back(shop: tuple[TestClient, str], url: str) -> None:
     client, _ = shop
-    report = dualwrite.recover(prefix="shop-0.")
-    assert {report.transactional_id.partition("~")[0] for report in report.ids} == {f"shop-0.{number}" for number in (1, 2)}
+    report = dualwrite.recover(prefix="shop.")
+    assert {report.transactional_id.partition("~")[0] for report in report.ids} == {f"shop.{number}" for number in (1, 2)}
     codes = [client.post("/orders", json=order(number)).status_code for number in range(12)]
     assert codes[4:] == [201] * 8
     assert set(codes[:4]) <= {201, 500}
@@ -188,7 +188,7 @@ def test_the_service_settles_what_it_left_and_closes_its_writers(
     topic = new_name("topic")
     module = load("fastapi_service", topic)
     crash = (
-        "import dualwrite; writer = dualwrite.connect(transactional_id='shop-0.9')\n"
+        "import dualwrite; writer = dualwrite.connect(transactional_id='shop.1')\n"
         f"with writer.transaction() as tx: tx.send({topic!r}, 'left')"
     )
     environment = {**os.environ, "DUALWRITE_FAILPOINTS": "after_db_commit=exit"}

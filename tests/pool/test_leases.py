@@ -345,12 +345,12 @@ def test_the_size_changes_while_the_pool_is_used(scene: Scene) -> None:
     total = 400
     with open_pool(scene) as pool, ThreadPoolExecutor(16) as threads:
         results = [threads.submit(pool.run, both, scene, number) for number in range(total)]
-        for size in (4, 1, 3, 3, 2):
+        for step, size in enumerate((4, 1, 3, 3, 2)):
             pool.resize(size)
             assert pool.size == size
             assert len(pool.transactional_ids) == size
             assert {each.transactional_id for each in leases(scene)} == set(pool.transactional_ids)
-            pool.run(both, scene, total + size * 10 + len(pool._threads))
+            pool.run(both, scene, total + step)
         for number, result in enumerate(results):
             assert done(result) == number
         until(lambda: [pool.run(lambda _: None)] and len(pool._threads) == 2, "a thread for each writer")

@@ -12,6 +12,8 @@ from dualwrite import migration
 from dualwrite.errors import StateTableMissingError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.clock import database_clock
+from dualwrite.stores.sql.table import lease_table
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.older import see_it_move_on
@@ -85,3 +87,44 @@ def test_an_upgrade_to_0005_that_was_killed_can_be_finished(mariadb_server: Mari
     with SqlStateStore.from_url(url) as store:
         store.check()
     engine.dispose()
+
+
+def test_an_upgrade_to_0006_that_was_killed_can_be_finished(mariadb_server: MariaDBServer) -> None:
+    url = mariadb_server.create_database("half_0006")
+    migration.upgrade(url)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE kafka_transaction_state_version SET version_num = '0005'")
+    migration.upgrade(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE kafka_transaction_lease")
+    migration.downgrade(url, "0005")
+    migration.upgrade(url)
+    with SqlStateStore.from_url(url) as store:
+        store.check()
+    engine.dispose()
+
+
+def test_leases_need_the_newest_revision(older_url: str) -> None:
+    """Their errors name the missing table, and the command that creates it."""
+    migration.upgrade(older_url, "0005")
+    with SqlStateStore.from_url(older_url) as store:
+        for call in (
+            store.check,
+            store.leases.entries,
+            lambda: store.leases.lease("shop", "tests", 1, seconds=5),
+            lambda: store.leases.renew(["shop.1"], "tests", seconds=5),
+            lambda: store.leases.release(["shop.1"], "tests"),
+        ):
+            with pytest.raises(StateTableMissingError, match=r"kafka_transaction_lease is missing(.|\n)*db upgrade"):
+                call()
+
+
+def test_leases_are_by_the_database_s_clock(older_url: str) -> None:
+    migration.upgrade(older_url)
+    with SqlStateStore.from_url(older_url) as store:
+        store.leases.take(["shop.1"], "tests", seconds=100)
+        with store.engine.connect() as connection:
+            until = connection.scalar(sa.select(lease_table.c.leased_until))
+            assert until is not None
+            assert 0 < until.timestamp() - database_clock(connection) <= 100

@@ -79,6 +79,10 @@ def use_everything(store: SqlStateStore) -> None:
     assert [entry.state for entry in store.acknowledge("id")] == [STATE]
     store.forget("id")
     assert store.list() == []
+    assert store.leases.lease("shop", "tests", 2, seconds=600) == ["shop.1", "shop.2"]
+    assert store.leases.renew(["shop.1"], "tests", seconds=600) == {"shop.1"}
+    store.leases.release(["shop.1", "shop.2"], "tests")
+    assert store.leases.entries() == []
 
 
 def test_a_store_in_a_schema_leaves_the_same_tables_elsewhere_alone(url: str, store: SqlStateStore) -> None:

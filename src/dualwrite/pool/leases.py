@@ -137,9 +137,9 @@ class LeasedIds(Ids):
     def _renew(self) -> None:
         names = self.held
         ours = self._leases.renew(names, self.owner, seconds=self._seconds)
-        with self._lock:
-            lost = (names - ours) & self._held
-            self._held -= lost
+        lost = (names - ours) & self.held
         if lost:
             log.warning("%s: other processes have leased %s meanwhile", self._prefix, ", ".join(sorted(lost)))
-            self.on_lost(lost)
+            self.on_lost(lost)  # before they may be taken again: it is about the writers that have them now
+            with self._lock:
+                self._held -= lost

@@ -125,7 +125,8 @@ class Writers:
         except BaseException:
             self._give_back(writer)
             raise
-        log.error("%s: not used any more: it was claimed by %s", name, "; ".join(owners))
+        level = logging.WARNING if self._ids.are_leased else logging.ERROR
+        log.log(level, "%s: not used any more: it was claimed by %s", name, "; ".join(owners))
         self._doing.pop(writer, None)
         self._leave(writer)
         return False

@@ -158,6 +158,19 @@ class LeaseConformance:
         scene.transact(store, claim)
         assert _owners(leases, prefix) == {name: "theirs"}
 
+    def test_a_change_that_is_not_answered_is_recognized(self, scene: StoreScene) -> None:
+        """All may be repeated after an error: a second call has the same effect as one."""
+        ours, theirs = _two(scene)
+        for arrives in (True, False):
+            name = numbered(prefix := scene.new_id(), 1)
+            for call in (ours.take, ours.renew):
+                scene.cut_next_commit(arrives=arrives)
+                assert call([name], "ours", seconds=_LONG) == {name}, f"{call.__name__}(), its commit {arrives=}"
+            assert _owners(theirs, prefix) == {name: "ours"}
+            scene.cut_next_commit(arrives=arrives)
+            ours.release([name], "ours")
+            assert theirs.entries(prefix) == []
+
     def test_of_threads_that_want_the_same_id_one_gets_it(self, scene: StoreScene) -> None:
         """`take`: if several owners try at once, each id is leased by one of them."""
         stores = [scene.new_store() for _ in range(3)]
