@@ -7,8 +7,9 @@ claim's, together with the user's data or not at all. Here one lock and one assi
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -28,6 +29,7 @@ from dualwrite.stores.base import (
 )
 from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.leases import Lease, LeaseStore
 
 T = TypeVar("T")
 
@@ -54,6 +56,7 @@ class Database:
         self.lock = threading.Lock()
         self.content = Content()
         self.identity: StoreIdentity | None = None
+        self.leases: dict[str, tuple[str, float]] = {}  # the owner of each id, and until when
 
     def row(self, transactional_id: str) -> StateRow | None:
         """The current row of an id, or None."""
@@ -143,6 +146,46 @@ class InMemoryTransaction(StoreTransaction):
         self._batch.ended = True
 
 
+class InMemoryLeases(LeaseStore):
+    """See LeaseStore; a store without leases is a complete store, too: pools use fixed ids then."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """See LeaseStore."""
+        owner = owner[:MAX_OWNER_LENGTH]
+        with self._database.lock:
+            now = time.monotonic()
+            free = [name for name in ids if self._owner(name) in (None, owner) or self._database.leases[name][1] <= now]
+            self._database.leases.update(dict.fromkeys(free, (owner, now + seconds)))
+        return frozenset(free)
+
+    def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """See LeaseStore."""
+        owner = owner[:MAX_OWNER_LENGTH]
+        with self._database.lock:
+            ours = [name for name in ids if self._owner(name) == owner]
+            self._database.leases.update({name: (owner, time.monotonic() + seconds) for name in ours})
+        return frozenset(ours)
+
+    def release(self, ids: Collection[str], owner: str) -> None:
+        """See LeaseStore."""
+        owner = owner[:MAX_OWNER_LENGTH]
+        with self._database.lock:
+            for name in [name for name in ids if self._owner(name) == owner]:
+                del self._database.leases[name]
+
+    def entries(self, prefix: str = "") -> list[Lease]:
+        """See LeaseStore."""
+        with self._database.lock:
+            now, found = time.monotonic(), sorted(self._database.leases.items())
+        return [Lease(name, owner, until - now) for name, (owner, until) in found if name.startswith(prefix)]
+
+    def _owner(self, name: str) -> str | None:
+        return self._database.leases.get(name, (None,))[0]
+
+
 class InMemoryStore(TxnStateStore):
     """Stores the rows in a `Database`; see TxnStateStore for the contract of each method.
 
@@ -162,6 +205,11 @@ class InMemoryStore(TxnStateStore):
 
     def check(self) -> None:
         """Do nothing: there is no connection to check."""
+
+    @property
+    def leases(self) -> LeaseStore:
+        """See TxnStateStore."""
+        return InMemoryLeases(self._database)
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore."""

@@ -41,6 +41,11 @@ _ALL_AT_ONCE = """        if True:
             before = self._database.row(transactional_id)
             __import__('time').sleep(0.001)"""
 
+_FREE = "if self._owner(name) in (None, owner) or self._database.leases[name][1] <= now]"
+_RENEWED = "ours = [name for name in ids if self._owner(name) == owner]"
+_RELEASED = "for name in [name for name in ids if self._owner(name) == owner]:"
+_LISTED = "for name, (owner, until) in found if name.startswith(prefix)]"
+
 MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     # --- the fence ---
     "commit does not check the fence": ((_HELD_AT_COMMIT, _UNCHECKED),),
@@ -196,5 +201,37 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "ids are cut": (
         ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id[:254])"),
         ("row.transactional_id: document(row)", "row.transactional_id[:254]: document(row)"),
+    ),
+    # --- leases ---
+    "an id is leased twice": ((_FREE, "]"),),
+    "leases don't end": ((_FREE, "if self._owner(name) in (None, owner)]"),),
+    "an owner can't take what it has": ((_FREE, _FREE.replace("(None, owner)", "(None,)")),),
+    "leases are not taken one at a time": (
+        (
+            "        with self._database.lock:\n            now = time.monotonic()\n            free",
+            "        if True:\n            now = time.monotonic()\n            free",
+        ),
+        (_FREE, f"{_FREE}\n            time.sleep(0.001)"),
+    ),
+    "leases of others are renewed": ((_RENEWED, "ours = [name for name in ids if self._owner(name)]"),),
+    "renewing takes what is free": ((_RENEWED, _RENEWED.replace("== owner", "in (None, owner)")),),
+    "a lease that has ended is not renewed": (
+        (_RENEWED, _RENEWED.replace("== owner", "== owner and self._database.leases[name][1] > time.monotonic()")),
+    ),
+    "renewing does not prolong": (
+        ("(owner, time.monotonic() + seconds) for name in ours", "self._database.leases[name] for name in ours"),
+    ),
+    "leases of others are given back": ((_RELEASED, "for name in [name for name in ids if self._owner(name)]:"),),
+    "a lease that was given back stays": ((_RELEASED, "for name in []:"),),
+    "leases that have ended are not listed": ((_LISTED, _LISTED.replace("]", " and until > now]")),),
+    "leases of other prefixes are listed": (
+        (_LISTED, _LISTED.replace("name.startswith(prefix)", "name.casefold().startswith(prefix.casefold())")),
+    ),
+    "leases are not sorted": (("sorted(self._database.leases.items())", "list(self._database.leases.items())"),),
+    "a long owner can't renew": (
+        (
+            "        owner = owner[:MAX_OWNER_LENGTH]\n        with self._database.lock:\n            ours",
+            "        with self._database.lock:\n            ours",
+        ),
     ),
 }
