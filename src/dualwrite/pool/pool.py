@@ -95,13 +95,14 @@ class WriterPool(Generic[H]):
         self._is_closed = False
         self._threads: list[threading.Thread] = []
         self._threads_lock = threading.Lock()
+        if isinstance(self._ids, LeasedIds):
+            self._ids.on_lost = self._writers.lose
         try:
             self._upkeep.resize(size, Deadline.after(self._options.timeout))
         except BaseException as error:
             self._end_writers(error)
             raise
         if leases is not None and isinstance(self._ids, LeasedIds):
-            self._ids.on_lost = self._writers.lose
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._match_threads()
         atexit.register(self.close)  # what is queued is finished even if nobody closes the pool
@@ -170,7 +171,8 @@ class WriterPool(Generic[H]):
         """Make every call of a function a unit; the function gets the Transaction as its first argument.
 
         Use it as `@pool.transactional` or `@pool.transactional(attempts=3)`. The latter runs the unit again, with backoff,
-        after a retriable error (such as a serialization failure), which has rolled back both sides.
+        after a retriable error (such as a serialization failure), which has rolled back both sides; also after FencedError, if
+        the pool can use another id.
         """
         if function is None:
             return functools.partial(self._decorated, attempts=attempts)
@@ -184,6 +186,9 @@ class WriterPool(Generic[H]):
         return repeated(once, attempts=attempts, is_retriable=self._is_retriable)
 
     def _is_retriable(self, error: BaseException) -> bool:
+        """Whether both sides were rolled back, and the unit may succeed now; one that was fenced may under another id."""
+        if isinstance(error, FencedError):
+            return self._ids.are_leased
         return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
 
     @contextmanager
