@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 import pytest
@@ -41,10 +42,9 @@ from fixtures.tiers import thinned
 from pool.pool_scene import assert_true, both, open_pool, pool_worker, told
 
 every_database = pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
-shared_databases = pytest.mark.parametrize(
-    "database", thinned([each for each in DATABASES if each != "rocksdb"], quick=["postgresql"])
-)
+SHARED_DATABASES = [each for each in DATABASES if each != "rocksdb"]
 """RocksDB can be opened by one process only."""
+shared_databases = pytest.mark.parametrize("database", thinned(SHARED_DATABASES, quick=["postgresql"]))
 
 SHORT = PoolOptions(timeout=LIMIT, lease=1.0)
 """Leases that end soon, for pools that wait for it."""
@@ -103,7 +103,7 @@ def test_closing_gives_the_ids_back(scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-@pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
+@every_database
 def test_pools_that_start_at_once_in_threads(scene: Scene) -> None:
     barrier = threading.Barrier(4)
 
@@ -131,7 +131,7 @@ def test_processes_that_start_at_once(scene: Scene) -> None:
     assert len(scene.agree()) == 60
 
 
-def test_pools_with_leases_have_ended_are_not_needed_for_the_lowest_numbers(scene: Scene) -> None:
+def test_ids_whose_leases_have_ended_are_leased_again(scene: Scene) -> None:
     """An id whose lease has ended is leased again: opening it recovers it."""
     dies = pool_worker(scene, 0, 60, "after_db_commit#3=kill", LEASE="0.5")
     dies.killed()
@@ -180,6 +180,7 @@ def test_ids_of_pools_without_leases_are_recovered(scene: Scene) -> None:
         assert recoverer.pending(prefix=scene.transactional_id) == ()
 
 
+@pytest.mark.slow
 def test_an_id_that_is_used_without_a_lease_is_left_alone(scene: Scene) -> None:
     """As long as its writer is at work."""
     options = PoolOptions(timeout=LIMIT, lease=3.0)
@@ -219,19 +220,28 @@ def test_pools_that_are_killed_again_and_again(scene: Scene) -> None:
 # --- processes that are paused ------------------------------------------------------------------------------------------------
 
 
-@shared_databases
-@pytest.mark.parametrize("point", ["after_prepare", "after_db_commit"])
-@pytest.mark.parametrize("taken", [True, False], ids=["ids used", "ids recovered"])
-def test_a_pool_that_is_paused_beyond_its_lease(scene: Scene, database: str, point: str, taken: bool) -> None:
-    """Others recover its ids, or use them. When it wakes up it is fenced; it leases ids again, and goes on."""
-    if database == "sqlite" and point == "after_prepare":
-        pytest.skip("a paused transaction has the write lock of the whole file: nobody can recover anything meanwhile")
+PAUSES = [
+    case
+    for case in product(SHARED_DATABASES, ("group_after_units", "after_db_commit"), ("ids used", "ids recovered"))
+    if case[:2] != ("sqlite", "group_after_units")  # it has the write lock of the whole file: nobody can recover anything
+]
+
+
+@pytest.mark.parametrize(
+    ("database", "point", "meanwhile"), thinned(PAUSES, quick=[("postgresql", "after_db_commit", "ids recovered")])
+)
+def test_a_pool_that_is_paused_beyond_its_lease(scene: Scene, point: str, meanwhile: str) -> None:
+    """Others recover its ids, or use them. When it wakes up it is fenced; it leases ids again, and goes on.
+
+    Both points are followed by a request to Kafka: a process with threads is not stopped at once, and must not get as far as
+    to lock its row.
+    """
     units = 500
     sleeper = pool_worker(scene, 0, units, f"{point}#5=stop", LEASE="1", SIZE="1")
     (own,) = sleeper.wait_for("open").split()[1:]
     with open_pool(scene, size=1, options=SHORT) as pool:
         sleeper.wait_until_stopped()
-        if taken:
+        if meanwhile == "ids used":
             until(lambda: own not in {each.transactional_id for each in leases(scene) if not each.has_ended}, "it has ended")
             pool.resize(3)  # if the id is not among the lowest because it is being recovered, the next size has it
             until(lambda: own in pool.transactional_ids or grown(pool), "the pool uses the id")
@@ -243,8 +253,9 @@ def test_a_pool_that_is_paused_beyond_its_lease(scene: Scene, database: str, poi
         assert sleeper.end() == 0, sleeper.errors
     assert sleeper.last() == "closed"
     failed = [line for line in sleeper.lines if line.startswith("error")]
-    assert all(line.split()[2] in ("FencedError", "InDoubtTransactionError") for line in failed), failed
-    assert 0 < len(failed) <= 8, "what its 8 threads ran when it was paused"
+    kinds = {line.split()[2] for line in failed}
+    assert kinds <= {"FencedError", "ProducerFencedError", "InDoubtTransactionError"}, failed
+    assert len(failed) <= 2 * 8, "what its 8 threads ran when it was paused, and the next that its writer began"
     assert len(told(sleeper)) + len(failed) == units
     assert set(range(1000, 1010)) <= assert_true(scene, sleeper)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dualwrite.errors import DualWriteError
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.recovery.recoverer import Recoverer
-from dualwrite.recovery.report import Outcome, RecoveryReport
+from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease, LeaseStore, numbered_ids
 from dualwrite.transactional_id import TransactionalId
@@ -102,10 +102,12 @@ class Adoption:
         for found in report:
             if found.outcome is not Outcome.NOTHING:
                 log.info("%s: recovered: %s", self._prefix, found.outcome.value)
+        for failed in report.failed:
+            log.warning("%s: can't be recovered now; trying again: %s", failed.transactional_id, failed.error)
         try:
-            report.raise_for_problems()
+            raise_for_lost(report.unacknowledged)
         except DualWriteError as error:
-            log.error("%s: recovering ids that nobody has leased any more: %s", self._prefix, error)  # noqa: TRY400  (says all)
+            log.error("%s", error)  # noqa: TRY400  (it says all)
 
 
 def _is_open(row: StateRow) -> bool:
