@@ -74,6 +74,21 @@ def test_an_error_that_a_unit_has_swallowed_is_its_own(postgres_store: SqlStateS
     assert numbers(postgres_store) == [1, 3]
 
 
+def test_a_with_block_that_a_unit_never_leaves_is_undone_with_it(store: SqlStateStore) -> None:
+    """A coroutine that is given up: SQLAlchemy would refuse every statement until the block is left."""
+    transaction = begun(store)
+    transaction.begin_unit()
+    transaction.handle.begin_nested().__enter__()
+    transaction.handle.begin_nested().__enter__()
+    write(transaction, 1)
+    transaction.undo_unit(ValueError())
+    transaction.begin_unit()
+    write(transaction, 2)
+    transaction.end_unit()
+    commit(transaction)
+    assert numbers(store) == [2]
+
+
 @pytest.mark.parametrize("undone", [False, True])
 def test_a_savepoint_that_a_unit_leaves_open_ends_with_it(store: SqlStateStore, undone: bool) -> None:
     transaction = begun(store)

@@ -263,7 +263,7 @@ class SqlStoreTransaction(StoreTransaction):
                 _quietly(session.dispatch_after_rollback)
                 _quietly(session.close)
             while (nested := connection.get_nested_transaction()) is not None:
-                nested.rollback()
+                nested.__exit__(type(error), error, None)  # also of a `with` block that was never left
         except self._room.driver_errors as rolling_back:
             raise self._unit_failed(rolling_back, error) from rolling_back
         finally:
