@@ -13,7 +13,7 @@ from dualwrite.kafka.base import Headers, Message, MessagesProducer, Transaction
 from dualwrite.kafka.messages import checked_message, keyed
 from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.base import StoreTransaction, TransactionThread
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -138,6 +138,16 @@ class Transaction(Generic[H]):
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
         self._open = False
 
+    # --- for coroutines: called by dualwrite.aio, in the event loop's thread ----------------------------------------------
+
+    def db_in(self, thread: TransactionThread) -> Any:
+        """What a coroutine writes with; see StoreTransaction.async_handle."""
+        return self._store_transaction.async_handle(thread)
+
+    def session_in(self, thread: TransactionThread) -> Any:
+        """A coroutine's ORM session; see StoreTransaction.async_session."""
+        return self._store_transaction.async_session(thread)
+
     # --- units of a group: called by a pool -------------------------------------------------------------------------------
 
     on_decided: Callable[[], None] | None = None
@@ -233,6 +243,11 @@ class UnitTransaction(Transaction[H]):
         pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
         for key, value in pairs:
             self.send(topic, value, key=key, partition=partition, timestamp=timestamp)
+
+    def send_messages(self, messages: Iterable[Message]) -> None:
+        """See Transaction; they wait with the unit's other messages."""
+        self._check()
+        self.messages += messages
 
     def send_offsets(self, consumer: Any) -> None:
         """Refused: a consumer's positions are those of one transaction, not of a unit among others."""

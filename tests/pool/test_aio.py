@@ -1,12 +1,10 @@
-"""The pool for asyncio, on a real event loop, database and broker: results, errors, limits, cancellation."""
+"""The pool for asyncio with plain units: results, errors, limits, cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -14,46 +12,11 @@ import pytest
 
 import dualwrite
 from crash.scene import Scene
-from crash.worker import timeouts
-from dualwrite import PoolOptions, Transaction, aio
+from dualwrite import Transaction, aio
 from dualwrite.errors import PoolTimeoutError, UsageError
 from fixtures.pace import LIMIT, done
+from pool.aio_scene import held, in_loop, opened
 from pool.pool_scene import both, open_pool, then_raise
-
-
-@asynccontextmanager
-async def opened(scene: Scene, **changes: Any) -> AsyncIterator[aio.AsyncWriterPool[Any]]:
-    given = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
-    async with await aio.create_pool(
-        scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given
-    ) as pool:
-        yield pool
-
-
-def in_loop(coroutine: Coroutine[Any, Any, None]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(LIMIT):
-            await coroutine
-
-    asyncio.run(limited())
-
-
-@asynccontextmanager
-async def held(pool: aio.AsyncWriterPool[Any]) -> AsyncIterator[None]:
-    """Keep the pool in a unit."""
-    begun, release = threading.Event(), threading.Event()
-
-    def hold(_: Transaction) -> None:
-        begun.set()
-        assert release.wait(LIMIT)
-
-    holding = asyncio.ensure_future(pool.run(hold))
-    assert await asyncio.to_thread(begun.wait, LIMIT)
-    try:
-        yield
-    finally:
-        release.set()
-        await holding
 
 
 def test_many_coroutines_get_their_results_and_errors(scene: Scene) -> None:
@@ -175,12 +138,12 @@ def test_threads_and_coroutines_share_a_pool(scene: Scene) -> None:
 
 
 def test_misuse_is_explained(scene: Scene) -> None:
-    async def unit(_: Transaction) -> None:
+    async def unit(_: aio.AsyncTransaction) -> None:
         pass
 
     async def wrong_unit(pool: aio.AsyncWriterPool[Any]) -> None:
-        with pytest.raises(UsageError, match="async function"):
-            await pool.run(unit)
+        with pytest.raises(UsageError, match="returned a coroutine"):
+            await pool.run(lambda tx: unit(tx))  # noqa: PLW0108  (a plain function)
 
     async def wrong_loop(pool: aio.AsyncWriterPool[Any]) -> None:
         with pytest.raises(UsageError, match="another event loop"):

@@ -480,7 +480,7 @@ def test_an_async_unit_is_refused(scene: Scene) -> None:
     async def unit(tx: Transaction) -> None:
         both(tx, scene, 1)
 
-    with open_pool(scene) as pool, pytest.raises(UsageError, match="async function"):
+    with open_pool(scene) as pool, pytest.raises(UsageError, match="returned a coroutine"):
         pool.run(unit)
     assert scene.rows() == []
 

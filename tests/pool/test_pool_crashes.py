@@ -43,6 +43,30 @@ def test_a_process_that_dies_in_a_group(scene: Scene, database: str, producer: s
     assert set(scene.agree()) == {*kept, UNITS}
 
 
+ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_record", "after_db_commit")
+"""The coroutines' part is over at the second; at the others the recipe is where it is for threads."""
+
+
+@pytest.mark.parametrize(
+    ("database", "point"),
+    thinned(
+        product(DATABASES, POINTS),
+        kept=list(product(("postgresql", "rocksdb"), ASYNC_POINTS)),
+        quick=[("postgresql", "group_after_unit")],
+    ),
+)
+def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: str, point: str) -> None:
+    """Half of the units are coroutines."""
+    del database
+    dies = pool_worker(scene, 0, UNITS, f"{point}#4=kill", module="pool.aio_worker")
+    dies.killed()
+    kept = assert_true(scene, dies)
+    last = pool_worker(scene, UNITS, UNITS, module="pool.aio_worker")
+    last.wait_for("closed")
+    assert last.end() == 0
+    assert set(scene.agree()) == {*kept, *range(UNITS, 2 * UNITS)}
+
+
 @pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
 def test_kills_at_any_moment(scene: Scene, database: str) -> None:
     """The next process uses other ids while the leases last: `dualwrite recover` resolves what the ones before have left."""

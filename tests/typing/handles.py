@@ -5,7 +5,7 @@ from typing import assert_type
 import sqlalchemy as sa
 
 import dualwrite
-from dualwrite import DualWriter, Transaction
+from dualwrite import DualWriter, Transaction, WriterPool, aio
 from dualwrite.errors import BrokerError, ClaimTimeoutError, FencedError, InDoubtTransactionError
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.batch import TransactionBatch
@@ -56,3 +56,22 @@ def errors(
     doubt.database_comitted  # E: "InDoubtTransactionError" has no attribute "database_comitted"
     claim.fence  # E: "ClaimTimeoutError" has no attribute "fence"
     return fenced.fence, doubt.database_committed, claim.timeout, broker.name
+
+
+async def coroutines(pool: WriterPool[sa.Connection]) -> None:
+    async def unit(tx: aio.AsyncTransaction[aio.AsyncConnection], item: str) -> int:
+        assert_type(await tx.run_sync(lambda plain: str(plain.db)), str)
+        tx.db.exekute(sa.text("SELECT 1"))  # E: "AsyncConnection" has no attribute "exekute"
+        tx.send("orders", item)
+        return len(item)
+
+    def plain(tx: Transaction[sa.Connection], item: str) -> str:
+        tx.send("orders", item)
+        return item
+
+    here = aio.AsyncWriterPool(pool)
+    assert_type(await here.run(unit, "lamp"), int)
+    assert_type(await here.run(plain, "lamp"), str)
+    await here.run(unit, 7)  # E: No overload variant of "run" of "AsyncWriterPool" matches argument types
+    async with here.transaction() as tx:
+        await tx.db.execute(sa.text("SELECT 1"))

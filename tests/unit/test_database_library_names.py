@@ -22,6 +22,7 @@ from sqlalchemy.sql import visitors
 
 from dualwrite.errors import WriterClosedError
 from dualwrite.migration import newest, scripts_folder
+from dualwrite.stores.sql.async_connection import buffered
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, OwnedTransaction
 from dualwrite.stores.sql.orm import GuardedSession
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, view_of
@@ -62,6 +63,35 @@ def test_sqlalchemy_a_connection_takes_a_pooled_one_and_a_root_transaction_puts_
     assert connection.get_transaction() is begun
     begun.rollback()
     connection.close()
+
+
+def test_sqlalchemy_a_result_can_be_given_its_rows(engine: sa.Engine) -> None:
+    """`buffered` reads them by `cursor_strategy`, which closes the cursor, and puts a strategy with the rows in its place."""
+    rows = sa.union_all(*(sa.select(sa.literal(number).label("number")) for number in range(3)))
+    with engine.connect() as connection:
+        for read in (lambda found: found.all(), list, lambda found: found.partitions(3).__next__()):
+            result = buffered(connection.execute(rows))
+            assert result.cursor is None
+            assert [row.number for row in read(result)] == [0, 1, 2]
+            assert result.all() == []
+        assert buffered(connection.execute(rows)).mappings().first() == {"number": 0}
+        assert buffered(connection.execute(sa.text("CREATE TABLE t (i INTEGER)"))).returns_rows is False
+
+
+def test_sqlalchemy_a_session_reads_all_objects_at_once_if_it_is_told_to(engine: sa.Engine) -> None:
+    assert 'execution_options.get("prebuffer_rows"' in inspect.getsource(sa.orm.loading)
+
+
+def test_sqlalchemy_a_savepoint_can_be_left_without_having_been_entered(engine: sa.Engine) -> None:
+    """`undo_unit` leaves those of `with` blocks that never ended, and the others, by `__exit__`."""
+    with engine.begin() as connection:
+        for enters in (True, False):
+            nested = connection.begin_nested()
+            if enters:
+                nested.__enter__()
+            nested.__exit__(KeyError, KeyError(), None)
+            assert connection.get_nested_transaction() is None
+            connection.execute(sa.text("SELECT 1"))
 
 
 def test_sqlalchemy_a_session_says_flushing_and_begins_by_autobegin_t() -> None:

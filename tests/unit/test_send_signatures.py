@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from dualwrite import Transaction
+from dualwrite.aio import AsyncTransaction
 from dualwrite.kafka import LibrdkafkaProducer, NativeProducer
 from dualwrite.kafka.base import ColumnProducer, TransactionalProducer
 
 SENDING: list[Callable[..., Any]] = [
     Transaction.send,
     Transaction.send_many,
+    AsyncTransaction.send,
+    AsyncTransaction.send_many,
     TransactionalProducer.send,
     TransactionalProducer.send_many,
     ColumnProducer.send_columns,

@@ -50,14 +50,17 @@ class Call:
         """Run the unit, and keep its result.
 
         Raises:
-            UsageError: The unit is an `async` function.
+            UsageError: The unit is an `async` function, or returned a coroutine.
             BaseException: What the unit raises.
         """
         self._error, self._result = None, _NOT_RUN
         result = self._context.run(self._unit, transaction, *self._args, **self._kwargs)
         if inspect.iscoroutine(result):
             result.close()
-            raise UsageError(f"The unit {self.name} is an async function, which a thread can't run.")
+            raise UsageError(
+                f"The unit {self.name} returned a coroutine, which a thread can't run.",
+                next_step="use a pool of dualwrite.aio, and pass the `async def` function itself: `await pool.run(function)`",
+            )
         self._result = result
 
     def failed(self, error: BaseException) -> None:

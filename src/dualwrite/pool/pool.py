@@ -124,6 +124,16 @@ class WriterPool(Generic[H]):
         """The number of calls that wait for their group."""
         return len(self._waiting)
 
+    @property
+    def options(self) -> PoolOptions:
+        """How it groups, and when it answers."""
+        return self._options
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed, or is being closed."""
+        return self._is_closed
+
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a unit of work, in one commit with those of other threads, and wait for it.
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, ParamSpec, Protocol, Self, TypeVar
 
 from dualwrite.delivery import Delivery
 from dualwrite.producer_kind import ProducerKind
@@ -27,6 +27,9 @@ from dualwrite.stores.leases import LeaseStore
 from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_OWNER_LENGTH: Final = 255
 """Characters of an owner; a longer one is truncated."""
@@ -164,6 +167,26 @@ class Settlement:
     clear_lost: bool = False
 
 
+class TransactionThread(Protocol):
+    """The thread of a transaction that a coroutine uses (docs/guides/asyncio.md).
+
+    Attributes:
+        ident: The thread's identifier, as `threading.get_ident()` returns it.
+    """
+
+    ident: int
+
+    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in the thread and wait for it, without blocking the event loop; calls run one after another.
+
+        A call that was sent can't be stopped: a cancellation of the coroutine is raised when the function has ended.
+
+        Raises:
+            BaseException: What the function raises.
+            WriterClosedError: The coroutine's unit or block has ended.
+        """
+
+
 class StoreTransaction(ABC):
     """One database transaction, begun under a claim whose fence was current when it began.
 
@@ -186,6 +209,29 @@ class StoreTransaction(ABC):
         from dualwrite.errors import UsageError  # noqa: PLC0415  (only on this path)
 
         raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
+
+    # --- for coroutines: called in the event loop's thread, while the transaction's thread waits --------------------------
+
+    def async_handle(self, thread: TransactionThread) -> Any:
+        """What a coroutine writes with. By default `handle` itself: for stores that only collect changes before the commit.
+
+        Args:
+            thread: The transaction's thread, for what blocks.
+
+        Raises:
+            UsageError: The store's handle would block the event loop.
+        """
+        del thread
+        return self.handle
+
+    def async_session(self, thread: TransactionThread) -> Any:
+        """An ORM session for a coroutine, on the same transaction.
+
+        Raises:
+            UsageError: The store does not support ORM sessions.
+        """
+        del thread
+        return self.session
 
     def before_commit(self) -> None:  # noqa: B027  (only SQL has an ORM)
         """Called when the block ended without an error and Kafka's side is still open: this may still write and send messages.

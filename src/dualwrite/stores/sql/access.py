@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from dualwrite.stores.base import TransactionThread
+from dualwrite.stores.sql.async_connection import AsyncConnection
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 
 
@@ -39,6 +41,10 @@ class Access:
         """Begin to send the user's statements without waiting for the answer to each; None if that is not possible."""
         del connection
         return None
+
+    def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> Any:
+        """What a coroutine writes with on that connection; see StoreTransaction."""
+        return AsyncConnection(connection, thread)
 
     def check(self) -> None:
         """Check that transactions and claims use the same table."""

@@ -5,11 +5,12 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 
-from dualwrite.errors import TransactionControlError, WriterClosedError
+from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
@@ -33,7 +34,7 @@ class Guard:
         savepoint: The call that creates a savepoint, for the errors.
     """
 
-    __slots__ = ("batch", "ended", "lifted", "savepoint", "session", "transactional_id")
+    __slots__ = ("batch", "ended", "lifted", "savepoint", "session", "thread", "transactional_id")
 
     def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
@@ -45,6 +46,8 @@ class Guard:
         """The ORM session, if one was created: only then is the ORM loaded."""
         self.batch: Batch | None = None
         """While statements are sent without waiting for their answers."""
+        self.thread: int | None = None
+        """If a coroutine uses the transaction: the only thread that may run statements."""
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
@@ -69,6 +72,17 @@ class Guard:
             next_step="run it before or after the block, on another connection. The transaction is still open and usable",
             call=statement,
         )
+
+    def check_thread(self) -> None:
+        """Raise UsageError in the event loop's thread, where a statement would block all coroutines."""
+        if self.thread is not None and self.thread != threading.get_ident():
+            raise UsageError(
+                "A statement was about to run in the event loop's thread, which it would block.",
+                transactional_id=self.transactional_id,
+                cause="an attribute of an ORM object that is not loaded, or a method of the synchronous connection or session",
+                next_step="await the methods of tx.db and tx.session; load attributes with an option such as selectinload(), "
+                "with `await tx.session.refresh(…)`, or inside `await tx.session.run_sync(…)`",
+            )
 
     def check_open(self) -> None:
         """Raise WriterClosedError once the transaction has ended."""
@@ -229,6 +243,7 @@ def _refuse_control_text(
 ) -> None:
     del cursor, parameters, context, executemany
     if not connection.guard.lifted:
+        connection.guard.check_thread()
         control = control_statement(statement)
         if control is not None:
             connection.guard.refuse(control)

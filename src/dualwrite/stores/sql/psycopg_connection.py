@@ -7,7 +7,7 @@ settings. The user writes through a second view, which is their connection excep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, NoReturn, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -15,7 +15,8 @@ from psycopg.adapt import AdaptersMap
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
-from dualwrite.errors import ConfigurationError
+from dualwrite.errors import ConfigurationError, UsageError
+from dualwrite.stores.base import TransactionThread
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.postgresql import is_behind_pooler
@@ -76,6 +77,15 @@ class PsycopgAccess(Access):
         guarded = view_of(GuardedPsycopgConnection, raw.original)
         guarded.guard = connection.guard
         return guarded
+
+    def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> NoReturn:
+        """Refused: psycopg's connection blocks, and its asynchronous one can't be made from it."""
+        del connection, thread
+        raise UsageError(
+            "A coroutine can't use a store of psycopg connections through `tx.db`: every statement would block the event loop.",
+            next_step="run the statements in a plain function, which gets psycopg's connection as tx.db: `await "
+            "tx.run_sync(function)`; or use `tx.session`; or make the pool with a URL or an Engine",
+        )
 
     def check(self) -> None:
         """See Access; the store's own connections do not have a `SET search_path` or `SET ROLE` of the user's connection.

@@ -27,7 +27,7 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.state import PreparedTxnState, state_text
-from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.base import Claim, StoreTransaction, TransactionThread
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import UNIT, ErrorClass, MergedTrips, Record, StoreDialect, driver_error
@@ -39,6 +39,7 @@ from dualwrite.stores.sql.table import state_table as t
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from dualwrite.stores.sql.async_session import AsyncSession
     from dualwrite.stores.sql.orm import GuardedSession, SessionFactory, SessionSource
 
 CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bindparam("id"))
@@ -186,6 +187,18 @@ class SqlStoreTransaction(StoreTransaction):
             self._leave_batch()  # SQLAlchemy looks at each answer
             self._session = self._room.sessions(connection)
         return self._session
+
+    def async_handle(self, thread: TransactionThread) -> Any:
+        """See StoreTransaction: an AsyncConnection."""
+        self._guard.thread = thread.ident
+        return self._room.access.async_handle(self._open_connection(), thread)
+
+    def async_session(self, thread: TransactionThread) -> AsyncSession:
+        """See StoreTransaction."""
+        from dualwrite.stores.sql.async_session import AsyncSession  # noqa: PLC0415  (the ORM, only when it is used)
+
+        self._guard.thread = thread.ident
+        return AsyncSession(self.session, self._open_connection(), thread)
 
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:

@@ -1,0 +1,327 @@
+"""AsyncWriterPool: the pool for the coroutines of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from types import FunctionType, TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+from dualwrite.aio.rendezvous import Rendezvous
+from dualwrite.aio.transaction import AsyncTransaction
+from dualwrite.aio.waking import Waker
+from dualwrite.api import Database
+from dualwrite.api import create_pool as create_writer_pool
+from dualwrite.deadline import Deadline
+from dualwrite.errors import NestedTransactionError, UsageError
+from dualwrite.pool.call import name_of
+from dualwrite.pool.pool import BoundPool, WriterPool
+from dualwrite.transaction import H, Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MOST_THREADS: Final = 64
+"""The most threads of transactions of their own; each waits for a writer, or serves the coroutine that has one."""
+
+_in_units: ContextVar[tuple[tuple[WriterPool[Any], Rendezvous], ...]] = ContextVar("dualwrite_in_units", default=())
+"""The units that the current coroutine is inside of, to recognise nested calls."""
+
+
+async def create_pool(database: Database | None = None, *, prefix: str, **options: Any) -> AsyncWriterPool[Any]:
+    """Build a pool, as `dualwrite.create_pool` does, without blocking the event loop.
+
+    Args:
+        database: See `dualwrite.create_pool`. A URL or an Engine with a synchronous driver, which the pool's threads use.
+        prefix: See `dualwrite.create_pool`.
+        **options: See `dualwrite.create_pool`.
+
+    Returns:
+        A pool for the running event loop. Close it with `async with` or `await close()`.
+
+    Raises: as for `dualwrite.create_pool`.
+    """
+    pool = await _finished(lambda: create_writer_pool(database, prefix=prefix, **options), undo=WriterPool.close)
+    return AsyncWriterPool(pool)
+
+
+class AsyncWriterPool(Generic[H]):
+    """A WriterPool for the coroutines of one event loop: units share their commits as those of threads do.
+
+    The recipe, and everything that blocks, runs in the pool's threads; coroutines run on the event loop, in the task of their
+    caller. Whatever is cancelled, neither side of a transaction is left open.
+
+    Args:
+        pool: The pool; closed with this one. Threads may use it at the same time.
+        key: See `WriterPool.with_options`.
+        timeout: See `WriterPool.with_options`.
+    """
+
+    def __init__(self, pool: WriterPool[H], *, key: Hashable = None, timeout: float | None = None) -> None:
+        self._pool = pool
+        self._bound: BoundPool[H] = pool.with_options(key=key, timeout=timeout)
+        self._loop = asyncio.get_running_loop()
+        self._waker = Waker(self._loop)
+        self._threads = asyncio.Semaphore(_MOST_THREADS)
+
+    @overload
+    async def run(
+        self,
+        unit: Callable[Concatenate[AsyncTransaction[Any], P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+
+    @overload
+    async def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run(self, unit: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a unit of work, in one commit with those of other coroutines and threads; see `WriterPool.run`.
+
+        If it is cancelled while the unit waits for its turn, the unit does not run. While an `async def` unit runs, the
+        cancellation is the unit's: it gets CancelledError, its part is undone, and the other units of its group are not
+        affected. A plain unit that has begun is finished. Later, a cancellation changes nothing: the caller does not learn
+        whether the unit committed.
+
+        Args:
+            unit: An `async def` function, called with an AsyncTransaction, which runs in the caller's task; or a plain
+                function, called with a Transaction, which runs in one of the pool's threads. It may run more than once.
+            *args: Positional arguments of the unit after the transaction.
+            **kwargs: Keyword arguments of the unit.
+
+        Returns:
+            What the unit returned; both sides are committed.
+
+        Raises:
+            UsageError: Called in another event loop than the pool's.
+            NestedTransactionError: Called by a unit of this pool.
+            BaseException: As for `WriterPool.run`.
+        """
+        self._check("a unit")
+        if _is_async(unit):
+            return await self._run_here(unit, args, kwargs)
+        return await self._run_in_thread(unit, args, kwargs)
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  (the limit for waiting only, as in WriterPool)
+    ) -> AsyncIterator[AsyncTransaction[Any]]:
+        """A transaction of its own, on a free writer: `async with pool.transaction() as tx`; see `WriterPool.transaction`.
+
+        If the block is cancelled, both sides have been rolled back when CancelledError leaves it. A cancellation during the
+        commit is raised when the commit has ended, as if it had come later; if the commit has failed, its error is the
+        `__cause__`.
+
+        Args:
+            timeout: Seconds to wait for a writer, instead of the pool's.
+
+        Raises:
+            PoolTimeoutError: No writer was free within the limit.
+            UsageError: Called in another event loop than the pool's.
+            NestedTransactionError: Called by a unit of this pool.
+            DualWriteError: As for `DualWriter.transaction`.
+        """
+        self._check("transaction()")
+        meeting = self._meeting("transaction()")
+        job = await self._begin(meeting, Deadline.after(self._bound.timeout if timeout is None else timeout))
+        try:
+            tx = await meeting.turn(job)
+        except BaseException:
+            meeting.leave()
+            raise
+        if tx is None:
+            job.result()  # raises: it did not begin
+        try:
+            async with meeting.body():
+                yield cast("AsyncTransaction[Any]", tx)
+        except GeneratorExit:
+            raise  # the loop has ended, and can't be waited for
+        except BaseException as error:
+            await self._waker.until_done(job)
+            outcome = job.exception()
+            if outcome is None or outcome is error or not isinstance(error, Exception):
+                raise
+            raise outcome from error
+        try:
+            await self._waker.until_done(job)
+        except asyncio.CancelledError as cancelled:
+            raise cancelled from job.exception()
+        job.result()
+
+    def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> AsyncWriterPool[H]:
+        """The pool with an ordering key, or another limit for waiting; see `WriterPool.with_options`."""
+        self._check("with_options()")
+        other = copy.copy(self)
+        other._bound = self._pool.with_options(key=key, timeout=timeout)  # noqa: SLF001  (of the same class)
+        return other
+
+    async def close(self) -> None:
+        """Finish the units that wait, and close the pool; see `WriterPool.close`.
+
+        A coroutine that is using a transaction and has not ended after half of the pool's `timeout` is cancelled, and raises
+        WriterClosedError.
+        """
+        self._check_nesting("close()")
+        await _finished(self._pool.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- units ------------------------------------------------------------------------------------------------------------
+
+    async def _run_in_thread(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        future = self._bound.submit(unit, *args, **kwargs)
+        arrived: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._waker.wake(arrived))
+        try:
+            async with asyncio.timeout(self._bound.timeout):
+                await arrived
+        except TimeoutError:
+            if future.cancel():
+                raise self._bound.timed_out(unit) from None
+            await self._until_done(future)  # it has begun: its outcome is not known before it ends
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        return future.result()
+
+    async def _until_done(self, future: Future[Any]) -> None:
+        arrived: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._waker.wake(arrived))
+        await arrived
+
+    async def _run_here(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """For the pool, the unit is a plain function that waits until this coroutine has run it."""
+        meeting = self._meeting(name_of(unit))
+
+        def meet(transaction: Transaction[H]) -> None:
+            meeting.meet(transaction)
+
+        meet.__qualname__ = name_of(unit)
+        job = self._bound.submit(meet)
+        job.add_done_callback(lambda _: meeting.wake())
+        result: Any = None
+        try:
+            tx = await self._first_turn(meeting, job, unit)
+            while tx is not None:
+                with suppress(Exception), _inside(self._pool, meeting):  # the thread has its error, and tells the outcome
+                    async with meeting.body():
+                        result = await unit(tx, *args, **kwargs)
+                tx = await meeting.turn(job)
+        except BaseException:
+            if not job.cancel():
+                meeting.leave()
+            raise
+        job.result()
+        return result
+
+    async def _first_turn(
+        self, meeting: Rendezvous, job: Future[None], unit: Callable[..., Any]
+    ) -> AsyncTransaction[Any] | None:
+        try:
+            async with asyncio.timeout(self._bound.timeout):
+                return await meeting.turn(job)
+        except TimeoutError:
+            if job.cancel():
+                raise self._bound.timed_out(unit) from None
+        return await meeting.turn(job)  # its group has begun
+
+    # --- transactions of their own ----------------------------------------------------------------------------------------
+
+    async def _begin(self, meeting: Rendezvous, limit: Deadline) -> Future[None]:
+        """Start a thread that waits for a writer and begins a transaction; the job ends with the transaction."""
+        try:
+            async with asyncio.timeout(limit.left):
+                await self._threads.acquire()
+        except TimeoutError:
+            raise self._bound.timed_out(self.transaction) from None
+        job: Future[None] = Future()
+        job.add_done_callback(lambda _: self._one_thread_less())
+        context = contextvars.copy_context()
+        thread = threading.Thread(
+            target=context.run, args=(self._run_transaction, meeting, limit, job), name="dualwrite transaction", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException as error:  # the system has no more threads
+            job.set_exception(error)
+            raise
+        job.add_done_callback(lambda _: meeting.wake())
+        return job
+
+    def _run_transaction(self, meeting: Rendezvous, limit: Deadline, job: Future[None]) -> None:
+        try:
+            with self._pool.transaction(timeout=limit.left) as begun:
+                meeting.meet(begun)
+        except BaseException as error:  # noqa: BLE001  (it is the coroutine's)
+            job.set_exception(error)
+        else:
+            job.set_result(None)
+
+    def _one_thread_less(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._threads.release)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _meeting(self, name: str) -> Rendezvous:
+        return Rendezvous(name, self._waker, self._pool, patience=self._pool.options.timeout / 2)
+
+    def _check(self, what: str) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                "The pool belongs to another event loop.",
+                next_step="make one in each loop: dualwrite.aio.AsyncWriterPool(pool) on one WriterPool, or aio.create_pool",
+            )
+        self._check_nesting(what)
+
+    def _check_nesting(self, what: str) -> None:
+        inside = _in_units.get()
+        if inside and any(pool is self._pool and meeting.is_in_body for pool, meeting in inside):
+            raise NestedTransactionError(
+                f"{what} inside a unit of the same pool.",
+                next_step="a unit acts only through its transaction: call functions with `tx`, and use savepoints",
+            )
+
+
+@contextmanager
+def _inside(pool: WriterPool[Any], meeting: Rendezvous) -> Iterator[None]:
+    """The current coroutine is inside a unit; so are the tasks that it starts, as long as the unit runs."""
+    token = _in_units.set((*_in_units.get(), (pool, meeting)))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the coroutine was not ended by its task, but by the garbage collector
+            _in_units.reset(token)
+
+
+def _is_async(unit: Callable[..., Any]) -> bool:
+    """Whether a unit is an `async def` function, a partial of one, or an object with an `async def __call__`."""
+    if inspect.iscoroutinefunction(unit):
+        return True
+    return not isinstance(unit, FunctionType) and inspect.iscoroutinefunction(type(unit).__call__)
+
+
+async def _finished(function: Callable[[], T], *, undo: Callable[[T], object] = lambda _: None) -> T:
+    """The result of a blocking function, run in a thread; if the caller is cancelled, its effect is undone."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        undo(await running)
+        raise

@@ -1,0 +1,142 @@
+"""The transaction object of a coroutine: what blocks is awaited, and runs in a thread of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from dualwrite.kafka.base import Headers, Message
+from dualwrite.kafka.messages import checked_message, keyed
+from dualwrite.transaction import Transaction
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
+
+    from dualwrite.aio.lent_thread import LentThread
+    from dualwrite.stores.sql.async_session import AsyncSession
+
+    A = TypeVarWithDefault("A", default=Any)
+else:
+    A = TypeVar("A")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncTransaction(Generic[A]):
+    """A transaction for a coroutine: writes through `db` and messages sent by `send` become visible together, or not at all.
+
+    `AsyncTransaction[AsyncConnection]` is one on a SQL database; without a parameter `db` may be anything. It is used by one
+    task at a time, and not after its unit or its block has ended.
+
+    Args:
+        transaction: The transaction in the thread.
+        thread: The thread, lent to the coroutine.
+    """
+
+    def __init__(self, transaction: Transaction[Any], thread: LentThread) -> None:
+        self._transaction = transaction
+        self._thread = thread
+        self._db: Any = None
+        self._session: AsyncSession | None = None
+        self._unsent: list[Message] = []
+
+    @property
+    def db(self) -> A:
+        """What the coroutine writes with.
+
+        SQL: an AsyncConnection. RocksDB, ZooKeeper and stores of your own: the same object as in `Transaction.db`, whose
+        methods are not awaited. Changes are only collected there; reading blocks the event loop, unless it is done in
+        `run_sync`.
+
+        Raises:
+            WriterClosedError: The unit or the block has ended.
+            UsageError: The store is one of psycopg connections: use `run_sync`, or `session`.
+        """
+        self._thread.check()
+        if self._db is None:
+            self._db = self._transaction.db_in(self._thread)
+        handle: A = self._db
+        return handle
+
+    @property
+    def session(self) -> AsyncSession:
+        """An AsyncSession (ORM) on the same database transaction as `db`.
+
+        Raises:
+            WriterClosedError: The unit or the block has ended.
+            UsageError: The database is not a SQL database.
+        """
+        self._thread.check()
+        if self._session is None:
+            self._session = self._transaction.session_in(self._thread)
+        return self._session
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Send one message as part of the transaction; never blocks, and is not awaited.
+
+        The message is checked now and sent when the coroutine has ended: if the topic is missing, it fails then.
+
+        Args: as for `Transaction.send`.
+
+        Raises:
+            InvalidMessageError: An argument has the wrong type or is out of range.
+            WriterClosedError: The unit or the block has ended.
+        """
+        self._thread.check()
+        self._unsent.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Send many messages as part of the transaction; see `send` and `Transaction.send_many`."""
+        self._thread.check()
+        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
+        for key, value in pairs:
+            self.send(topic, value, key=key, partition=partition, timestamp=timestamp)
+
+    async def send_offsets(self, consumer: Any) -> None:
+        """Commit a consumer's positions in the transaction; see `Transaction.send_offsets`. Not in a unit of `run`."""
+        await self.run_sync(lambda transaction: transaction.send_offsets(consumer))
+
+    async def run_sync(
+        self, function: Callable[Concatenate[Transaction[Any], P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a plain function in the thread of the transaction, and wait for it: for code that blocks.
+
+        Args:
+            function: Called with the Transaction, whose `db` and `session` are those of threads, and the arguments.
+            *args: Positional arguments after the Transaction.
+            **kwargs: Keyword arguments.
+
+        Raises:
+            BaseException: What the function raises.
+            WriterClosedError: The unit or the block has ended.
+        """
+
+        def in_thread() -> T:
+            self.hand_over_messages()
+            return function(self._transaction, *args, **kwargs)
+
+        return await self._thread.call(in_thread)
+
+    def hand_over_messages(self) -> None:
+        """Called in the thread: send the messages so far."""
+        messages, self._unsent = self._unsent, []
+        if messages:
+            self._transaction.send_messages(messages)

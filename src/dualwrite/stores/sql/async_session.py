@@ -1,0 +1,264 @@
+"""The ORM session of a coroutine: the methods of SQLAlchemy's AsyncSession, whose work is done in the transaction's thread.
+
+It is not an instance of `sqlalchemy.ext.asyncio.AsyncSession`, for the reasons in `async_connection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
+
+from sqlalchemy import Result, ScalarResult
+from sqlalchemy.orm import Session
+
+from dualwrite.stores.base import TransactionThread
+from dualwrite.stores.sql.async_connection import AsyncConnection, AsyncSavepoint, buffered, no_streams
+from dualwrite.stores.sql.guard import GuardedConnection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+E = TypeVar("E")
+
+_READ_AT_ONCE: Final = {"prebuffer_rows": True}
+"""The option with which SQLAlchemy's own AsyncSession makes the ORM load all objects before `execute` returns."""
+
+
+class AsyncSession:
+    """A SQLAlchemy ORM Session for a coroutine, in a transaction that only the pool can end; used by one task at a time.
+
+    Its methods are those of `sqlalchemy.ext.asyncio.AsyncSession`. All objects of a result have been loaded when the call
+    returns. An attribute that is not loaded can't be loaded by reading it: use an option such as `selectinload()`, `refresh`,
+    or `run_sync`. What would end the transaction raises TransactionControlError.
+
+    Args:
+        session: The session in the thread.
+        connection: Its connection.
+        thread: The transaction's thread.
+
+    Attributes:
+        sync_session: The session in the thread, for `run_sync` and listeners.
+    """
+
+    def __init__(self, session: Session, connection: GuardedConnection, thread: TransactionThread) -> None:
+        self.sync_session = session
+        self._connection = connection
+        self._thread = thread
+
+    # --- statements -------------------------------------------------------------------------------------------------------
+
+    async def execute(
+        self, statement: Any, params: Any = None, *, execution_options: Mapping[str, Any] | None = None, **options: Any
+    ) -> Result[Any]:
+        """As Session.execute; the rows have been read."""
+
+        def execute() -> Result[Any]:
+            reading = {**(execution_options or {}), **_READ_AT_ONCE}
+            return buffered(self.sync_session.execute(statement, params, execution_options=reading, **options))
+
+        return await self._thread.call(execute)
+
+    async def scalar(
+        self, statement: Any, params: Any = None, *, execution_options: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """As Session.scalar."""
+        return (await self.execute(statement, params, execution_options=execution_options, **options)).scalar()
+
+    async def scalars(
+        self, statement: Any, params: Any = None, *, execution_options: Mapping[str, Any] | None = None, **options: Any
+    ) -> ScalarResult[Any]:
+        """As Session.scalars."""
+        return (await self.execute(statement, params, execution_options=execution_options, **options)).scalars()
+
+    async def run_sync(self, fn: Callable[Concatenate[Session, P], T], /, *arg: P.args, **kw: P.kwargs) -> T:
+        """Run a plain function with the synchronous Session, in the transaction's thread."""
+        return await self._thread.call(fn, self.sync_session, *arg, **kw)
+
+    async def connection(self, **options: Any) -> AsyncConnection:
+        """The connection of the session, which is that of `tx.db`."""
+        await self._thread.call(self.sync_session.connection, **options)
+        return AsyncConnection(self._connection, self._thread)
+
+    def stream(self, statement: Any, params: Any = None, **options: Any) -> NoReturn:
+        """Refused."""
+        del statement, params, options
+        raise no_streams("stream()")
+
+    def stream_scalars(self, statement: Any, params: Any = None, **options: Any) -> NoReturn:
+        """Refused."""
+        del statement, params, options
+        raise no_streams("stream_scalars()")
+
+    # --- objects ----------------------------------------------------------------------------------------------------------
+
+    async def get(self, entity: type[E], ident: Any, **options: Any) -> E | None:
+        """As Session.get."""
+        return await self._thread.call(lambda: self.sync_session.get(entity, ident, **options))
+
+    async def get_one(self, entity: type[E], ident: Any, **options: Any) -> E:
+        """As Session.get_one."""
+        return await self._thread.call(lambda: self.sync_session.get_one(entity, ident, **options))
+
+    async def refresh(
+        self, instance: object, attribute_names: Iterable[str] | None = None, with_for_update: Any = None
+    ) -> None:
+        """As Session.refresh."""
+        await self._thread.call(self.sync_session.refresh, instance, attribute_names, with_for_update)
+
+    async def merge(self, instance: E, **options: Any) -> E:
+        """As Session.merge."""
+        return await self._thread.call(lambda: self.sync_session.merge(instance, **options))
+
+    async def delete(self, instance: object) -> None:
+        """As Session.delete, which may load related objects."""
+        await self._thread.call(self.sync_session.delete, instance)
+
+    async def flush(self, objects: Sequence[Any] | None = None) -> None:
+        """As Session.flush; at the end of the unit or block it happens by itself."""
+        await self._thread.call(self.sync_session.flush, objects)
+
+    # --- objects, without the database ------------------------------------------------------------------------------------
+
+    def add(self, instance: object) -> None:
+        """As Session.add."""
+        self.sync_session.add(instance)
+
+    def add_all(self, instances: Iterable[object]) -> None:
+        """As Session.add_all."""
+        self.sync_session.add_all(instances)
+
+    def expire(self, instance: object, attribute_names: Iterable[str] | None = None) -> None:
+        """As Session.expire."""
+        self.sync_session.expire(instance, attribute_names)
+
+    def expire_all(self) -> None:
+        """As Session.expire_all."""
+        self.sync_session.expire_all()
+
+    def expunge(self, instance: object) -> None:
+        """As Session.expunge."""
+        self.sync_session.expunge(instance)
+
+    def expunge_all(self) -> None:
+        """As Session.expunge_all."""
+        self.sync_session.expunge_all()
+
+    def is_modified(self, instance: object, include_collections: bool = True) -> bool:
+        """As Session.is_modified."""
+        return self.sync_session.is_modified(instance, include_collections)
+
+    def __contains__(self, instance: object) -> bool:
+        return instance in self.sync_session
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.sync_session)
+
+    @property
+    def new(self) -> Any:
+        """As Session.new."""
+        return self.sync_session.new
+
+    @property
+    def dirty(self) -> Any:
+        """As Session.dirty."""
+        return self.sync_session.dirty
+
+    @property
+    def deleted(self) -> Any:
+        """As Session.deleted."""
+        return self.sync_session.deleted
+
+    @property
+    def identity_map(self) -> Any:
+        """As Session.identity_map."""
+        return self.sync_session.identity_map
+
+    @property
+    def info(self) -> Any:
+        """As Session.info."""
+        return self.sync_session.info
+
+    @property
+    def is_active(self) -> bool:
+        """As Session.is_active."""
+        return self.sync_session.is_active
+
+    @property
+    def autoflush(self) -> bool:
+        """As Session.autoflush."""
+        return self.sync_session.autoflush
+
+    @autoflush.setter
+    def autoflush(self, value: bool) -> None:
+        self.sync_session.autoflush = value
+
+    @property
+    def no_autoflush(self) -> AbstractContextManager[Any]:
+        """As Session.no_autoflush: `with tx.session.no_autoflush:`."""
+        return self.sync_session.no_autoflush
+
+    # --- savepoints -------------------------------------------------------------------------------------------------------
+
+    def begin_nested(self) -> AsyncSavepoint[Any]:
+        """A savepoint: `async with tx.session.begin_nested():`."""
+        return AsyncSavepoint(self._thread, self.sync_session.begin_nested)
+
+    def in_transaction(self) -> bool:
+        """As Session.in_transaction."""
+        return self.sync_session.in_transaction()
+
+    def in_nested_transaction(self) -> bool:
+        """Whether there is a savepoint."""
+        return self.sync_session.in_nested_transaction()
+
+    def get_nested_transaction(self) -> AsyncSavepoint[Any] | None:
+        """The innermost savepoint of the session."""
+        nested = self.sync_session.get_nested_transaction()
+        if nested is None:
+            return None
+        savepoint = self.begin_nested()
+        savepoint.sync_transaction = nested
+        return savepoint
+
+    # --- what would end the transaction: refused ------------------------------------------------------------------------
+
+    def begin(self) -> NoReturn:
+        """Refused."""
+        self._refuse("begin()")
+
+    def get_transaction(self) -> NoReturn:
+        """Refused: the result could only be used to commit or roll back. `get_nested_transaction` works."""
+        self._refuse("get_transaction()")
+
+    async def commit(self) -> NoReturn:
+        """Refused."""
+        self._refuse("commit()")
+
+    async def rollback(self) -> NoReturn:
+        """Refused."""
+        self._refuse("rollback()")
+
+    async def close(self) -> NoReturn:
+        """Refused."""
+        self._refuse("close()")
+
+    async def aclose(self) -> NoReturn:
+        """Refused."""
+        self._refuse("aclose()")
+
+    async def reset(self) -> NoReturn:
+        """Refused."""
+        self._refuse("reset()")
+
+    async def invalidate(self) -> NoReturn:
+        """Refused."""
+        self._refuse("invalidate()")
+
+    async def __aenter__(self) -> NoReturn:
+        self._connection.guard.refuse("`async with` on the session (it would close it)")
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never called."""
+
+    def _refuse(self, call: str) -> NoReturn:
+        self._connection.guard.refuse(f"session.{call}")
