@@ -116,11 +116,11 @@ def test_the_plain_service_recovers_departed_instances_and_leaves_living_ones_al
 # --- FastAPI ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shop(url: str, new_name: Callable[[str], str]) -> Iterator[tuple[TestClient, str]]:
+@pytest.fixture(params=["fastapi_service", "fastapi_async_service"])
+def shop(url: str, new_name: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[tuple[TestClient, str]]:
     """A client of the running service, and its topic."""
     topic = new_name("topic")
-    module = load("fastapi_service", topic)
+    module = load(request.param, topic)
     with TestClient(module.app) as client:
         yield client, topic
 

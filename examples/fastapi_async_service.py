@@ -1,0 +1,114 @@
+"""A FastAPI service with async endpoints: POST /orders writes the order and its event to Kafka atomically.
+
+    export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
+    dualwrite db upgrade
+    SHOP_INSTANCE=0 uvicorn --app-dir examples fastapi_async_service:app
+
+FastAPI runs `async def` endpoints on the event loop. They share one pool, and the orders that arrive at the same time share a
+commit; what blocks runs in the pool's threads. `fastapi_service.py` is the same with plain endpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, HTTPException, Request, status
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, insert, select
+from sqlalchemy.exc import IntegrityError
+
+import dualwrite
+from dualwrite import aio
+
+TOPIC = "orders"
+orders = Table(
+    "orders",
+    MetaData(),
+    Column("id", String(40), primary_key=True),
+    Column("item", String(200), nullable=False),
+    Column("quantity", Integer, nullable=False),
+)
+
+
+class Order(BaseModel):
+    """An order; the client chooses its id, so it is safe to send it again."""
+
+    id: str = Field(min_length=1, max_length=40)
+    item: str = Field(min_length=1, max_length=200)
+    quantity: int = Field(gt=0)
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What the endpoints share."""
+
+    engine: Engine
+    pool: aio.AsyncWriterPool
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Open the pool, which recovers its ids; serve; finish what is under way."""
+    settings = dualwrite.Settings.from_environment()
+    if settings.database_url is None:
+        raise RuntimeError("Set DUALWRITE_DATABASE_URL.")
+    engine = create_engine(settings.database_url)
+    try:
+        orders.create(engine, checkfirst=True)
+        async with await aio.create_pool(engine, prefix=f"shop-{os.environ.get('SHOP_INSTANCE', '0')}") as pool:
+            app.state.shop = Shop(engine, pool)
+            yield
+    finally:
+        engine.dispose()
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+def the_shop(request: Request) -> Shop:
+    """The shop of this application."""
+    shop: Shop = request.app.state.shop
+    return shop
+
+
+TheShop = Annotated[Shop, Depends(the_shop)]
+
+
+@app.post("/orders", status_code=status.HTTP_201_CREATED)
+async def take_order(order: Order, shop: TheShop) -> Order:
+    """Take an order: write both the row and the event, or neither."""
+    try:
+        await shop.pool.run(write_order, order)
+    except IntegrityError:
+        raise HTTPException(status.HTTP_409_CONFLICT, f"Order {order.id} already exists.") from None
+    return order
+
+
+async def write_order(tx: aio.AsyncTransaction[aio.AsyncConnection], order: Order) -> None:
+    """The unit of work: it acts only through `tx`, since it may run again."""
+    await tx.db.execute(insert(orders).values(**order.model_dump()))
+    tx.send(TOPIC, json.dumps(order.model_dump()), key=order.id)
+
+
+@app.get("/orders/{order_id}")
+def show_order(order_id: str, shop: TheShop) -> Order:
+    """Return an order that was taken. Reading needs no pool; a plain endpoint runs in a thread."""
+    with shop.engine.connect() as connection:
+        row = connection.execute(select(orders).where(orders.c.id == order_id)).mappings().first()
+    if row is None:
+        raise HTTPException(status.HTTP_404_NOT_FOUND, f"There is no order {order_id}.")
+    return Order(**row)
+
+
+@app.exception_handler(dualwrite.DualWriteError)
+async def answer(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
+    """Report "in doubt" separately: the client checks GET /orders/{id} later, or sends the order again, which is safe."""
+    in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
+    code = status.HTTP_503_SERVICE_UNAVAILABLE if in_doubt or error.retriable else status.HTTP_500_INTERNAL_SERVER_ERROR
+    return JSONResponse({"detail": error.what, "in_doubt": in_doubt}, code)
