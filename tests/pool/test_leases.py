@@ -295,11 +295,11 @@ def test_a_unit_that_was_fenced_runs_again(scene: Scene) -> None:
     """`transactional(attempts=…)`: both sides were rolled back, and the pool has another id, or the same one again."""
     with open_pool(scene, options=SHORT) as pool:
         place = pool.transactional(attempts=20)(both)
-        for number in range(0, 40, 4):
+        for number in range(0, 12, 4):
             dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
             for further in range(4):
                 assert place(scene, number + further) == number + further
-    assert scene.agree() == list(range(40))
+    assert scene.agree() == list(range(12))
 
 
 def test_a_writer_without_a_lease_keeps_the_id_that_it_has_claimed(scene: Scene) -> None:
