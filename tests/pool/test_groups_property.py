@@ -140,7 +140,8 @@ def writes(tx: Transaction, scene: Scene, number: int) -> None:
 
 def reads_what_it_wrote(tx: Transaction, scene: Scene, number: int) -> None:
     writes(tx, scene, number)
-    found = tx.db.execute("SELECT count(*) FROM events WHERE number = %s", (number,)).fetchone()
+    query = "SELECT count(*) FROM events WHERE writer = %s AND number = %s"
+    found = tx.db.execute(query, (scene.transactional_id, number)).fetchone()
     assert found == (1,)
 
 
