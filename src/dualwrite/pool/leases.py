@@ -52,7 +52,7 @@ class LeasedIds(Ids):
         self._held: set[str] = set()
         self._avoided: set[str] = set()
         self._lock = threading.Lock()
-        self._taking = threading.Lock()  # the store would give one id to two threads: they have the same owner
+        self._taking = threading.Lock()  # one change at a time: to the store, all threads are the same owner
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -89,9 +89,10 @@ class LeasedIds(Ids):
 
     def give_back(self, name: str) -> None:
         """See Ids."""
-        with self._lock:
-            self._held.discard(name)
-        self._leases.release([name], self.owner)
+        with self._taking:
+            with self._lock:
+                self._held.discard(name)
+            self._leases.release([name], self.owner)
 
     def avoid(self, name: str) -> None:
         """See Ids."""
