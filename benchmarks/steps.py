@@ -98,7 +98,9 @@ class TimedStore(Timed):
 
     def begin(self, claim: Any) -> Timed:
         """As TxnStateStore.begin."""
-        steps = {"record": "record the state (update)", "commit": "database commit"}
+        # under two-phase commit PostgreSQL gets the record with the COMMIT, and the first of these only keeps it
+        record = "record the state (update)"
+        steps = {"record": record, "record_at_commit": record, "commit": "database commit"}
         return Timed(self._begin(claim), self._clock, steps)
 
 

@@ -2,7 +2,7 @@
 
     export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
-    SHOP_INSTANCE=0 uvicorn --app-dir examples fastapi_async_service:app
+    uvicorn --app-dir examples fastapi_async_service:app
 
 FastAPI runs `async def` endpoints on the event loop. They share one pool, and the orders that arrive at the same time share a
 commit; what blocks runs in the pool's threads. `fastapi_service.py` is the same with plain endpoints.
@@ -11,7 +11,6 @@ commit; what blocks runs in the pool's threads. `fastapi_service.py` is the same
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     engine = create_engine(settings.database_url)
     try:
         orders.create(engine, checkfirst=True)
-        async with await aio.create_pool(engine, prefix=f"shop-{os.environ.get('SHOP_INSTANCE', '0')}") as pool:
+        async with await aio.create_pool(engine, prefix="shop") as pool:
             app.state.shop = Shop(engine, pool)
             yield
     finally:

@@ -30,8 +30,8 @@ def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes |
     assert UPGRADE in README
     text = pages.substituted(UPGRADE + README.replace(UPGRADE, ""), {"broker": broker.bootstrap_servers})
     before = pages.messages_before(broker, "orders", committed)
-    assert "shop-1" in pages.run_program(text, tmp_path, name="README.md")
-    assert committed("orders")[before:] == [b'{"item": "lamp"}']
+    assert "shop.1" in pages.run_program(text, tmp_path, name="README.md")
+    assert committed("orders")[before:] == [b"lamp"]
     assert pages.rows("sqlite:///shop.db", "SELECT item FROM orders", tmp_path) == [["lamp"]]
 
 

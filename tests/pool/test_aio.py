@@ -13,7 +13,7 @@ import pytest
 import dualwrite
 from crash.scene import Scene
 from dualwrite import Transaction, aio
-from dualwrite.errors import PoolTimeoutError, UsageError
+from dualwrite.errors import ConfigurationError, PoolTimeoutError, UsageError
 from fixtures.pace import LIMIT, done
 from pool.aio_scene import held, in_loop, opened
 from pool.pool_scene import both, open_pool, then_raise
@@ -57,6 +57,21 @@ def test_the_loop_is_woken_once_for_a_group(scene: Scene) -> None:
     in_loop(main())
     assert len(woken) <= 2, "the unit that was held back, and a group of 40"
     assert scene.agree() == list(range(40))
+
+
+def test_the_size_changes_while_coroutines_use_the_pool(scene: Scene) -> None:
+    async def main() -> None:
+        async with opened(scene, size=1) as pool:
+            for size in (3, 1, 2):
+                running = [asyncio.ensure_future(pool.run(both, scene, 10 * size + number)) for number in range(10)]
+                await pool.resize(size)
+                assert pool.size == size
+                await asyncio.gather(*running)
+            with pytest.raises(ConfigurationError):
+                await pool.resize(0)
+
+    in_loop(main())
+    assert scene.agree() == list(range(10, 40))
 
 
 def test_a_coroutine_that_is_cancelled_takes_its_unit_back(scene: Scene) -> None:

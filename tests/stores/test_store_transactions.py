@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, insert
@@ -70,6 +71,7 @@ def test_an_interrupt_while_opening_leaves_nothing_open(
 
     with monkeypatch.context() as patch:
         patch.setattr(GuardedConnection, "execute", interrupted)
+        patch.setattr(psycopg.Connection, "wait", interrupted)  # BEGIN with the fence's SELECT
         with pytest.raises(KeyboardInterrupt):
             store.begin(claim)
     assert_nothing_is_checked_out(store)

@@ -165,6 +165,19 @@ class AsyncWriterPool(Generic[H]):
         other._bound = self._pool.with_options(key=key, timeout=timeout)  # noqa: SLF001  (of the same class)
         return other
 
+    @property
+    def size(self) -> int:
+        """The number of writers that can be used."""
+        return self._pool.size
+
+    async def resize(self, size: int) -> None:
+        """Change the number of writers, without blocking the event loop; see `WriterPool.resize`.
+
+        If it is cancelled, the change goes on.
+        """
+        self._check("resize()")
+        await _finished(lambda: self._pool.resize(size))
+
     async def close(self) -> None:
         """Finish the units that wait, and close the pool; see `WriterPool.close`.
 

@@ -1,4 +1,4 @@
-"""One connection to one broker: kafka-python's messages over our own socket.
+"""One connection to one broker: kafka-python's messages, and two of our own (`hot_messages`), over our own socket.
 
 kafka-python's event loop is not used: a request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms (measured).
 tests/unit/test_kafka_python_names.py checks the names of kafka-python that dualwrite relies on.

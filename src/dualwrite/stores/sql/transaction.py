@@ -153,10 +153,15 @@ class SqlStoreTransaction(StoreTransaction):
             raise
         connection.hand_over()
 
-    def _begin_merged(self, connection: Connection, trips: MergedTrips) -> Any:
+    def _begin_merged(self, connection: GuardedConnection, trips: MergedTrips) -> Any:
         if not trips.can_begin(connection):
             return self._newest_claim(connection)
-        return trips.begin(connection, self._claim.transactional_id, self._token)
+        try:
+            return trips.begin(connection, self._claim.transactional_id, self._token)
+        except self._room.driver_errors as error:
+            if self._room.errors.classify(error) is ErrorClass.CONNECTION:
+                connection.invalidate(error)  # as SQLAlchemy does, so that the reason is known to whom the connection belongs
+            raise
 
     def _newest_claim(self, connection: Connection) -> Any:
         parameters = {"id": self._claim.transactional_id, "token": self._token}

@@ -1,0 +1,64 @@
+"""Celery tasks that write to the database and to Kafka atomically, each once, however often Celery runs them.
+
+    export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
+    dualwrite db upgrade
+    export CELERY_CONFIG_MODULE=celeryconfig    # where your broker is
+    celery --workdir examples -A celery_service worker --concurrency 4
+    python -c 'from celery_service import take_order; take_order.delay("1", "lamp")'
+
+Celery forks its worker processes. Each opens a pool with its first task, which leases an id: `shop.1`, `shop.2`, … A pool that
+lives recovers the ids of a process that has died. Celery runs the task of that process again; the order may be there already.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_process_shutdown
+from sqlalchemy import Column, Connection, MetaData, String, Table, insert, select
+
+import dualwrite
+
+TOPIC = "orders"
+orders = Table("orders", MetaData(), Column("id", String(40), primary_key=True), Column("item", String(200), nullable=False))
+
+app = Celery("celery_service")
+app.config_from_envvar("CELERY_CONFIG_MODULE", silent=True)
+
+
+@functools.cache
+def pool() -> dualwrite.WriterPool[Any]:
+    """The pool of this process; to be called after the fork. A process runs one task at a time, so it needs one writer."""
+    made = dualwrite.create_pool(prefix="shop", size=1)  # the rest comes from the environment
+    made.run(lambda tx: orders.create(tx.db, checkfirst=True))
+    return made
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True, max_retries=5)
+def take_order(task: Any, key: str, item: str) -> bool:
+    """Take an order; returns whether it is new. A task whose process dies, or whose outcome is unknown, runs again."""
+    try:
+        return pool().run(write_order, key, item)
+    except dualwrite.DualWriteError as error:
+        if error.retriable or isinstance(error, dualwrite.InDoubtTransactionError):
+            raise task.retry(exc=error, countdown=1) from error
+        raise
+
+
+def write_order(tx: dualwrite.Transaction[Connection], key: str, item: str) -> bool:
+    """The unit of work: it acts only through `tx`, since it may run again."""
+    if tx.db.execute(select(orders.c.id).where(orders.c.id == key)).first() is not None:
+        return False
+    tx.db.execute(insert(orders).values(id=key, item=item))
+    tx.send(TOPIC, json.dumps({"id": key, "item": item}), key=key)
+    return True
+
+
+@worker_process_shutdown.connect
+def close_pool(**_: Any) -> None:
+    """Give the id back; Celery ends its processes without Python's own cleanup."""
+    if pool.cache_info().currsize:
+        pool().close()

@@ -1,0 +1,160 @@
+"""The services of gunicorn and Celery, with their real servers: worker processes are killed, and every order is taken once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import ProgrammingError
+
+import dualwrite
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from fixtures.pace import LIMIT, done, ended, until
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Committed = Callable[[str], list[bytes | None]]
+
+
+@pytest.fixture
+def environment(broker: DevCluster, postgres_url: str) -> dict[str, str]:
+    migration.upgrade(postgres_url)
+    return {
+        **os.environ,
+        "DUALWRITE_DATABASE_URL": postgres_url,
+        "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def modules(place: Path, name: str, topic: str) -> None:
+    """An example as a module in a folder of the test's own, with a topic of its own."""
+    code = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").replace('TOPIC = "orders"', f"TOPIC = {topic!r}")
+    (place / f"{name}.py").write_text(code, encoding="utf-8")
+
+
+@contextmanager
+def running(command: list[str], place: Path, environment: dict[str, str]) -> Iterator[psutil.Process]:
+    with (place / "server.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", *command], cwd=place, env=environment, stdout=log, stderr=log)
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = ended(process)
+    assert code == 0, (place / "server.log").read_text()[-4000:]
+
+
+def recovered(environment: dict[str, str]) -> None:
+    report = dualwrite.recover(
+        environment["DUALWRITE_DATABASE_URL"], kafka=environment["DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"], prefix="shop."
+    )
+    assert not report.failed
+    assert not report.unacknowledged
+
+
+def rows(environment: dict[str, str]) -> dict[str, str]:
+    engine = create_engine(environment["DUALWRITE_DATABASE_URL"], poolclass=NullPool)
+    with engine.connect() as connection:
+        return {row.id: row.item for row in connection.execute(text("SELECT id, item FROM orders"))}
+
+
+def orders_in(messages: list[bytes | None]) -> list[tuple[str, str]]:
+    return sorted((order["id"], order["item"]) for order in (json.loads(message or b"{}") for message in messages))
+
+
+def test_gunicorn(environment: dict[str, str], new_name: Callable[[str], str], committed: Committed, tmp_path: Path) -> None:
+    topic = new_name("topic")
+    modules(tmp_path, "gunicorn_service", topic)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    wanted = {str(number): f"item {number}" for number in range(300)}
+
+    def post(key: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+        try:
+            connection.request("POST", "/orders", json.dumps({"id": key, "item": wanted[key]}))
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+    def taken(key: str) -> bool:
+        return until(lambda: post(key) in (200, 201), f"order {key} is taken")
+
+    command = ["gunicorn", "--bind", f"127.0.0.1:{port}", "--workers", "2", "--threads", "4", "gunicorn_service:create_app()"]
+    with running(command, tmp_path, environment) as server, ThreadPoolExecutor(8) as clients:
+        assert taken("0")
+        taking = [clients.submit(taken, key) for key in wanted]
+        for wait in taking[50], taking[150]:
+            done(wait)
+            with suppress(psutil.NoSuchProcess):
+                server.children()[0].kill()
+        assert all(each.result() for each in taking)
+        assert post("0") == 200, "an order that is sent again"
+    recovered(environment)
+    assert rows(environment) == wanted
+    assert orders_in(committed(topic)) == sorted(wanted.items())
+
+
+def test_celery(environment: dict[str, str], new_name: Callable[[str], str], committed: Committed, tmp_path: Path) -> None:
+    topic = new_name("topic")
+    modules(tmp_path, "celery_service", topic)
+    queue, control = tmp_path / "queue", tmp_path / "control"
+    queue.mkdir()
+    control.mkdir()
+    settings = {
+        "broker_url": "filesystem://",
+        "broker_transport_options": {
+            "data_folder_in": str(queue),
+            "data_folder_out": str(queue),
+            "control_folder": str(control),
+        },
+        "task_ignore_result": True,
+    }
+    config = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+    (tmp_path / "celeryconfig.py").write_text(config, encoding="utf-8")
+    sender = Celery("sender", changes=settings)
+    wanted = {str(number): f"item {number}" for number in range(30)}
+    for key, item in wanted.items():
+        for _ in range(2):  # each is sent twice
+            sender.send_task("celery_service.take_order", (key, item))
+    environment = {
+        **environment,
+        "CELERY_CONFIG_MODULE": "celeryconfig",
+        "DUALWRITE_TESTING": "1",
+        "DUALWRITE_FAILPOINTS": "before_kafka_commit#9=kill",  # each process of the worker dies in its ninth transaction
+    }
+    command = ["celery", "-A", "celery_service", "worker", "--concurrency", "2", "--loglevel", "INFO"]
+    with running(command, tmp_path, environment):
+        until(lambda: set(written(environment)) == set(wanted), lambda: (tmp_path / "server.log").read_text()[-4000:])
+        until(lambda: not any(queue.iterdir()), "every task was taken")
+        time.sleep(0.1)
+    assert b"SIGKILL" in (tmp_path / "server.log").read_bytes()
+    recovered(environment)
+    assert rows(environment) == wanted
+    assert orders_in(committed(topic)) == sorted(wanted.items())
+
+
+def written(environment: dict[str, str]) -> dict[str, str]:
+    try:
+        return rows(environment)
+    except ProgrammingError:  # there is no table yet
+        return {}
