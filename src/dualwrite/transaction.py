@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer
-from dualwrite.kafka.messages import checked_message, keyed
+from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
@@ -240,9 +240,7 @@ class UnitTransaction(Transaction[H]):
     ) -> None:
         """See Transaction and `send`."""
         self._check()
-        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
-        for key, value in pairs:
-            self.send(topic, value, key=key, partition=partition, timestamp=timestamp)
+        self.messages += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """See Transaction; they wait with the unit's other messages."""

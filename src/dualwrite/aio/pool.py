@@ -199,24 +199,17 @@ class AsyncWriterPool(Generic[H]):
 
     async def _run_in_thread(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         future = self._bound.submit(unit, *args, **kwargs)
-        arrived: asyncio.Future[None] = self._loop.create_future()
-        future.add_done_callback(lambda _: self._waker.wake(arrived))
         try:
             async with asyncio.timeout(self._bound.timeout):
-                await arrived
+                await self._waker.end_of(future)
         except TimeoutError:
             if future.cancel():
                 raise self._bound.timed_out(unit) from None
-            await self._until_done(future)  # it has begun: its outcome is not known before it ends
+            await self._waker.end_of(future)  # it has begun: its outcome is not known before it ends
         except asyncio.CancelledError:
             future.cancel()
             raise
         return future.result()
-
-    async def _until_done(self, future: Future[Any]) -> None:
-        arrived: asyncio.Future[None] = self._loop.create_future()
-        future.add_done_callback(lambda _: self._waker.wake(arrived))
-        await arrived
 
     async def _run_here(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the pool, the unit is a plain function that waits until this coroutine has run it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
-from dualwrite.kafka.messages import checked_message, keyed
+from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class AsyncTransaction(Generic[A]):
     ) -> None:
         """Send many messages as part of the transaction; see `send` and `Transaction.send_many`."""
         self._thread.check()
-        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
-        for key, value in pairs:
-            self.send(topic, value, key=key, partition=partition, timestamp=timestamp)
+        self._unsent += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
     async def send_offsets(self, consumer: Any) -> None:
         """Commit a consumer's positions in the transaction; see `Transaction.send_offsets`. Not in a unit of `run`."""

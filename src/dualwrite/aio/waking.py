@@ -41,9 +41,13 @@ class Waker:
 
     async def until_done(self, job: Future[Any]) -> None:
         """Wait until a job has ended, whatever its outcome; see `through_cancellation`."""
+        await through_cancellation(self.end_of(job))
+
+    def end_of(self, job: Future[Any]) -> asyncio.Future[None]:
+        """Arrives when a job has ended, whatever its outcome."""
         arrived: asyncio.Future[None] = self.loop.create_future()
         job.add_done_callback(lambda _: self.wake(arrived))
-        await through_cancellation(arrived)
+        return arrived
 
     def _deliver(self) -> None:
         with self._lock:

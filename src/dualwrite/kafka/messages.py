@@ -96,6 +96,24 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
 
 
+def checked_messages(
+    topic: str,
+    values: Iterable[bytes | str | None],
+    *,
+    keys: Iterable[bytes | str | None] | None,
+    partition: int | None,
+    timestamp: int | None,
+) -> Iterator[Message]:
+    """The messages of a `send_many`, each checked when its turn comes.
+
+    Raises:
+        InvalidMessageError: As for `checked_message` and `keyed`.
+    """
+    pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
+    for key, value in pairs:
+        yield checked_message(topic, value, key=key, partition=partition, timestamp=timestamp)
+
+
 def keyed(
     keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
 ) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:

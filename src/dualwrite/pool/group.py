@@ -50,11 +50,11 @@ _MAY_BE_ONE_UNITS_FAULT: Final = (
 """Errors of a group after which both sides are rolled back, and its units are worth running one by one."""
 
 
+_MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
+
+
 class _SentTooSoonError(Exception):
     """The units were undone when their messages had been sent: both sides must be rolled back."""
-
-
-_MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
 
 
 class _AllFailedError(Exception):

@@ -39,7 +39,6 @@ INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
 _MOVED: Final = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
 _PASSING: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *_MOVED)
 _FORBIDDEN: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-_END_BY_EPOCH: Final = 5
 _END_PLAIN: Final = 4
 _INIT_PLAIN: Final = 4
 _BROKER_RESOURCE: Final = 4
@@ -91,7 +90,7 @@ class WireTransactionCoordinator:
             def ask(deadline: Deadline) -> bool:
                 broker = self.network.any_broker(deadline)
                 return broker.features.get("transaction.version", 0) >= 2 and broker.supports(  # noqa: PLR2004
-                    EndTxnRequest, _END_BY_EPOCH
+                    EndTxnRequest, EndTxn.BY_EPOCH
                 )
 
             self._ends_by_epoch = self._repeated(ask, "ApiVersions", timeout)
@@ -133,7 +132,7 @@ class WireTransactionCoordinator:
                 sent without checking the leaders.
         """
         limit = Deadline.of(self._timeout if timeout is None else timeout)
-        version = _END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
+        version = EndTxn.BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
         trusted = just_written
 
         def ask(coordinator: Connection, deadline: Deadline) -> EndTxnAnswer:

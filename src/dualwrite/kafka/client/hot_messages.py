@@ -209,6 +209,8 @@ class EndTxn:
 
     API_KEY: ClassVar[int] = 26
     OLDEST: ClassVar[int] = 3
+    BY_EPOCH: ClassVar[int] = 5
+    """The first version that is idempotent, and whose answer has the next producer id and epoch (KIP-890)."""
 
     def parts(self) -> Sequence[bytes]:
         """See HotRequest."""
@@ -219,8 +221,9 @@ class EndTxn:
         """See HotRequest."""
         fields.int32()  # throttle_time_ms
         error_code = fields.int16()
-        has_producer = self.API_VERSION >= 5  # noqa: PLR2004  (KIP-890)
-        return EndTxnReply(error_code, fields.int64(), fields.int16()) if has_producer else EndTxnReply(error_code, -1, -1)
+        if self.API_VERSION < self.BY_EPOCH:
+            return EndTxnReply(error_code, -1, -1)
+        return EndTxnReply(error_code, fields.int64(), fields.int16())
 
 
 # --- encoding -----------------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ class SqlStoreTransaction(StoreTransaction):
             self._guard.batch.leave()
 
     def _check_can_commit(self, connection: GuardedConnection) -> None:
-        """Raise if a unit has left the transaction unable to commit; in a batch that is not known yet."""
+        """Raise if the block, or a unit, has left the transaction unable to commit; in a batch that is not known yet."""
         blocker = None if self._guard.batch is not None else self._room.dialect.commit_blocker(connection)
         if blocker is not None:
             raise self._commit_failed(blocker)
@@ -439,9 +439,7 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _send_commit(self, connection: GuardedConnection) -> None:
         dialect = self._room.dialect
-        commit_blocker = dialect.commit_blocker(connection)
-        if commit_blocker is not None:
-            raise self._commit_failed(commit_blocker)
+        self._check_can_commit(connection)
         try:
             with InterruptsFirst():
                 if self._recorded_at_commit is not None:
