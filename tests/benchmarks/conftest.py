@@ -14,6 +14,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
     """Imports a module of the benchmarks; after the test its short name is free again."""
+    for file in BENCHMARKS.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)  # a folder of the tests can have the same name
     before = set(sys.modules)
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module

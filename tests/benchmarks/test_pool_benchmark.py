@@ -1,17 +1,21 @@
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from xml.etree.ElementTree import parse
 
 import pytest
 
 from dualwrite.devcluster import DevCluster
 from fixtures.pace import limit
+from fixtures.tiers import thinned
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pool.py"
-SHORT = ("--quick", "--seconds", 0.3, "--callers", 2)
+SHORT = ("--quick", "--seconds", 0.2, "--callers", 2)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -51,16 +55,17 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
     assert parse(picture).getroot().tag.endswith("svg")
 
 
-@pytest.mark.slow
-def test_tasks_can_be_callers_too(broker: DevCluster, postgres_url: str) -> None:
+@pytest.mark.parametrize("handles", thinned(["core", "core,psycopg"], kept=["core"], quick=[]))
+def test_tasks_can_be_callers_too(broker: DevCluster, postgres_url: str, handles: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 
-    done = run(*SHORT, "--callers-kind", "asyncio", "--alternatives", "plain,naive,outbox,pool", "--no-two-phase", *servers)
+    measured = ("--alternatives", "plain,naive,outbox,pool", "--no-two-phase")
+    done = run(*SHORT, "--handles", handles, "--callers-kind", "asyncio", *measured, *servers)
 
     assert done.returncode == 0, done.stderr
     assert "two-phase commit: not used" in done.stdout
-    for handle in ("core   ", "psycopg"):
-        assert f"| asyncio     | {handle} | 2       | pool" in done.stdout
+    for handle in handles.split(","):
+        assert re.search(rf"\| asyncio +\| {handle} +\| 2 +\| pool", done.stdout)
 
 
 @pytest.mark.soak
@@ -83,8 +88,10 @@ def test_sqlalchemy_core_is_a_handle_too(broker: DevCluster, postgres_url: str) 
         (("--callers", "8,0"), "must be at least 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], why: str) -> None:
-    done = run(*arguments)
+def test_what_cannot_be_measured_is_refused(
+    benchmark_module: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        benchmark_module("pool").arguments(arguments)
 
-    assert done.returncode == 2
-    assert why in done.stderr
+    assert why in capsys.readouterr().err

@@ -8,7 +8,7 @@ from dualwrite.devcluster import DevCluster
 from fixtures.pace import limit
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "producer.py"
-SHORT = ("--seconds", "0.3", "--rounds", "1", "--ids", "2", "--bulk", "2000", "--bulk-transactions", "2", "--memory", "5000")
+SHORT = ("--seconds", "0.1", "--rounds", "1", "--ids", "2", "--bulk", "1000", "--bulk-transactions", "2", "--memory", "500")
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_every_producer_is_measured_and_verified(broker: DevCluster) -> None:
         timeout=limit(240),
     )
     assert done.returncode == 0, done.stderr
-    for title in ("One message, one id", "2 ids in turn", "2 ids, a thread each", "2 transactions of 2,000", "Resident memory"):
+    for title in ("One message, one id", "2 ids in turn", "2 ids, a thread each", "2 transactions of 1,000", "Resident memory"):
         assert title in done.stdout
     for producer in ("confluent-kafka", "native, plain", "native, 2PC", "native, 2PC, send_many"):
         assert f"| {producer} |" in done.stdout

@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 
+from dualwrite.testing.stores import LeaseConformance
+
 
 class Failures:
-    """A plugin that records which test failed, and with which errors."""
+    """A plugin that records which test failed, and with which errors. The tests of leases run last: some of them wait."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
+        items.sort(key=lambda item: item.function.__module__ == LeaseConformance.__module__)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from crash.events import Events, events_at
+import sqlalchemy as sa
+
+from crash.events import Events, SqlEvents, events_at
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.mariadb import MariaDBServer
@@ -43,15 +45,22 @@ class Databases:
 
     @cached_property
     def _postgresql(self) -> Events:
-        return _ready(self._servers.enter_context(PostgresServer()).create_database("crash"))
+        return self._pooled(self._servers.enter_context(PostgresServer()))
 
     @cached_property
     def _mariadb(self) -> Events:
-        return _ready(self._servers.enter_context(MariaDBServer()).create_database("crash"))
+        return self._pooled(self._servers.enter_context(MariaDBServer()))
 
     @cached_property
     def _zookeeper(self) -> Events:
         return _ready(f"{self._servers.enter_context(ZooKeeperServer()).url}/crash")
+
+    def _pooled(self, server: PostgresServer | MariaDBServer) -> Events:
+        """With a pool: connecting anew is most of what a writer in this process would wait for."""
+        events = SqlEvents(server.create_database("crash"), sa.QueuePool)
+        self._servers.callback(events.engine.dispose)
+        events.make_room()
+        return events
 
     def __enter__(self) -> Self:
         return self

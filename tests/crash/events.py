@@ -52,11 +52,16 @@ class Events(ABC):
 
 
 class SqlEvents(Events):
-    """Rows of a table."""
+    """Rows of a table.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: The database.
+        pool: How this process connects.
+    """
+
+    def __init__(self, url: str, pool: type[sa.Pool] = sa.NullPool) -> None:
         super().__init__(url)
-        self.engine = sa.create_engine(url, poolclass=sa.NullPool)
+        self.engine = sa.create_engine(url, poolclass=pool)
         self.locks_rows = self.engine.dialect.name != "sqlite"
 
     @property

@@ -25,6 +25,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
 
 TIMEOUT = 5.0
 SHORT = {"transaction.timeout.ms": int(TIMEOUT * 1000)}
@@ -188,6 +189,7 @@ def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sid
     assert scene.agree() == [1]
 
 
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
 def test_a_block_that_takes_too_long_is_rolled_back_on_both_sides(scene: Scene) -> None:
     with connected(scene) as writer:
         with pytest.raises(dualwrite.TransactionTimeoutError) as caught:

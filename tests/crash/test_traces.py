@@ -68,12 +68,17 @@ def killed_at(scene: Scene, number: int, point: str) -> None:
     worker.killed()
 
 
+STALE = ["recover_after_claim", "recover_after_describe", "recover_after_decision"]
+
+
 @pytest.mark.parametrize(
-    ("left", "point"),
+    ("variant", "left", "point"),
     thinned(
-        product(LEFT, ["recover_after_claim", "recover_after_describe", "recover_after_decision"]),
-        quick=[("after_db_commit", "recover_after_describe")],
+        product(["native", "v5", "v4"], LEFT, STALE),
+        kept=[*product(["native"], LEFT, STALE), *product(["v5", "v4"], LEFT, ["recover_after_describe"])],
+        quick=[("native", "after_db_commit", "recover_after_describe")],
     ),
+    indirect=["variant"],
 )
 def test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transaction(
     scene: Scene, point: str, left: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 
 import pytest
 
@@ -124,9 +125,14 @@ def test_a_writer_paused_past_its_commit_point_is_in_doubt_or_learns_that_it_com
     assert scene.agree() == [1, 2, 100]
 
 
+OPENING = [*RECOVERY_POINTS, *OPENING_POINTS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("left", LEFT)
-@pytest.mark.parametrize("point", [*RECOVERY_POINTS, *OPENING_POINTS])
+@pytest.mark.parametrize(
+    ("left", "point"),
+    thinned(product(LEFT, OPENING), kept=[*product(["after_db_commit"], OPENING), ("after_prepare", "recover_after_describe")]),
+)
 def test_a_writer_paused_while_it_opens_is_fenced(scene: Scene, left: str, point: str) -> None:
     crash_writer(scene, left)
     expected = LEFT[left]

@@ -85,6 +85,16 @@ def test_a_killed_broker_comes_back_with_its_address(cluster: DevCluster) -> Non
     commit_one(cluster)
 
 
+@pytest.mark.slow
+def test_a_restarted_broker_is_ready_with_its_address(cluster: DevCluster) -> None:
+    before = cluster.status()
+    cluster.restart(1)
+    after = cluster.status()
+    assert after.ready
+    assert after.bootstrap_servers == before.bootstrap_servers
+    assert after.nodes[0].pid != before.nodes[0].pid
+
+
 def test_a_paused_broker_holds_its_connections_and_says_nothing(cluster: DevCluster) -> None:
     cluster.pause(1)
     try:
@@ -105,7 +115,7 @@ def test_a_node_that_is_not_there_is_named(cluster: DevCluster) -> None:
         cluster.kill(7)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: the tests with the fixture `broker_v4`
 def test_feature_levels_can_be_turned_down() -> None:
     with DevCluster.temporary(features={"transaction.version": "1"}) as plain:
         versions = ask(plain, ApiVersionsRequest(version=3, client_software_name="test", client_software_version="0"))
@@ -113,7 +123,7 @@ def test_feature_levels_can_be_turned_down() -> None:
         assert levels["transaction.version"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: test_probe.py's test_a_broker_before_4_0, and test_archive.py
 def test_an_older_kafka_starts_and_does_not_know_the_newer_properties() -> None:
     with DevCluster.temporary(kafka_version="3.9.1") as old:
         assert old.status().kafka_version == "3.9.1"
@@ -131,7 +141,7 @@ def test_the_bundled_java_runs_a_broker(monkeypatch: pytest.MonkeyPatch) -> None
         commit_one(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: the tests of tests/crash with three brokers
 def test_three_nodes_go_on_with_two() -> None:
     with DevCluster.temporary(nodes=3) as three:
         assert three.status().ready

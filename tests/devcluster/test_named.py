@@ -46,7 +46,7 @@ def test_up_twice_is_up_once_and_down_leaves_the_data(state_dir: Path) -> None:
     cluster.down(purge=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # many tests have two clusters of their own
 def test_two_clusters_live_side_by_side(state_dir: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     one, two = DevCluster("one").up(), DevCluster("two", data_dir=elsewhere).up()

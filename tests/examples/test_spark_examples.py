@@ -1,17 +1,19 @@
 """The Spark examples: table and topic have each flight once, also where the job was killed on its way.
 
-Every day each runs once, over a few flights of each month, which are in the folder already when it starts. In soak they run
-over all flights, the batch twice, and the stream is killed.
+Every day each runs once, over a few flights of each month, which are in the folder already when it starts: the batch as a
+script, the stream in the session that tests share. In soak both run as scripts over all flights, the batch twice, and the
+stream is killed.
 """
 
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +27,10 @@ from fixtures.broker import read_topic
 from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
 from fixtures.tiers import thinned
 from spark.job import SparkJob
+from spark.session import SUBMITTED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytest.importorskip("pyspark")
 
@@ -33,10 +39,7 @@ FLIGHTS = 336_776
 FEW = 12 * 20
 
 amounts = pytest.mark.parametrize("amount", thinned([FEW, FLIGHTS], kept=[FEW], quick=[]))
-SUBMITTED = (
-    "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
-    "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' pyspark-shell"
-)
+SETTINGS = "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false"
 
 Start = Callable[..., SparkJob]
 Flight = tuple[Any, ...]
@@ -54,10 +57,33 @@ def start(postgres_url: str, broker: DevCluster, name: str, spark_environment: d
     ours = {"DUALWRITE_DATABASE_URL": postgres_url, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
 
     def start(example: str, *arguments: str | Path) -> SparkJob:
-        environment = {**spark_environment, **ours, "PYSPARK_SUBMIT_ARGS": SUBMITTED}
+        environment = {**spark_environment, **ours, "PYSPARK_SUBMIT_ARGS": f"{SETTINGS} {SUBMITTED}"}
         return SparkJob(EXAMPLES / example, [*arguments, "--name", name], environment=environment)
 
     return start
+
+
+@pytest.fixture
+def run_here(
+    postgres_url: str,
+    broker: DevCluster,
+    name: str,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Runs an example in this process, with the shared session; returns what it says."""
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", postgres_url)
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)  # noqa: ARG005  (other tests go on with it)
+
+    def run_here(example: str, *arguments: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", [example, *map(str, arguments), "--name", name])
+        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_here
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +166,17 @@ def test_the_stream_is_written_once_though_it_is_killed(
     name: str,
     folder: Path,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     arguments = ("--input", folder, "--checkpoint", tmp_path / "checkpoint")
     if amount == FLIGHTS:
         with start("spark_stream.py", *arguments) as job:
             job.wait_for("batch 4: ")
             job.kill_all()  # while the next batch is written, or the one after it
-    with start("spark_stream.py", *arguments) as job:
-        job.wait_for(f"{amount:,} flights are in the table {name}.")
-        assert job.wait() == 0, job.output
+        with start("spark_stream.py", *arguments) as job:
+            job.wait_for(f"{amount:,} flights are in the table {name}.")
+            assert job.wait() == 0, job.output
+    else:
+        said = request.getfixturevalue("run_here")("spark_stream.py", *arguments)
+        assert f"{amount:,} flights are in the table {name}." in said
     assert_equal_everywhere(flights, amount, postgres_url, broker.bootstrap_servers, name)

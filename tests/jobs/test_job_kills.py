@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from fixtures.tiers import thinned
 HERE = Path(__file__).parent
 BATCHES = 3
 KILLS = 15
+EVERY_SECOND_TASK_POINT = TASK_POINTS[1::2]
 SOME_POINTS = ["job_after_claim", "job_after_prepare", "job_after_move", "job_after_commit"]
 
 
@@ -92,7 +94,12 @@ def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "point", thinned(TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS, quick=["job_after_batch", "job_after_move"])
+    "point",
+    thinned(
+        TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS,
+        kept=(TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS)[1::2],  # a process is killed at every point
+        quick=["job_after_batch", "job_after_move"],
+    ),
 )
 def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A task is retried; a batch is aborted, and the next start runs it again."""
@@ -111,7 +118,11 @@ def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", SOME_POINTS)
+@pytest.mark.parametrize(
+    ("database_url", "point"),
+    thinned(product(["sqlite", "postgresql", "mariadb"], SOME_POINTS), kept=[*zip(cycle(["sqlite", "mariadb"]), SOME_POINTS)]),
+    indirect=["database_url"],
+)
 def test_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(scene, tmp_path)
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
@@ -120,7 +131,7 @@ def test_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", SOME_POINTS)
+@pytest.mark.parametrize("point", thinned(SOME_POINTS, kept=["job_after_prepare", "job_after_commit"]))
 def test_librdkafka(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path, "librdkafka")
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
@@ -143,7 +154,7 @@ def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
     postgres_scene.assert_holds(all_rows(batches))
 
 
-@pytest.mark.parametrize("point", thinned(TASK_POINTS, quick=["job_before_staged"]))
+@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=EVERY_SECOND_TASK_POINT, quick=["job_before_staged"]))
 def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A driver is paused in a task and replaced by the next one; then it continues."""
     replaced_while_paused(postgres_scene, tmp_path, point)
@@ -151,7 +162,7 @@ def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=["job_after_batch", "job_before_staged", "job_after_fence"]))
+@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=["job_before_staged", "job_after_fence"]))
 def test_a_zombie_that_wakes_on_mariadb(mariadb_scene: JobScene, tmp_path: Path, point: str) -> None:
     """It may lock staged rows other than its own; the next cleanup after its end deletes them."""
     replaced_while_paused(mariadb_scene, tmp_path, point)
@@ -172,6 +183,7 @@ def replaced_while_paused(scene: JobScene, folder: Path, point: str, *, nth: int
     "point",
     thinned(
         ["job_before_commit", "job_after_move", "job_after_commit", "recover_after_end_txn", "job_after_clear"],
+        kept=["job_after_move", "recover_after_end_txn"],  # before and after the decision
         quick=["job_after_commit"],
     ),
 )

@@ -127,6 +127,10 @@ class TestLibrdkafkaProducer(Conformance):
 class TestNativeProducer(Conformance):
     capabilities = NATIVE
 
+    @pytest.mark.soak  # in CI by the next class, which looks topics up in the same way
+    def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
+        super().test_a_topic_that_does_not_exist_is_told_by_name(strict_scene)
+
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
         return NativeProducer(config, kafka_id, coordinator, delivery_timeout=LIMIT)

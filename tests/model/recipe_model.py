@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from model.recipe_state import (
     CONCURRENT,
     DELAY,
+    END,
     GENERATIONS,
     RAISES,
     REPEAT,
@@ -361,12 +363,18 @@ def violated(scene: Scene, s: State) -> str:
     ended = s
     for database, row in enumerate(s.rows):
         ended = with_row(ended, database, row._replace(lock=None, pending=None, pending_fence=-1))  # a COMMIT under way is lost
+    return _violated_after_recovery(scene, ended._replace(processes=(END,) * len(s.processes), budget=()))
+
+
+@lru_cache(maxsize=100_000)
+def _violated_after_recovery(scene: Scene, s: State) -> str:
+    """The same where all processes are gone: many states come to this one."""
     for _ in "again":
-        ended = _recovered(scene, ended)
-        for request in ended.late:
-            ended = executed(scene, ended, request).state
-        ended = ended._replace(late=())
-    return _after_recovery(scene, ended)
+        s = _recovered(scene, s)
+        for request in s.late:
+            s = executed(scene, s, request).state
+        s = s._replace(late=())
+    return _after_recovery(scene, s)
 
 
 def _broken(s: State) -> str:

@@ -22,6 +22,9 @@ MASTER = "local[2,3]"
 # A JVM that runs only for seconds is fastest without the second compiler: session and first write take 14 s instead of 25 s.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
+SUBMITTED = f"--driver-java-options '{_JAVA_OPTIONS}' pyspark-shell"
+"""PYSPARK_SUBMIT_ARGS for scripts that open a session of their own."""
+
 # The default starts one or two processes (chmod, readlink) per file of a micro-batch: 0.1 s per batch (since Spark 4.1)
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 

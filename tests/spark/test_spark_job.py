@@ -1,6 +1,6 @@
 """The harness of the Spark tests: its processes are identified by role and can be killed one by one; none is left behind.
 
-Each of these tests starts its own Spark; the one in the quick tier checks that the harness identifies all roles.
+Each of these tests but the last starts its own Spark, in soak; CI's tests of kills find the processes by their roles, too.
 """
 
 import os
@@ -40,7 +40,7 @@ def said(job: SparkJob, place: str) -> int:
     return int(job.wait_for(f"{place} ").split()[1])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_process_is_known_by_its_role_and_a_task_worker_that_is_killed_is_replaced(start: Start, tmp_path: Path) -> None:
     writing, committing = tmp_path / "writing", tmp_path / "committing"
     with start(write=writing, commit=committing) as job:

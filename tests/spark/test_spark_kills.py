@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
     ids=lambda part: "all" if part is None else str(part),
 )
 def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) -> None:
-    ids = driven.add_files(4)
+    ids = driven.add_files(3)
     with driven.stream_driver() as job:
         driven.wait_for_micro_batches(job, 1)
         driven.stopped_at(job, point)

@@ -32,6 +32,7 @@ from dualwrite.testing.topics import read_committed
 from fixtures.pace import until
 from fixtures.tiers import thinned
 from spark.job import LIMIT
+from spark.session import SUBMITTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -370,7 +371,7 @@ def test_the_example(
     said = ("Wrote 3000 orders in 8 transactions; 0 orders were", "Wrote 0 orders in 0 transactions; 3000 orders were")
     for expected in said[:runs]:
         command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
-        environ = {**os.environ, **spark_environment, **variables}
+        environ = {**os.environ, **spark_environment, "PYSPARK_SUBMIT_ARGS": SUBMITTED, **variables}
         ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
         assert expected in ran.stdout, ran.stdout + ran.stderr[-3000:]
     messages = [json.loads(message.value or b"") for message in read_committed(broker.bootstrap_servers, topic)]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -21,6 +22,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT, happened
+from fixtures.tiers import thinned
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 SNAPSHOTS = (REPEATABLE_READ, SERIALIZABLE)
@@ -238,9 +240,12 @@ def test_many_writers_that_conflict_all_the_time(open_store: Open, level: str) -
 # --- a server that restarts in COMMIT -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("when", ["before", "answered"])
+@pytest.mark.parametrize(
+    ("level", "when"),
+    thinned(
+        product(LEVELS, ["before", "answered"]), kept=[*zip(LEVELS, ["answered", "before", "answered"], strict=True)], quick=[]
+    ),
+)
 def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level: str, when: Any) -> None:
     """`pg_ctl restart -m fast`; no answer comes, and the row shows the outcome."""
     server = own_postgres_server

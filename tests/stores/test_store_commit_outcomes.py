@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ COMMIT = b"COMMIT\0"
 MARIADB_COMMIT = b"\x03COMMIT"
 SERVERS = ("postgresql", pytest.param("mariadb", marks=pytest.mark.slow))
 
+RECORDS = ("record", "record_at_commit")
 
-@pytest.fixture(params=["record", "record_at_commit"], autouse=True)
+
+@pytest.fixture(params=RECORDS, autouse=True)
 def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """PostgreSQL can take the record with the COMMIT, in one message."""
     monkeypatch.setattr(store_scene, "RECORD", request.param)
@@ -242,8 +245,19 @@ def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Cla
     assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("when", thinned(["before", "answered"], quick=["answered"]))
+@pytest.mark.parametrize(
+    ("record", "server", "when"),
+    thinned(
+        product(RECORDS, ["postgresql", "mariadb"], ["before", "answered"]),
+        kept=[
+            ("record", "mariadb", "before"),
+            ("record_at_commit", "postgresql", "before"),
+            ("record_at_commit", "mariadb", "answered"),
+        ],
+        quick=[*product(RECORDS, ["postgresql"], ["answered"])],
+    ),
+    indirect=["record"],
+)
 def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, when: Any) -> None:
     own: PostgresServer | MariaDBServer = request.getfixturevalue(
         "own_postgres_server" if server == "postgresql" else "own_mariadb_server"

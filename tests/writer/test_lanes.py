@@ -158,10 +158,13 @@ def assert_ordered(scene: Scene, numbers: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("producer", "database"),
-    thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, SQLITE), (LIBRDKAFKA, POSTGRESQL)], quick=[]),
+    thinned(product(PRODUCERS, DATABASES), kept=[(LIBRDKAFKA, SQLITE)], quick=[]),
 )
 def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene) -> None:
-    """Processes are killed one after another, each at another point and lane; the next one recovers and continues."""
+    """Processes are killed one after another, each at another point and lane; the next one recovers and continues.
+
+    CI runs the other producer and database in test_a_writer_may_have_another_number_of_lanes_each_time.
+    """
     expected = []
     for run, point in enumerate([*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]):
         first, dies_at = 10 * run, 3 + run % 3
@@ -196,14 +199,11 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene
             DATABASES,
         ),
         kept=[
-            ("after_send", "connect", NATIVE, SQLITE),
             ("after_send", "recover", LIBRDKAFKA, POSTGRESQL),
-            ("after_record", "connect", LIBRDKAFKA, POSTGRESQL),
             ("after_record", "recover", NATIVE, POSTGRESQL),
             ("after_db_commit", "connect", NATIVE, POSTGRESQL),
             ("after_db_commit", "recover", LIBRDKAFKA, SQLITE),
-            ("after_kafka_commit", "connect", LIBRDKAFKA, POSTGRESQL),
-            ("after_kafka_commit", "recover", NATIVE, SQLITE),
+            ("after_kafka_commit", "connect", NATIVE, SQLITE),
         ],
         quick=[("after_db_commit", "connect", NATIVE, POSTGRESQL)],
     ),
@@ -242,10 +242,8 @@ def test_what_a_crash_left_on_every_lane_is_settled(scene: Scene, point: str, by
     thinned(
         product(["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], PRODUCERS),
         kept=[
-            ("recover_after_claim", 1, NATIVE),
-            ("recover_after_claim", 2, LIBRDKAFKA),
+            ("recover_after_claim", 1, LIBRDKAFKA),
             ("recover_after_decision", 2, NATIVE),
-            ("before_take_over", 2, LIBRDKAFKA),
             ("before_take_over", 3, NATIVE),
         ],
         quick=[("recover_after_decision", 2, NATIVE)],
@@ -266,7 +264,7 @@ def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene,
     ("fewer", "producer", "database"),
     thinned(
         product([1, 2], PRODUCERS, DATABASES),
-        kept=[(1, NATIVE, POSTGRESQL), (2, NATIVE, SQLITE), (2, LIBRDKAFKA, POSTGRESQL)],
+        kept=[(1, NATIVE, POSTGRESQL), (2, LIBRDKAFKA, SQLITE)],
         quick=[(1, NATIVE, POSTGRESQL)],
     ),
 )
@@ -287,7 +285,7 @@ def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(scene: Scene, f
 
 @pytest.mark.parametrize(
     ("producer", "database"),
-    thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, POSTGRESQL), (LIBRDKAFKA, SQLITE)], quick=[]),
+    thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, POSTGRESQL)], quick=[]),
 )
 def test_a_writer_may_have_another_number_of_lanes_each_time(scene: Scene) -> None:
     number = 0
@@ -336,7 +334,6 @@ def test_ids_that_look_alike_are_left_alone(sqlite_scene: Scene) -> None:
             ("after_send", 3, 1, NATIVE),
             ("after_send", 3, 3, LIBRDKAFKA),
             ("after_prepare", 1, 3, NATIVE),
-            ("after_prepare", 3, 1, LIBRDKAFKA),
         ],
         quick=[("after_send", 3, 1, NATIVE)],
     ),
@@ -362,7 +359,7 @@ def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
     ("new", "producer", "database"),
     thinned(
         product([1, 3], PRODUCERS, DATABASES),
-        kept=[(1, NATIVE, SQLITE), (1, LIBRDKAFKA, POSTGRESQL), (3, NATIVE, POSTGRESQL), (3, LIBRDKAFKA, POSTGRESQL)],
+        kept=[(1, NATIVE, SQLITE), (1, LIBRDKAFKA, POSTGRESQL), (3, NATIVE, POSTGRESQL)],
         quick=[(3, NATIVE, POSTGRESQL)],
     ),
 )
@@ -386,16 +383,10 @@ def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_bac
         product(["recover_after_claim", "recover_after_describe", "before_take_over"], [1, 2, 3], [1, 5], PRODUCERS, DATABASES),
         kept=[
             ("recover_after_claim", 1, 1, NATIVE, POSTGRESQL),
-            ("recover_after_claim", 2, 5, LIBRDKAFKA, POSTGRESQL),
-            ("recover_after_claim", 2, 5, NATIVE, SQLITE),
-            ("recover_after_claim", 3, 1, NATIVE, POSTGRESQL),
-            ("recover_after_describe", 1, 5, NATIVE, POSTGRESQL),
-            ("recover_after_describe", 2, 1, NATIVE, SQLITE),
+            ("recover_after_claim", 2, 5, LIBRDKAFKA, SQLITE),
             ("recover_after_describe", 2, 1, LIBRDKAFKA, POSTGRESQL),
             ("recover_after_describe", 3, 5, NATIVE, POSTGRESQL),
-            ("before_take_over", 1, 1, NATIVE, POSTGRESQL),
             ("before_take_over", 2, 5, NATIVE, SQLITE),
-            ("before_take_over", 2, 5, LIBRDKAFKA, POSTGRESQL),
             ("before_take_over", 3, 1, NATIVE, POSTGRESQL),
         ],
         quick=[("before_take_over", 2, 5, NATIVE, SQLITE)],
@@ -469,8 +460,7 @@ def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(post
         product(["recover_after_claim", "before_take_over"], PRODUCERS, DATABASES),
         kept=[
             ("recover_after_claim", NATIVE, POSTGRESQL),
-            ("before_take_over", NATIVE, SQLITE),
-            ("before_take_over", LIBRDKAFKA, POSTGRESQL),
+            ("before_take_over", LIBRDKAFKA, SQLITE),
         ],
         quick=[("recover_after_claim", NATIVE, POSTGRESQL)],
     ),
@@ -693,7 +683,7 @@ def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Sce
     ("passage", "producer", "database"),
     thinned(
         product([1, 2], PRODUCERS, DATABASES),
-        kept=[(1, NATIVE, SQLITE), (1, LIBRDKAFKA, POSTGRESQL), (2, NATIVE, POSTGRESQL)],
+        kept=[(1, LIBRDKAFKA, SQLITE), (2, NATIVE, POSTGRESQL)],
         quick=[(2, NATIVE, POSTGRESQL)],
     ),
 )
@@ -721,11 +711,12 @@ def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(scene: Sc
             ["open", "reopen"], ["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], PRODUCERS
         ),
         kept=[
-            *product(["open"], ["recover_after_claim", "before_take_over"], [1, 2, 3], [NATIVE]),
-            *product(["reopen"], ["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], [NATIVE]),
-            ("open", "before_take_over", 2, LIBRDKAFKA),
-            ("reopen", "recover_after_claim", 2, LIBRDKAFKA),
-            ("reopen", "before_take_over", 3, LIBRDKAFKA),
+            ("open", "recover_after_claim", 2, NATIVE),
+            ("open", "before_take_over", 1, NATIVE),
+            ("open", "before_take_over", 3, LIBRDKAFKA),
+            ("reopen", "recover_after_claim", 1, LIBRDKAFKA),
+            ("reopen", "recover_after_decision", 2, NATIVE),
+            ("reopen", "before_take_over", 3, NATIVE),
         ],
         quick=[("open", "recover_after_claim", 2, NATIVE), ("reopen", "before_take_over", 3, NATIVE)],
     ),
