@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import PoolOptions, SqlStateStore, Transaction, aio
 from dualwrite.errors import TransactionControlError, UsageError
+from dualwrite.stores.sql.psycopg_batch import PipelineBatch
 from fixtures.pace import LIMIT
 from pool.aio_scene import both_here, in_loop, opened
 from pool.pool_scene import both
@@ -280,8 +283,19 @@ def test_stores_that_collect_changes_have_the_same_handle(scene: Scene, database
     assert scene.agree() == [1, 2]
 
 
-def test_psycopg_connections_are_for_the_thread(scene: Scene) -> None:
+@asynccontextmanager
+async def opened_on_psycopg(scene: Scene) -> AsyncIterator[aio.AsyncWriterPool]:
     url = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    store = SqlStateStore.from_psycopg(lambda: psycopg.connect(url))
+    options: dict[str, Any] = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts()}
+    try:
+        async with await aio.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, **options) as pool:
+            yield pool
+    finally:
+        store.close()
+
+
+def test_psycopg_connections_are_for_the_thread(scene: Scene) -> None:
 
     def with_psycopg(tx: Transaction, number: int) -> int:
         assert isinstance(tx.db, psycopg.Connection)
@@ -296,16 +310,42 @@ def test_psycopg_connections_are_for_the_thread(scene: Scene) -> None:
         return await tx.run_sync(with_psycopg, 1)
 
     async def main() -> None:
-        store = SqlStateStore.from_psycopg(lambda: psycopg.connect(url))
-        options: dict[str, Any] = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts()}
-        try:
-            async with await aio.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, **options) as pool:
-                assert await pool.run(unit) == 1
-        finally:
-            store.close()
+        async with opened_on_psycopg(scene) as pool:
+            assert await pool.run(unit) == 1
 
     in_loop(main())
     assert scene.agree() == [1]
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_a_session_leaves_the_pipeline_in_the_thread(scene: Scene, monkeypatch: pytest.MonkeyPatch, *, flushes: bool) -> None:
+    """On psycopg connections a group runs in a pipeline; whoever leaves it waits for the database."""
+    left_in: list[int] = []
+    leave = PipelineBatch.leave
+
+    def noted(batch: PipelineBatch) -> None:
+        left_in.append(threading.get_ident())
+        leave(batch)
+
+    monkeypatch.setattr(PipelineBatch, "leave", noted)
+
+    async def unit(tx: aio.AsyncTransaction, number: int) -> None:
+        tx.session.add(Order(id=number, item="lamp"))
+        if flushes:
+            await tx.session.flush()
+            assert await tx.session.get_one(Order, number)
+
+    async def main() -> None:
+        async with opened_on_psycopg(scene) as pool:
+            for first in range(0, 100, 20):
+                await asyncio.gather(*(pool.run(unit, number) for number in range(first, first + 20)))
+
+    with tables(scene):
+        in_loop(main())
+        with scene.engine.connect() as connection:
+            assert connection.scalar(sa.select(sa.func.count()).select_from(Order)) == 100
+    assert left_in
+    assert threading.get_ident() not in left_in
 
 
 # --- SQLAlchemy's own asyncio classes -----------------------------------------------------------------------------------

@@ -262,3 +262,25 @@ class AsyncSession:
 
     def _refuse(self, call: str) -> NoReturn:
         self._connection.guard.refuse(f"session.{call}")
+
+
+class CallsAfter:
+    """A transaction's thread that does something of ours before each call.
+
+    Args:
+        first: What it does.
+        thread: The thread.
+    """
+
+    def __init__(self, first: Callable[[], None], thread: TransactionThread) -> None:
+        self.ident = thread.ident
+        self._first = first
+        self._thread = thread
+
+    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """See TransactionThread."""
+        return await self._thread.call(self._run, lambda: function(*args, **kwargs))
+
+    def _run(self, function: Callable[[], T]) -> T:
+        self._first()
+        return function()

@@ -187,9 +187,12 @@ class SqlStoreTransaction(StoreTransaction):
     @property
     def session(self) -> Session:
         """See StoreTransaction."""
+        self._leave_batch()  # SQLAlchemy looks at each answer
+        return self._orm_session()
+
+    def _orm_session(self) -> GuardedSession:
         connection = self._open_connection()
         if self._session is None:
-            self._leave_batch()  # SQLAlchemy looks at each answer
             self._session = self._room.sessions(connection)
         return self._session
 
@@ -200,10 +203,10 @@ class SqlStoreTransaction(StoreTransaction):
 
     def async_session(self, thread: TransactionThread) -> AsyncSession:
         """See StoreTransaction."""
-        from dualwrite.stores.sql.async_session import AsyncSession  # noqa: PLC0415  (the ORM, only when it is used)
+        from dualwrite.stores.sql.async_session import AsyncSession, CallsAfter  # noqa: PLC0415  (the ORM, only when it is used)
 
         self._guard.thread = thread.ident
-        return AsyncSession(self.session, self._open_connection(), thread)
+        return AsyncSession(self._orm_session(), self._open_connection(), CallsAfter(self._leave_batch, thread))
 
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:
@@ -312,8 +315,10 @@ class SqlStoreTransaction(StoreTransaction):
 
     def before_commit(self) -> None:
         """See StoreTransaction."""
-        if self._session is not None and self._session.is_active:
-            self._session.dispatch_before_commit()
+        if self._session is not None:
+            self._leave_batch()  # a coroutine may have added objects without a call in the thread
+            if self._session.is_active:
+                self._session.dispatch_before_commit()
         self._flush()
 
     def record(
