@@ -101,6 +101,14 @@ class TransactionStatus(Enum):
     DEAD = "Dead"
     PREPARE_EPOCH_FENCE = "PrepareEpochFence"
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the outcome is decided and the markers are not all written: the epoch, 32767 at most, is not usable yet."""
+        return self in _ENDING
+
+
+_ENDING: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,18 +19,19 @@ from crash.databases import Databases
 from crash.epochs import set_epochs
 from crash.scene import Scene, report_of
 from crash.worker import write_event
+from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.state import PreparedTxnState, TransactionDescription
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import started, wait_for_markers
 from fixtures.pace import LIMIT
 
 LAST_EPOCH = 32766
 
-PREPARED = {1: 2, LAST_EPOCH - 4: 2, LAST_EPOCH - 3: 5, LAST_EPOCH - 2: 4, LAST_EPOCH - 1: 9}
+PREPARED = {1: 2, LAST_EPOCH - 4: 2, LAST_EPOCH - 3: 5, LAST_EPOCH - 2: 4, LAST_EPOCH - 1: 10}
 """How many tests need which epoch, plus a spare one for a test that is rerun."""
 
 # the producer with a separate epoch for each transaction; on one lane, so that all belong to one id
@@ -137,6 +139,31 @@ def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id
     assert described(scene).producer_id != old
     assert scene.recover()["unacknowledged"] == []
     assert scene.agree() == ([1] if point == "after_prepare" else [1, 2])
+
+
+def test_a_writer_that_meets_the_change_under_way_waits_for_it(
+    scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the markers are written the coordinator shows epoch 32767. A mock lengthens that: it takes a millisecond."""
+    scene = scenes[LAST_EPOCH - 1].pop()
+    old = described(scene).producer_id
+    describe = WireTransactionCoordinator.describe
+    shown = []
+
+    def a_moment_before(
+        self: WireTransactionCoordinator, name: str, *, timeout: float | Deadline | None = None
+    ) -> TransactionDescription | None:
+        found = describe(self, name, timeout=timeout)
+        if found is None or found.producer_id == old or shown:
+            return found
+        shown.append(found)
+        return replace(found, status=TransactionStatus.PREPARE_ABORT, producer_id=old, epoch=LAST_EPOCH + 1)
+
+    monkeypatch.setattr(WireTransactionCoordinator, "describe", a_moment_before)
+    scene.write_here(2)
+    assert shown
+    assert described(scene).producer_id != old
+    assert scene.agree() == [1, 2]
 
 
 def kafka_id(scene: Scene) -> str:

@@ -193,7 +193,10 @@ class Ownership:
         producer = cast("TakeOverProducer", self._producers(row.kafka_id(row.generation)))
         try:
             described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
-            return described is None or (described.timeout_ms == producer.wanted_timeout_ms and described.epoch <= LAST_EPOCH)
+            if described is None:
+                return True
+            has_epochs_left = described.epoch <= LAST_EPOCH or described.status.is_ending
+            return described.timeout_ms == producer.wanted_timeout_ms and has_epochs_left
         finally:
             producer.close()
 

@@ -40,14 +40,6 @@ class Decision(Enum):
     """Nothing is open, and S is not in doubt."""
 
 
-_BETWEEN = frozenset(
-    {
-        TransactionStatus.PREPARE_COMMIT,
-        TransactionStatus.PREPARE_ABORT,
-        TransactionStatus.PREPARE_EPOCH_FENCE,
-        TransactionStatus.DEAD,
-    }
-)
 _ENDED = {
     TransactionStatus.COMPLETE_COMMIT: Decision.ALREADY_COMMITTED,
     TransactionStatus.COMPLETE_ABORT: Decision.LOST,
@@ -65,7 +57,7 @@ def decide(stored: PreparedTxnState | None, described: TransactionDescription | 
     """Decide what to do with one generation; see `Decision`."""
     if described is None:
         return Decision.NOTHING if stored is None else Decision.UNVERIFIED
-    if described.status in _BETWEEN:
+    if described.status.is_ending or described.status is TransactionStatus.DEAD:
         return Decision.WAIT
     if names(stored, described):
         return _ENDED.get(described.status, Decision.COMMIT)

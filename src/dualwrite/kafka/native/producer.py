@@ -55,7 +55,6 @@ _MARKERS_TIME: Final = 0.01
 _MARKERS_LIMIT: Final = 0.1
 _MARKERS_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
-_ENDING: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT, TransactionStatus.PREPARE_EPOCH_FENCE)
 
 
 class NativeProducer:
@@ -467,7 +466,7 @@ class NativeProducer:
                 described = self._coordinator.describe(self._id, timeout=limit)
             except BrokerUnavailableError:
                 return  # this wait only saves milliseconds; sending shows whether the broker is reachable
-            if described is None or described.status not in _ENDING:
+            if described is None or not described.status.is_ending:
                 return
             limit.sleep(pause)
             pause *= 2
@@ -522,7 +521,7 @@ class NativeProducer:
             if described.status is TransactionStatus.ONGOING:
                 self._set_identity(described.producer_id, described.epoch, described.timeout_ms)
                 return self._adopt_prepared(described.producer_id, described.epoch)
-            if described.status not in _ENDING:
+            if not described.status.is_ending:
                 answer = self._coordinator.end_transaction(
                     self._id,
                     producer_id=described.producer_id,
