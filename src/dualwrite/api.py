@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 
 from sqlalchemy import URL, Connection, Engine
@@ -227,8 +227,7 @@ def create_pool(
     from dualwrite.pool.options import PoolOptions  # noqa: PLC0415  (a writer alone does not need it)
     from dualwrite.pool.pool import WriterPool  # noqa: PLC0415  (as above)
 
-    if "transactional_id" in connecting:
-        raise ConfigurationError("A pool has no transactional_id of its own.", next_step="pass prefix=…")
+    _check_pool_arguments(connecting, {each.name for each in fields(PoolOptions)})
     options = options or PoolOptions()
     options.check_size(size)
     chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
@@ -262,6 +261,15 @@ def create_pool(
             _recover_beyond(recoverer, prefix, size)
         opened.pop_all()
         return pool
+
+
+def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> None:
+    for name in given:
+        if name == "transactional_id":
+            raise ConfigurationError("A pool has no transactional_id of its own.", next_step="pass prefix=…")
+        if name not in ConnectOptions.__annotations__:
+            instead = f"; pass options=PoolOptions({name}=…)" if name in of_options else ""
+            raise TypeError(f"create_pool() got an unexpected keyword argument {name!r}{instead}")
 
 
 def _recover_beyond(open_it: Callable[[], Recoverer], prefix: str, size: int) -> None:

@@ -411,6 +411,19 @@ def test_options_are_checked(wrong: dict[str, Any]) -> None:
         PoolOptions(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("acknowledge", r"create_pool\(\) .*'acknowledge'; pass options=PoolOptions\(acknowledge=…\)"),
+        ("group_size", r"create_pool\(\) .*'group_size'$"),
+    ],
+)
+def test_unknown_arguments_are_refused_before_anything_is_opened(name: str, why: str) -> None:
+    given: dict[str, Any] = {name: "decided"}
+    with pytest.raises(TypeError, match=why):
+        dualwrite.create_pool("postgresql+psycopg://nowhere.invalid/db", prefix="x", **given)
+
+
 def test_arguments_are_checked_before_anything_is_opened(scene: Scene) -> None:
     for wrong in ({"size": 0}, {"size": True}, {"size": 65}, {"prefix": "a#b"}, {"transactional_id": "mine"}):
         with pytest.raises(ConfigurationError):
