@@ -28,7 +28,7 @@ def settled(coordinator: WireTransactionCoordinator, transactional_id: str) -> T
     def look() -> TransactionDescription | None:
         found = coordinator.describe(transactional_id)
         assert found is not None
-        return None if found.status in (S.PREPARE_COMMIT, S.PREPARE_ABORT) else found
+        return None if found.status.is_ending else found
 
     return until(look, f"the markers of {transactional_id}", pause=0)
 

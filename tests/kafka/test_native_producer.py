@@ -60,7 +60,7 @@ def described(
     def look() -> TransactionDescription | None:
         found = coordinator.describe(producer.kafka_transactional_id)
         assert found is not None
-        is_it = found.status is until or (until is None and found.status not in (S.PREPARE_COMMIT, S.PREPARE_ABORT))
+        is_it = found.status is until or (until is None and not found.status.is_ending)
         return found if is_it else None
 
     return pace.until(look, f"{producer.kafka_transactional_id}: {until or 'markers are written'}", pause=0)

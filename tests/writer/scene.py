@@ -171,13 +171,12 @@ class Scene:
         coordinator = WireTransactionCoordinator(
             KafkaConfig.of({"bootstrap.servers": self.servers, **self.kafka}), timeout=LIMIT
         )
-        ending = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
         finished = (TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
         listed: list[ListedTransaction] = []
 
         def none_is_ending() -> bool:
             listed[:] = coordinator.list_transactions(self.transactional_id)
-            return not any(found.status in ending for found in listed)
+            return not any(found.status.is_ending for found in listed)
 
         try:
             until(none_is_ending, lambda: f"the markers of {listed}", pause=0.01)
