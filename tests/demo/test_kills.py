@@ -3,17 +3,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, plan_kills
+from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, MAX_POOL_DELAY, plan_kills
 
 
-@given(kills=st.integers(0, 60), transactions=st.integers(0, 100_000), seed=st.integers())
-def test_plan(kills: int, transactions: int, seed: int) -> None:
-    plan = plan_kills(kills, transactions, seed)
+@given(
+    kills=st.integers(0, 60),
+    transactions=st.integers(0, 100_000),
+    seed=st.integers(),
+    max_delay=st.sampled_from([MAX_DELAY, MAX_POOL_DELAY]),
+)
+def test_plan(kills: int, transactions: int, seed: int, max_delay: float) -> None:
+    plan = plan_kills(kills, transactions, seed, max_delay=max_delay)
     assert len(plan) == kills
-    assert plan == plan_kills(kills, transactions, seed)
+    assert plan == plan_kills(kills, transactions, seed, max_delay=max_delay)
     assert [kill.after for kill in plan] == sorted(kill.after for kill in plan)
     assert all(0 <= kill.after <= transactions and 0 <= kill.choice < 1 for kill in plan)
-    assert all(0 <= kill.delay <= (MAX_OPENING_DELAY if kill.while_opening else MAX_DELAY) for kill in plan)
+    assert all(0 <= kill.delay <= (MAX_OPENING_DELAY if kill.while_opening else max_delay) for kill in plan)
     assert sum(kill.while_opening for kill in plan) == (0 if kills < 2 else max(1, kills // 4))
     assert not any(kill.while_opening for kill in plan[:1])
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from dualwrite.demo import flights, supervisor
 from dualwrite.demo.comparison import Findings
 from dualwrite.demo.errors import DemoError
 from dualwrite.demo.run import Options, run_demo
+from dualwrite.demo.screen import Silent
+from dualwrite.demo.supervisor import Tally
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.settings import ProducerName
@@ -66,14 +69,26 @@ def topics(kafka: dict[str, Any]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], quick=["native"]))
-def test_everything_agrees_and_nothing_is_left(kafka: dict[str, Any], state_dir: Path, producer: ProducerName) -> None:
+@pytest.mark.parametrize(
+    ("producer", "pool"),
+    thinned(
+        product(["native", "librdkafka"], [False, True]),
+        kept=[("native", False), ("native", True), ("librdkafka", False)],
+        quick=[("native", False), ("native", True)],
+    ),
+)
+def test_everything_agrees_and_nothing_is_left(
+    kafka: dict[str, Any], state_dir: Path, producer: ProducerName, *, pool: bool
+) -> None:
     before = topics(kafka)
-    verdict = run_demo(Options(departures=300, kills=3, workers=2, producer=producer, kafka=kafka))
+    verdict = run_demo(Options(departures=300, kills=3, workers=2, producer=producer, kafka=kafka, pool=pool))
     assert verdict.all_agree, verdict.to_json()
     assert verdict.rows == verdict.messages == 300
     assert verdict.tally.kills == 3
-    assert sum(verdict.tally.outcomes.values()) >= 2
+    if pool:
+        assert verdict.flights_per_commit > 1
+    else:
+        assert sum(verdict.tally.outcomes.values()) >= 2
     assert topics(kafka) == before
     assert not (state_dir / "demo").exists()
 
@@ -90,8 +105,9 @@ def test_naive_ends_without_the_recipe_and_says_what_it_found(kafka: dict[str, A
 
 
 @pytest.mark.slow
-def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str, Any]) -> None:
-    verdict = run_demo(Options(departures=1, kills=2, workers=2, kafka=kafka))
+@pytest.mark.parametrize("pool", [False, True])
+def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str, Any], *, pool: bool) -> None:
+    verdict = run_demo(Options(departures=1, kills=2, workers=2, kafka=kafka, pool=pool))
     assert verdict.all_agree, verdict.to_json()
     assert verdict.tally.kills == 2
 
@@ -133,7 +149,10 @@ def test_disagreement_is_exit_code_1_and_tells_where_to_look(
     assert Path(database).is_file()
 
 
-@pytest.mark.parametrize("option", [["--departures", "0"], ["--kills", "-1"], ["--workers", "0"], ["--url", "mongodb://x"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--departures", "0"], ["--kills", "-1"], ["--workers", "0"], ["--url", "mongodb://x"], ["--naive", "--pool"]],
+)
 def test_bad_options(option: list[str], state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *option]) == 1
     assert "Error: " in capsys.readouterr().err
@@ -191,8 +210,15 @@ def has_departures(state_dir: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", thinned([signal.SIGINT, signal.SIGTERM], kept=[signal.SIGINT], quick=[]))
-def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "option"),
+    thinned(
+        product([signal.SIGINT, signal.SIGTERM], ["--departures=50000", "--pool"]),
+        kept=[(signal.SIGINT, "--departures=50000"), (signal.SIGINT, "--pool")],
+        quick=[],
+    ),
+)
+def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path, number: signal.Signals, option: str) -> None:
     with subprocess.Popen(
         [
             sys.executable,
@@ -201,8 +227,8 @@ def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path
             "-c",
             "import sys, dualwrite.cli as c; sys.exit(c.main())",
             "demo",
-            "--departures",
-            "50000",
+            "--departures=50000",
+            option,
         ],
         env={**os.environ, "DUALWRITE_STATE_DIR": str(state_dir)},
         stderr=subprocess.PIPE,
@@ -220,18 +246,46 @@ def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path
     assert not [path for path in state_dir.rglob("*") if path.is_file()]
 
 
+def assert_nothing_is_left(url: str) -> None:
+    """Nothing of the demo is in the user's database."""
+    with SqlStateStore.from_url(url) as store:
+        assert not store.list("demo-")
+        assert not store.leases.entries("demo-")
+        assert not [name for name in inspect(store.engine).get_table_names() if name.startswith("dualwrite_demo")]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("naive", [False, True])
-def test_postgresql(kafka: dict[str, Any], postgres_url: str, *, naive: bool) -> None:
-    verdict = run_demo(Options(departures=2000, kills=20, url=postgres_url, kafka=kafka, naive=naive))
+@pytest.mark.parametrize(("naive", "pool"), [(False, False), (True, False), (False, True)])
+def test_postgresql(kafka: dict[str, Any], postgres_url: str, *, naive: bool, pool: bool) -> None:
+    departures = 20_000 if pool else 2000
+    verdict = run_demo(Options(departures=departures, kills=20, url=postgres_url, kafka=kafka, naive=naive, pool=pool))
     assert verdict.tally.kills == 20
     if naive:
         assert not verdict.findings.agree
     else:
         assert verdict.all_agree, verdict.to_json()
-    with SqlStateStore.from_url(postgres_url) as store:
-        assert not store.list("demo-")
-        assert not [name for name in inspect(store.engine).get_table_names() if name.startswith("dualwrite_demo")]
+    assert_nothing_is_left(postgres_url)
+
+
+class InterruptedAfterTheFirstKill(Silent):
+    """Ctrl-C when the second process of a killed worker is starting."""
+
+    def show(self, tally: Tally, transactions: int) -> None:
+        del transactions
+        if tally.kills:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", [False, True])
+def test_ctrl_c_after_a_kill_leaves_nothing_in_the_users_database(
+    kafka: dict[str, Any], postgres_url: str, *, pool: bool
+) -> None:
+    before = topics(kafka)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(Options(departures=1000, kills=2, url=postgres_url, kafka=kafka, pool=pool), InterruptedAfterTheFirstKill())
+    assert_nothing_is_left(postgres_url)
+    assert topics(kafka) == before
 
 
 def test_options_out_of_range() -> None:

@@ -23,6 +23,7 @@ def good() -> Verdict:
         openings=[0.2, 0.7],
         outcomes=Counter(COMMITTED=1, ABORTED=1, ALREADY_COMMITTED=1),
         took=list(range(1000, 2000)),
+        commits=1000,
         seconds=2.0,
     )
     return Verdict(False, 100, 3, 100, 100, tally, Findings(), (), {"topic": "t"})
@@ -44,6 +45,17 @@ def test_all_agree(good: Verdict) -> None:
     assert good.per_second == 52
     assert good.milliseconds == pytest.approx((1.5, 1.99), abs=0.01)
     assert "recoveries: ABORTED" in printed(good)
+
+
+def test_a_pool_counts_flights_and_their_commits(good: Verdict) -> None:
+    pooled = replace(good, pool=True, tally=replace(good.tally, commits=50, outcomes=Counter(ABORTED=1)))
+    shown = " ".join(printed(pooled).split())
+    assert "flights 104 " in shown
+    assert "flights per commit 20.0" in shown
+    assert "recovered at the end: ABORTED 1" in shown
+    assert "transaction" not in shown
+    assert (pooled.to_json()["pool"], pooled.to_json()["flights_per_commit"]) == (True, 20)
+    assert (good.to_json()["pool"], good.to_json()["flights_per_commit"]) == (False, 1)
 
 
 @pytest.mark.parametrize("finding", list(Findings().counts()))

@@ -37,6 +37,7 @@ def demo(
     ] = None,
     producer: Annotated[str, typer.Option(help="auto, native or librdkafka.")] = _DEFAULTS.producer,
     naive: Annotated[bool, typer.Option("--naive", help="Write without dualwrite, to see what goes wrong.")] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Write through a pool: flights share their commits.")] = False,
     url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Kafka's bootstrap servers.", show_default="a local broker")
@@ -48,8 +49,8 @@ def demo(
     """Write real flights atomically to a database and to Kafka, kill the workers meanwhile, and compare both.
 
     Each flight from New York in 2013 changes its aircraft's row and its counts, and publishes its departure, in one dual
-    write. Workers are killed by SIGKILL at random times and restarted. At the end the topic, as a read_committed consumer
-    sees it, and the database are compared record by record.
+    write; with --pool, many flights share one. Workers are killed by SIGKILL at random times and restarted. At the end the
+    topic, as a read_committed consumer sees it, and the database are compared record by record.
     """
     options = Options(
         departures=departures,
@@ -58,6 +59,7 @@ def demo(
         workers=workers,
         producer=cast("ProducerName", producer),  # checked by Options
         naive=naive,
+        pool=pool,
         url=url,
         kafka=None if kafka is None else {"bootstrap.servers": kafka},
         data_dir=data_dir,

@@ -1,4 +1,4 @@
-"""The error of the demo itself, as opposed to its findings."""
+"""The errors of the demo itself, as opposed to its findings."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from dualwrite.errors import DualWriteError
 
 class DemoError(DualWriteError):
     """The demo can't continue: a worker does not start, or there is no progress. Attributes: `log_file`, if there is one."""
+
+
+class StalePositionError(DualWriteError):
+    """A worker's position in the database is not the one it has read; nothing was written."""

@@ -17,13 +17,14 @@ class Event(StrEnum):
     """The kind of a report."""
 
     OPENING = "opening"
-    """The worker has started and begins to open its writer, which runs recovery. No fields."""
+    """The worker has started and begins to open its writer or its pool, which runs recovery. No fields."""
 
     OPEN = "open"
     """Fields: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost transactions."""
 
     DONE = "done"
-    """Fields: `done` so far; `took`, the microseconds of each transaction since the last report."""
+    """Fields: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the number of
+    transactions that they needed."""
 
     HOLDING = "holding"
     """One flight is left, to be written after the release. No fields."""
@@ -32,7 +33,7 @@ class Event(StrEnum):
     """Field: `text`. The worker ends."""
 
     CLOSED = "closed"
-    """All flights are written, and the writer is closed. No fields."""
+    """All flights are written, and the writer or the pool is closed. No fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Job:
         topic: The topic to publish to.
         producer: `producer` of `dualwrite.connect`.
         naive: Whether to write without dualwrite.
-        report_every: Transactions per report.
+        pool: Whether to write through a pool.
+        report_every: Flights per report.
     """
 
     run: str
@@ -61,12 +63,13 @@ class Job:
     topic: str
     producer: ProducerName
     naive: bool
+    pool: bool
     report_every: int
 
     @property
     def transactional_id(self) -> str:
-        """The worker's logical transactional id, the same after a restart."""
-        return transactional_id(self.run, self.worker)
+        """The logical transactional id of the worker's DualWriter, the same after a restart."""
+        return f"{id_prefix(self.run)}-{self.worker}"
 
     def to_json(self) -> str:
         """As one line."""
@@ -78,6 +81,6 @@ class Job:
         return cls(**json.loads(line))
 
 
-def transactional_id(run: str, worker: int) -> str:
-    """The logical transactional id of a worker."""
-    return f"demo-{run}-{worker}"
+def id_prefix(run: str) -> str:
+    """What all logical transactional ids of a run begin with; also the prefix of its workers' pools."""
+    return f"demo-{run}"

@@ -9,6 +9,9 @@ from typing import Final
 MAX_DELAY: Final = 0.02
 """Seconds. A transaction takes milliseconds, so a kill hits each step with a probability proportional to its duration."""
 
+MAX_POOL_DELAY: Final = 0.1
+"""The same for a pool: a full group takes tens of milliseconds, and its flights are all reported at its end."""
+
 MAX_OPENING_DELAY: Final = 0.1
 OPENING_SHARE: Final = 0.25
 
@@ -30,7 +33,7 @@ class Kill:
     while_opening: bool
 
 
-def plan_kills(kills: int, transactions: int, seed: int) -> tuple[Kill, ...]:
+def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = MAX_DELAY) -> tuple[Kill, ...]:
     """Divide the run's progress into one part per kill, with the kill at a random place in its part.
 
     A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill.
@@ -39,6 +42,7 @@ def plan_kills(kills: int, transactions: int, seed: int) -> tuple[Kill, ...]:
         kills: How many kills.
         transactions: How many transactions the workers reach while kills are still pending: each holds its last one back.
         seed: Seed for the random numbers.
+        max_delay: The longest delay of a kill in seconds, unless it hits a worker that is opening.
     """
     chance = random.Random(seed)  # noqa: S311  (not a secret)
     later = range(1, kills)
@@ -47,6 +51,6 @@ def plan_kills(kills: int, transactions: int, seed: int) -> tuple[Kill, ...]:
     for number in range(kills):
         after = int((number + chance.random()) / kills * transactions)
         while_opening = number in again
-        delay = chance.uniform(0, MAX_OPENING_DELAY if while_opening else MAX_DELAY)
+        delay = chance.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
         plan.append(Kill(after, delay, chance.random(), while_opening))
     return tuple(plan)

@@ -14,15 +14,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import make_url
 
+import dualwrite
 from dualwrite import migration
-from dualwrite.demo.job import transactional_id
+from dualwrite.demo.job import id_prefix
 from dualwrite.demo.tables import Tables
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
-from dualwrite.errors import BrokerError, NotSettledError
+from dualwrite.errors import BrokerError, DualWriteError, NotSettledError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.recovery.recoverer import forget
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.transactional_id import TransactionalId
 
 PARTITIONS: Final = 3
 _ADMIN_TIMEOUT: Final = 30.0
@@ -51,6 +53,14 @@ class Places:
     store: SqlStateStore
     tables: Tables
     keep: bool = False
+
+    def recover(self) -> dualwrite.RecoveryReport:
+        """Recover all ids of the run, which no process uses any more.
+
+        Raises:
+            StoreError: As for `dualwrite.recover`.
+        """
+        return dualwrite.recover(self.store, kafka=self.kafka, prefix=id_prefix(self.run))
 
     def names(self) -> dict[str, str]:
         """The names and addresses for a user who wants to inspect the result."""
@@ -95,7 +105,12 @@ def prepared(
         places = Places(run, folder, address, kafka or {}, f"departures-{run}", store, tables, keep)
         make_directory(folder)
         try:
-            with _broker(places, data_dir, say), _database(places, workers, own=url is None), _topic(places):
+            with (
+                _broker(places, data_dir, say),
+                _database(places, workers, own=url is None),
+                _topic(places),
+                _recovered(places),
+            ):
                 yield places
         finally:
             store.close()
@@ -155,9 +170,17 @@ def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
     finally:
         if not own and not places.keep:
             places.tables.drop(places.store.engine)
-            for worker in range(workers):
-                with suppress(NotSettledError):
-                    forget(places.store, transactional_id(places.run, worker))
+            _forget_ids(places)
+
+
+def _forget_ids(places: Places) -> None:
+    """Forget the run's ids and their leases; those of killed workers have not ended yet, or were not given back."""
+    prefix = id_prefix(places.run)
+    for name in {TransactionalId.of_row(row).logical for row in places.store.list(prefix)}:
+        with suppress(NotSettledError):
+            forget(places.store, name)
+    for lease in places.store.leases.entries(prefix):
+        places.store.leases.release([lease.transactional_id], lease.owner)
 
 
 @contextmanager
@@ -178,3 +201,14 @@ def _topic(places: Places) -> Iterator[None]:
         if not places.keep:
             with suppress(KafkaException):  # a leftover topic does no harm
                 admin.delete_topics([places.topic], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()
+
+
+@contextmanager
+def _recovered(places: Places) -> Iterator[None]:
+    """Leave nothing in doubt, even if the run was interrupted just after a kill, before the topic is deleted."""
+    try:
+        yield
+    finally:
+        if not places.keep:
+            with suppress(DualWriteError):  # then the ids stay, and the error that ended the run is told
+                places.recover()

@@ -12,11 +12,11 @@ from typing import Any, Final
 from dualwrite.demo.comparison import compare
 from dualwrite.demo.evidence import read_evidence
 from dualwrite.demo.flights import read_flights, share_of
-from dualwrite.demo.job import Job, transactional_id
-from dualwrite.demo.kills import plan_kills
+from dualwrite.demo.job import Job, id_prefix
+from dualwrite.demo.kills import MAX_DELAY, MAX_POOL_DELAY, plan_kills
 from dualwrite.demo.places import Places, prepared
 from dualwrite.demo.screen import Screen, Silent
-from dualwrite.demo.supervisor import Supervisor
+from dualwrite.demo.supervisor import Supervisor, Tally
 from dualwrite.demo.verdict import Verdict
 from dualwrite.errors import ConfigurationError
 from dualwrite.settings import ProducerName, Settings
@@ -40,13 +40,14 @@ class Options:
             the file's only write lock, and be killed there.
         producer: `producer` of `dualwrite.connect`.
         naive: Write without dualwrite, alternating commit before produce and produce before commit.
+        pool: Write through a pool, many flights at once.
         url: The database; None for a SQLite file of the run.
         kafka: The Kafka settings, named as in librdkafka; None for a local broker.
         data_dir: Directory for files; None for the user's state directory.
         keep: Keep broker, topic, database and logs at the end.
 
     Raises:
-        ConfigurationError: A number is out of range, or the producer is unknown.
+        ConfigurationError: A number is out of range, the producer is unknown, or `naive` and `pool` are both set.
     """
 
     departures: int = 20_000
@@ -55,6 +56,7 @@ class Options:
     workers: int | None = None
     producer: ProducerName = "auto"
     naive: bool = False
+    pool: bool = False
     url: str | None = None
     kafka: Mapping[str, Any] | None = None
     data_dir: Path | None = None
@@ -62,6 +64,8 @@ class Options:
 
     def __post_init__(self) -> None:
         Settings(producer=self.producer)
+        if self.naive and self.pool:
+            raise ConfigurationError("naive and pool exclude each other.", next_step="use --pool or --naive, not both")
         if self.kills < 0:
             raise ConfigurationError(f"kills must be at least 0, not {self.kills}.")
         if not 0 < self.number_of_workers <= MAX_WORKERS:
@@ -107,7 +111,8 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
 def _run(options: Options, places: Places, shares: Counter[int], screen: Screen) -> Verdict:
     transactions = shares.total()
     jobs = [_job(options, places, worker) for worker in range(options.number_of_workers)]
-    plan = plan_kills(options.kills, transactions - len(shares), options.seed)
+    max_delay = MAX_POOL_DELAY if options.pool else MAX_DELAY
+    plan = plan_kills(options.kills, transactions - len(shares), options.seed, max_delay=max_delay)
     supervisor = Supervisor(jobs, plan, places.folder, lambda tally: screen.show(tally, transactions))
     try:
         tally = supervisor.run()
@@ -119,6 +124,7 @@ def _run(options: Options, places: Places, shares: Counter[int], screen: Screen)
         places.keep = True
         raise
     try:
+        _recover(places, tally)
         evidence = read_evidence(places.store.engine, places.tables, places.kafka, places.topic, options.departures)
         unsettled = _unsettled(places)
     except Exception:
@@ -134,6 +140,7 @@ def _run(options: Options, places: Places, shares: Counter[int], screen: Screen)
         findings=compare(evidence),
         unsettled=unsettled,
         places=places.names(),
+        pool=options.pool,
     )
 
 
@@ -148,11 +155,19 @@ def _job(options: Options, places: Places, worker: int) -> Job:
         topic=places.topic,
         producer=options.producer,
         naive=options.naive,
+        pool=options.pool,
         report_every=max(1, min(REPORTS, options.departures // REPORTS_PER_RUN)),
     )
 
 
+def _recover(places: Places, tally: Tally) -> None:
+    """Recover what is left: a process that was killed near the end may have left an id that no live pool has recovered yet."""
+    report = places.recover()
+    tally.outcomes.update(found.outcome.value for found in report)
+    tally.unacknowledged = max(tally.unacknowledged, len(report.unacknowledged))
+
+
 def _unsettled(places: Places) -> tuple[str, ...]:
-    """The run's ids on which something is left to recover; none, if all workers ended cleanly."""
-    rows = (places.store.read(name) for name in places.store.list(transactional_id(places.run, 0).removesuffix("0")))
+    """The run's ids on which something is left to recover."""
+    rows = (places.store.read(name) for name in places.store.list(id_prefix(places.run)))
     return tuple(row.transactional_id for row in rows if row is not None and row.unsettled_generations)

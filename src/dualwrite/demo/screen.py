@@ -115,8 +115,9 @@ def screen_for(console: Console, *, quiet: bool) -> Screen:
 
 
 def _summary(tally: Tally) -> str:
-    recovered = sum(number for name, number in tally.outcomes.items() if name != "NOTHING")
-    text = f"{tally.kills} killed, {recovered} recovered"
+    text = f"{tally.kills} killed"
+    if tally.outcomes:  # a pool recovers in the background and does not report it
+        text += f", {sum(number for name, number in tally.outcomes.items() if name != 'NOTHING')} recovered"
     return text + (f", {len(tally.errors)} ERRORS" if tally.errors else "")
 
 
@@ -130,21 +131,26 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     def row(name: str, value: object, *, bad: bool = False) -> None:
         table.add_row(name, f"[bold red]{value}[/]" if bad else str(value))
 
-    row("transactions", f"{tally.transactions:,}")
+    what = "flight" if verdict.pool else "transaction"
+    row(f"{what}s", f"{tally.transactions:,}")
     row("departures in the database", f"{verdict.rows:,}")
     row("messages visible to consumers", f"{verdict.messages:,}")
     row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
     row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
-    row("  of them while starting" if verdict.naive else "  of them while recovering", f"{tally.kills_while_opening:,}")
+    recovers_at_start = not (verdict.naive or verdict.pool)
+    row("  of them while recovering" if recovers_at_start else "  of them while starting", f"{tally.kills_while_opening:,}")
     for name, number in sorted(tally.outcomes.items()):
-        row(f"recoveries: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
+        when = "recoveries" if recovers_at_start else "recovered at the end"
+        row(f"{when}: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
     for name, number in findings.items():
         row(name.replace("_", " "), f"{number:,}", bad=number > 0)
     if verdict.unsettled:
         row("ids left to recover", ", ".join(verdict.unsettled), bad=True)
-    row("transactions per second", f"{verdict.per_second:,.0f}")
-    row("p50, p99 of a transaction", f"{p50:.1f} ms, {p99:.1f} ms")
-    row("slowest start with recovery", f"{max(tally.openings, default=0):.2f} s")
+    row(f"{what}s per second", f"{verdict.per_second:,.0f}")
+    if verdict.pool:
+        row("flights per commit", f"{verdict.flights_per_commit:.1f}")
+    row(f"p50, p99 of a {what}", f"{p50:.1f} ms, {p99:.1f} ms")
+    row("slowest start with recovery" if recovers_at_start else "slowest start", f"{max(tally.openings, default=0):.2f} s")
     console.print(table)
     for name, number in findings.items():
         if number:

@@ -35,12 +35,13 @@ class Tally:
     """The workers' reports so far, summed up.
 
     Attributes:
-        done: Transactions by worker, as counted in the database.
+        done: Flights by worker, as counted in the database.
         kills: SIGKILLs that ended a process.
-        kills_while_opening: Those of them that hit a worker while it opened its writer.
+        kills_while_opening: Those of them that hit a worker while it opened its writer or its pool.
         openings: Seconds of each opening.
         outcomes: How often recovery had each outcome, by name.
-        took: Microseconds of each transaction.
+        took: Microseconds of each flight, from its begin to its result.
+        commits: Transactions of these flights: in a pool, several flights share one.
         errors: Errors that ended workers. None are expected.
         unacknowledged: The largest number of lost or unverified transactions that a worker found recorded.
         seconds: From the first opened writer to the end.
@@ -52,6 +53,7 @@ class Tally:
     openings: list[float] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     took: list[int] = field(default_factory=list)
+    commits: int = 0
     errors: list[str] = field(default_factory=list)
     unacknowledged: int = 0
     seconds: float = 0.0
@@ -135,6 +137,7 @@ class Supervisor:
                 self.tally.unacknowledged = max(self.tally.unacknowledged, facts["unacknowledged"])
             case Event.DONE:
                 self.tally.took += facts["took"]
+                self.tally.commits += facts["commits"]
                 self._errors_in_a_row[number] = 0
             case Event.ERROR:
                 self.tally.errors.append(f"worker {number}: {facts['text']}")

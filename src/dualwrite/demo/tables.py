@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from dualwrite.demo.errors import StalePositionError
 from dualwrite.demo.flights import Flight
 from dualwrite.errors import ConfigurationError
 
@@ -67,7 +68,7 @@ class Tables:
         self._insert_departure = insert(self.departures).inline()
         self._advance = (
             update(self.workers)
-            .where(self.workers.c.worker == bindparam("of_worker"))
+            .where(self.workers.c.worker == bindparam("of_worker"), self.workers.c.position == bindparam("after"))
             .values(position=bindparam("to"), done=self.workers.c.done + 1)
         )
 
@@ -87,14 +88,28 @@ class Tables:
 
     # --- what a worker does -----------------------------------------------------------------------------------------------
 
-    def record(self, connection: Connection, flight: Flight, worker: int) -> Departure | None:
+    def record(self, connection: Connection, flight: Flight, worker: int, *, after: int) -> Departure | None:
         """Write one flight and the worker's new position. Returns the departure to publish, or None for a cancelled flight.
 
         Args:
             connection: A connection in a transaction, which is not ended.
             flight: The flight.
             worker: The worker's number.
+            after: The position from which this flight is the next one.
+
+        Raises:
+            StalePositionError: The position is another one.
         """
+        # Compare-and-set, since the worker's last process may have been killed after it had sent its COMMIT, and this process
+        # may have read the position before the database executed it. A DualWriter's claim of the same id waits for that, but a
+        # pool leases another id, and the naive writer has none. The row's lock makes this UPDATE wait for such a transaction.
+        advanced = connection.execute(self._advance, {"of_worker": worker, "after": after, "to": flight.number})
+        if advanced.rowcount != 1:
+            raise StalePositionError(
+                f"The position of worker {worker} is not {after} any more; flight {flight.number} was not written.",
+                cause="the last process of this worker was killed, and the database executed its COMMIT after that",
+                next_step="read the position again, and write the flights after it",
+            )
         changes = {
             "aircraft": flight.aircraft,
             "departures": int(not flight.cancelled),
@@ -107,7 +122,6 @@ class Tables:
         if not flight.cancelled:
             departure = {**asdict(flight), "count": count}
             connection.execute(self._insert_departure, departure)
-        connection.execute(self._advance, {"of_worker": worker, "to": flight.number})
         return departure
 
     def position(self, engine: Engine, worker: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class Verdict:
         findings: The disagreements.
         unsettled: Transactional ids on which something is left to recover.
         places: Where database, topic and logs are, by name.
+        pool: Whether the workers wrote through pools.
     """
 
     naive: bool
@@ -39,6 +40,7 @@ class Verdict:
     findings: Findings
     unsettled: tuple[str, ...]
     places: Mapping[str, str]
+    pool: bool = False
 
     @property
     def complete(self) -> bool:
@@ -59,15 +61,20 @@ class Verdict:
 
     @property
     def milliseconds(self) -> tuple[float, float]:
-        """p50 and p99 of a transaction."""
+        """p50 and p99 of a flight: of its transaction, or from its `submit` to a pool until its result."""
         if len(self.tally.took) < 2:  # noqa: PLR2004  (quantiles need two values)
             return 0.0, 0.0
         cuts = quantiles(self.tally.took, n=100)
         return cuts[49] / 1000, cuts[98] / 1000
 
     @property
+    def flights_per_commit(self) -> float:
+        """How many flights were committed together, on average; 1 without a pool."""
+        return len(self.tally.took) / self.tally.commits if self.tally.commits else 0.0
+
+    @property
     def per_second(self) -> float:
-        """Transactions per second over the whole run, kills and recoveries included."""
+        """Flights per second over the whole run, kills and recoveries included."""
         return self.tally.transactions / self.tally.seconds if self.tally.seconds else 0.0
 
     def summary(self) -> str:
@@ -98,6 +105,7 @@ class Verdict:
             "verdict": self.summary(),
             "all_agree": self.all_agree,
             "naive": self.naive,
+            "pool": self.pool,
             "departures": self.departures,
             "rows": self.rows,
             "messages": self.messages,
@@ -115,6 +123,7 @@ class Verdict:
             "worker_errors": tally.errors,
             "seconds": round(tally.seconds, 2),
             "transactions_per_second": round(self.per_second, 1),
+            "flights_per_commit": round(self.flights_per_commit, 1),
             "p50_ms": round(p50, 2),
             "p99_ms": round(p99, 2),
             "places": dict(self.places),

@@ -6,34 +6,30 @@ That is the point of the demo: position, flight and message are written in the s
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol
+from contextlib import contextmanager
+from typing import Any, Final
 
 import dualwrite
 from dualwrite.demo.flights import Flight, read_flights, share_of
 from dualwrite.demo.job import RELEASE, Event, Job
-from dualwrite.demo.naive import NaiveWriter
 from dualwrite.demo.tables import Departure, Tables
+from dualwrite.demo.ways import Transaction, Way, opened
+from dualwrite.errors import DualWriteError
 from dualwrite.stores.sql import SqlStateStore
 
+log = logging.getLogger(__name__)
+
+MAX_FAILURES: Final = 5
+"""Errors in a row, without a flight written in between, after which a worker gives up."""
+
 _STDIN: Final = 0
-
-
-class _Transaction(Protocol):
-    @property
-    def db(self) -> Any: ...
-
-    def send(self, topic: str, value: bytes, *, key: str) -> None: ...
-
-
-class _Writer(Protocol):
-    def transaction(self) -> AbstractContextManager[_Transaction]: ...
 
 
 class Supervisor:
@@ -78,54 +74,63 @@ class Worker:
         self._tables = Tables(job.run, self._store.engine.dialect.name)
         self._done = 0
         self._took: list[int] = []
+        self._commits = 0
 
     def run(self) -> None:
-        """Open the writer, which runs recovery, and write the flights one by one."""
-        with self._opened() as writer:
-            flights = self._flights()
-            flight = next(flights, None)
-            while flight is not None and not self._supervisor.stopping.is_set():
-                following = next(flights, None)
-                if following is None:
-                    self._hold()
-                if not self._supervisor.stopping.is_set():
-                    self._do(writer, flight)
-                flight = following
+        """Open the way of writing, which runs recovery, and write the flights in their order."""
+        with self._opened() as way:
+            self._write_all(way)
             self._report_done()
         self._supervisor.report(Event.CLOSED)
 
     @contextmanager
-    def _opened(self) -> Iterator[_Writer]:
+    def _opened(self) -> Iterator[Way]:
         self._supervisor.report(Event.OPENING)
         started = time.perf_counter()
-        if self._job.naive:
-            naive = NaiveWriter(self._store.engine, self._job.kafka)
-            self._report_open(started, dualwrite.RecoveryReport())
-            yield naive
-            return
-        with dualwrite.connect(
-            self._store,
-            kafka=self._job.kafka,
-            transactional_id=self._job.transactional_id,
-            producer=self._job.producer,
-            on_lost="report",
-        ) as writer:
-            self._report_open(started, writer.recovery_report)
-            yield writer
+        with opened(self._job, self._store, self._unit, self._written) as way:
+            self._report_open(started, way.recovery)
+            yield way
 
-    def _flights(self) -> Iterator[Flight]:
-        position, self._done = self._tables.position(self._store.engine, self._job.worker)
+    def _write_all(self, way: Way) -> None:
+        """Write the flights after the position in the database; after some errors, again from the position that it has then."""
+        failures = 0
+        while True:
+            position, done = self._tables.position(self._store.engine, self._job.worker)
+            self._done = done
+            try:
+                return self._write_after(position, way)
+            except DualWriteError as error:
+                failures = 1 if self._done > done else failures + 1
+                if failures == MAX_FAILURES or not way.can_go_on(error):
+                    raise
+                log.warning("reading the position again: %s", error)
+
+    def _write_after(self, position: int, way: Way) -> None:
+        flights = self._flights(position)
+        flight = next(flights, None)
+        while flight is not None and not self._supervisor.stopping.is_set():
+            following = next(flights, None)
+            if following is None:
+                way.finish()
+                self._hold()
+            if not self._supervisor.stopping.is_set():
+                way.write(flight, position)
+            position, flight = flight.number, following
+        way.finish()
+
+    def _flights(self, position: int) -> Iterator[Flight]:
         for flight in read_flights(self._job.departures, after=position):
             if share_of(flight.aircraft, self._job.workers) == self._job.worker:
                 yield flight
 
-    def _do(self, writer: _Writer, flight: Flight) -> None:
-        started = time.perf_counter()
-        with writer.transaction() as tx:
-            departure = self._tables.record(tx.db, flight, self._job.worker)
-            if departure is not None:
-                tx.send(self._job.topic, encoded(departure), key=flight.aircraft)
-        self._took.append(round((time.perf_counter() - started) * 1e6))
+    def _unit(self, tx: Transaction, flight: Flight, after: int) -> None:
+        departure = self._tables.record(tx.db, flight, self._job.worker, after=after)
+        if departure is not None:
+            tx.send(self._job.topic, encoded(departure), key=flight.aircraft)
+
+    def _written(self, seconds: float, commits: int) -> None:
+        self._took.append(round(seconds * 1e6))
+        self._commits += commits
         self._done += 1
         if len(self._took) >= self._job.report_every:
             self._report_done()
@@ -148,8 +153,8 @@ class Worker:
 
     def _report_done(self) -> None:
         if self._took:
-            self._supervisor.report(Event.DONE, done=self._done, took=self._took)
-            self._took = []
+            self._supervisor.report(Event.DONE, done=self._done, took=self._took, commits=self._commits)
+            self._took, self._commits = [], 0
 
 
 def encoded(departure: Departure) -> bytes:
