@@ -44,8 +44,9 @@ class Deadline:
 
     def within(self, seconds: float) -> Deadline:
         """A deadline at this one's end or `seconds` from now, whichever is earlier; its `seconds` are counted from now."""
-        left = min(seconds, self.left)
-        return Deadline(left)
+        now = time.monotonic()
+        at = now + seconds
+        return Deadline(seconds, at) if at < self._at else Deadline(max(self._at - now, 0.0), self._at)
 
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or for the remaining time if that is shorter."""

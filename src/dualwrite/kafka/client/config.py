@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.tls import tls_context
@@ -24,8 +24,7 @@ _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]
 _TRUE: Final = ("true", "1", "yes", "t")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Host and port of a broker."""
 
     host: str

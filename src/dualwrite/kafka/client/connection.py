@@ -11,8 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -103,6 +102,8 @@ class Connection:
                 self._log_in(deadline.within(self._config.connect_timeout))
             elif now - self._used_at >= _IDLE:
                 self._read(0.0)  # detects a connection closed by the broker, or a failed keepalive
+            else:
+                return True
         except ConnectionLostError:
             return False
         except BrokerAuthorizationError:  # a new connection shows whether only the re-authentication is refused
@@ -121,13 +122,14 @@ class Connection:
         if limit.expired:
             raise ConnectionLostError(self.address, f"no time left for {type(request).__name__}")
         inbox: Inbox = []
-        self.send(request, inbox, limit)
-        while not inbox:
+        self._send(request, inbox, limit)
+        while True:
             self._read(limit.left)
-            if limit.expired and not inbox:
+            if inbox:
+                return inbox[0][1]
+            if limit.expired:
                 self.close()
                 raise ConnectionLostError(self.address, f"no answer to {type(request).__name__} within {limit.seconds:.3g} s")
-        return inbox[0][1]
 
     def send(self, request: Any, inbox: Inbox, deadline: Deadline | None = None) -> int:
         """Send a request without waiting for its answer, which is later put into `inbox` with the number returned here.
@@ -138,19 +140,7 @@ class Connection:
             ConnectionLostError: The connection broke, or the request could not be sent before the deadline; it may have been
                 executed.
         """
-        plug = self._open_socket()
-        limit = self._limit(deadline)
-        if request.API_VERSION is None:
-            request.API_VERSION = self.version_of(type(request))
-        with self._closed_when_broken(f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"):
-            number, data = self._framing.request(request)
-            self._inboxes[number] = inbox
-            left = memoryview(data)
-            while left:  # TLS sends in parts, and sendall() would restart the timeout for each
-                plug.settimeout(max(limit.left, LEAST_TIME))
-                left = left[plug.send(left) :]
-        self._used_at = time.monotonic()
-        return number
+        return self._send(request, inbox, self._limit(deadline))
 
     def receive(self, timeout: float = 0.0) -> None:
         """Put the answers that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
@@ -160,36 +150,48 @@ class Connection:
         """
         self._read(timeout)
 
-    def _read(self, timeout: float) -> None:
-        """Read once; this may yield nothing, or only part of an answer."""
+    def _send(self, request: Any, inbox: Inbox, limit: Deadline) -> int:
         plug = self._open_socket()
-        with self._closed_when_broken("the requests in flight were not answered within the time limit"):
-            plug.settimeout(timeout)
-            try:
-                data = plug.recv(_READ_SIZE)
-            except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
-                return
-            if not data:
-                raise ConnectionLostError(self.address, "the broker closed the connection")
-            for number, answer in self._framing.answers(data):
-                self._inboxes.pop(number).append((number, answer))
-
-    @contextmanager
-    def _closed_when_broken(self, too_late: str) -> Iterator[None]:
+        if request.API_VERSION is None:
+            request.API_VERSION = self.version_of(type(request))
         try:
-            yield
-        except ConnectionLostError:
-            self.close()
-            raise
-        except TimeoutError as error:
-            self.close()
-            raise ConnectionLostError(self.address, too_late) from error
+            number, data = self._framing.request(request)
+            self._inboxes[number] = inbox
+            plug.settimeout(max(limit.left, LEAST_TIME))
+            sent = plug.send(data)
+            while sent < len(data):  # TLS sends in parts, and sendall() would restart the timeout for each
+                plug.settimeout(max(limit.left, LEAST_TIME))
+                sent += plug.send(memoryview(data)[sent:])
         except (OSError, KafkaError) as error:
             self.close()
-            raise ConnectionLostError(self.address, f"{type(error).__name__}: {error}") from error
+            late = f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"
+            raise ConnectionLostError(self.address, late if isinstance(error, TimeoutError) else _reason(error)) from error
         except BaseException:  # KeyboardInterrupt in the middle of a message: the position in the stream is unknown
             self.close()
             raise
+        self._used_at = time.monotonic()
+        return number
+
+    def _read(self, timeout: float) -> None:
+        """Read once; this may yield nothing, or only part of an answer."""
+        plug = self._open_socket()
+        try:
+            plug.settimeout(timeout)
+            self._take(plug.recv(_READ_SIZE))
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return
+        except (OSError, KafkaError) as error:
+            self.close()
+            raise ConnectionLostError(self.address, _reason(error)) from error
+        except BaseException:  # as for `send`
+            self.close()
+            raise
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            raise ConnectionLostError(self.address, "the broker closed the connection")
+        for number, answer in self._framing.answers(data):
+            self._inboxes.pop(number).append((number, answer))
 
     def version_of(self, request: Any) -> int:
         """The newest version of a request that both the broker and kafka-python support.
@@ -247,6 +249,10 @@ class Connection:
         began = time.monotonic()
         lifetime = log_in(self.address, login, self._config.protocol, lambda request: self.call(request, deadline))
         self._log_in_at = began + _SESSION_SHARE * lifetime if lifetime else None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @cache

@@ -6,11 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
@@ -24,7 +24,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.errors import TIMEOUT_REFUSED
-from dualwrite.kafka.client.hot_messages import EndTxn
+from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnReply
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.refusals import forbidden, status_of, two_phase_refused
 from dualwrite.kafka.client.retry import repeated
@@ -64,6 +64,9 @@ class _MovedError(Exception):
     """The id has moved to another coordinator."""
 
 
+_TRANSIENT: Final = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
+
+
 class WireTransactionCoordinator:
     """TransactionCoordinator over our own blocking connections; see the Protocol for the contract.
 
@@ -90,7 +93,7 @@ class WireTransactionCoordinator:
             def ask(deadline: Deadline) -> bool:
                 broker = self.network.any_broker(deadline)
                 return broker.features.get("transaction.version", 0) >= 2 and broker.supports(  # noqa: PLR2004
-                    EndTxnRequest, EndTxn.BY_EPOCH
+                    EndTxn, EndTxn.BY_EPOCH
                 )
 
             self._ends_by_epoch = self._repeated(ask, "ApiVersions", timeout)
@@ -140,12 +143,10 @@ class WireTransactionCoordinator:
             if not trusted:
                 self._demand_leaders(coordinator, kafka_transactional_id, deadline)
             trusted = False
-            if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
+            if not coordinator.supports(EndTxn, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
                 raise _TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
-            newest = min(version, coordinator.version_of(EndTxnRequest))
-            ended = _end_txn(newest, kafka_transactional_id, producer_id, epoch, commit=commit)
-            answer = coordinator.call(ended, deadline)
+            answer = coordinator.call(EndTxn(version, kafka_transactional_id, producer_id, epoch, commit), deadline)
             if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise _TryAgainError("EndTxn answered CONCURRENT_TRANSACTIONS: markers are being written")
             self._check_passing(answer.error_code, kafka_transactional_id, "EndTxn", "Write")
@@ -372,13 +373,12 @@ class WireTransactionCoordinator:
 
     def _repeated(self, once: Callable[[Deadline], _T], what: str, timeout: Limit | None = None) -> _T:
         """Call until a conclusive answer or the deadline; waiting for other threads' calls counts against it."""
-        passing = (_TryAgainError, _MovedError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
         deadline = Deadline.of(self._timeout if timeout is None else timeout)
         try:
             try:
                 if not self._lock.acquire(timeout=deadline.left):
                     raise _TryAgainError("another thread is still using the connections")
-                return repeated(lambda: once(deadline), passing, deadline, pause=_PAUSE)
+                return repeated(lambda: once(deadline), _TRANSIENT, deadline, pause=_PAUSE)
             finally:
                 with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()
@@ -391,7 +391,7 @@ class WireTransactionCoordinator:
                 next_step="start them and retry; prepared and open transactions stay as they are",
                 servers=self.network.config.servers,
             ) from error
-        except passing as error:
+        except _TRANSIENT as error:
             raise BrokerUnavailableError(
                 f"No answer from {what} at {self.network.config.servers} within {deadline.seconds:.3g} s: {error}.",
                 cause="the broker is starting, overloaded, or unreachable at its advertised address",
@@ -420,22 +420,5 @@ class WireTransactionCoordinator:
             )
 
 
-def _end_txn(version: int, kafka_transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Any:
-    if version >= EndTxn.OLDEST:
-        return EndTxn(version, kafka_transactional_id, producer_id, epoch, commit)
-    return EndTxnRequest(
-        version=version,
-        transactional_id=kafka_transactional_id,
-        producer_id=producer_id,
-        producer_epoch=epoch,
-        committed=commit,
-    )
-
-
-def _answer(answer: Any) -> EndTxnAnswer:
-    return EndTxnAnswer(
-        code=answer.error_code,
-        name=error_name(answer.error_code),
-        producer_id=getattr(answer, "producer_id", -1),
-        epoch=getattr(answer, "producer_epoch", -1),
-    )
+def _answer(answer: EndTxnReply) -> EndTxnAnswer:
+    return EndTxnAnswer(answer.error_code, error_name(answer.error_code), answer.producer_id, answer.producer_epoch)

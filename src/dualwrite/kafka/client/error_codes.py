@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from typing import Final
 
 from kafka.errors import for_code
@@ -86,6 +87,7 @@ PERMANENT: Final = frozenset(
 """Codes that a broker returns for the same message every time, until the message, the topic or the settings change."""
 
 
+@cache
 def error_name(code: int) -> str:
     """Kafka's name for an error code, such as INVALID_TXN_STATE; kafka-python's name for codes that are not in this table."""
     try:

@@ -34,7 +34,7 @@ class Framing:
         self._client = _LENGTH.pack(len(encoded)) + encoded + b"\0"  # and no tagged fields
         self._number = 0
         self._unanswered: deque[tuple[int, Callable[[memoryview], Any]]] = deque()
-        self._rest = bytearray()
+        self._rest = b""
 
     def request(self, request: Any) -> tuple[int, bytes]:
         """The number of a request, and what must be sent next."""
@@ -57,7 +57,7 @@ class Framing:
         Raises:
             KafkaError: The data are no answers to the requests.
         """
-        received = data if not self._rest else self._rest + data
+        received = self._rest + data if self._rest else data
         found, place = [], 0
         while len(received) - place >= _SIZE.size:
             (size,) = _SIZE.unpack_from(received, place)
@@ -68,7 +68,7 @@ class Framing:
                 break
             found.append(self._answer(memoryview(received)[place + _SIZE.size : end]))
             place = end
-        self._rest = bytearray(memoryview(received)[place:])
+        self._rest = received[place:]
         return found
 
     def _answer(self, frame: memoryview) -> tuple[int, Any]:

@@ -12,11 +12,12 @@ from functools import lru_cache
 from struct import Struct
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-_INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
-_INT64: Final = Struct(">q")
 _ACKS_AND_TIMEOUT: Final = Struct(">hi")
+_PARTITION: Final = Struct(">ihqqq")  # index, error code, base offset, log append time, log start offset
 _PRODUCER_AND_VERDICT: Final = Struct(">qh?")
+_THROTTLE_AND_ERROR: Final = Struct(">ih")
+_NEXT_PRODUCER: Final = Struct(">qh")
 _NO_TAGS: Final = b"\0"
 _MORE: Final = 0x80  # another byte of the number follows
 
@@ -47,22 +48,11 @@ class Fields:
         self._data = data
         self._place = place
 
-    def int16(self) -> int:
-        """The next two bytes as a number."""
-        return self._number(_INT16)
-
-    def int32(self) -> int:
-        """The next four bytes as a number."""
-        return self._number(_INT32)
-
-    def int64(self) -> int:
-        """The next eight bytes as a number."""
-        return self._number(_INT64)
-
-    def _number(self, kind: Struct) -> int:
-        (number,) = kind.unpack_from(self._data, self._place)
+    def numbers(self, kind: Struct) -> tuple[int, ...]:
+        """The next fields, which are numbers of fixed lengths."""
+        found = kind.unpack_from(self._data, self._place)
         self._place += kind.size
-        return int(number)
+        return found
 
     def varint(self) -> int:
         """An unsigned number of variable length."""
@@ -76,12 +66,12 @@ class Fields:
             shift += 7
 
     def length(self) -> int:
-        """The length of a compact array; 0 for null."""
-        return max(self.varint() - 1, 0)
+        """The length of a compact array or string; -1 for null."""
+        return self.varint() - 1
 
     def text(self) -> str | None:
         """A compact string."""
-        length = self.varint() - 1
+        length = self.length()
         if length < 0:
             return None
         begin, self._place = self._place, self._place + length
@@ -114,13 +104,13 @@ class TopicAnswer(NamedTuple):
     """Kafka's answers for the batches of one topic."""
 
     name: str | None
-    partition_responses: tuple[PartitionAnswer, ...]
+    partition_responses: Sequence[PartitionAnswer]
 
 
 class ProduceAnswer(NamedTuple):
     """The answer to Produce."""
 
-    responses: tuple[TopicAnswer, ...]
+    responses: Sequence[TopicAnswer]
 
 
 @dataclass(slots=True)
@@ -155,22 +145,20 @@ class Produce:
 
     def answer(self, fields: Fields) -> ProduceAnswer:
         """See HotRequest."""
-        return ProduceAnswer(tuple(_topic_answer(fields) for _ in range(fields.length())))
+        return ProduceAnswer([_topic_answer(fields) for _ in range(fields.length())])
 
 
 def _topic_answer(fields: Fields) -> TopicAnswer:
     name = fields.text()
-    answers = tuple(_partition_answer(fields) for _ in range(fields.length()))
+    answers = [_partition_answer(fields) for _ in range(fields.length())]
     fields.skip_tags()
     return TopicAnswer(name, answers)
 
 
 def _partition_answer(fields: Fields) -> PartitionAnswer:
-    index, error_code, base_offset = fields.int32(), fields.int16(), fields.int64()
-    fields.int64()  # log_append_time_ms
-    fields.int64()  # log_start_offset
+    index, error_code, base_offset, _, _ = fields.numbers(_PARTITION)
     for _ in range(fields.length()):  # record_errors
-        fields.int32()
+        fields.numbers(_INT32)
         fields.text()
         fields.skip_tags()
     message = fields.text()
@@ -208,7 +196,6 @@ class EndTxn:
     committed: bool
 
     API_KEY: ClassVar[int] = 26
-    OLDEST: ClassVar[int] = 3
     BY_EPOCH: ClassVar[int] = 5
     """The first version that is idempotent, and whose answer has the next producer id and epoch (KIP-890)."""
 
@@ -219,11 +206,10 @@ class EndTxn:
 
     def answer(self, fields: Fields) -> EndTxnReply:
         """See HotRequest."""
-        fields.int32()  # throttle_time_ms
-        error_code = fields.int16()
+        _, error_code = fields.numbers(_THROTTLE_AND_ERROR)
         if self.API_VERSION < self.BY_EPOCH:
             return EndTxnReply(error_code, -1, -1)
-        return EndTxnReply(error_code, fields.int64(), fields.int16())
+        return EndTxnReply(error_code, *fields.numbers(_NEXT_PRODUCER))
 
 
 # --- encoding -----------------------------------------------------------------------------------------------------------------
@@ -239,6 +225,7 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
+@lru_cache(maxsize=1000)
 def _length(length: int) -> bytes:
     """The length of a compact array, string or bytes."""
     return varint(length + 1)

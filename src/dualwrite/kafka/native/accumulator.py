@@ -65,10 +65,9 @@ class RecordAccumulator:
         self._room = self._buffer_bytes
 
     @property
-    def places(self) -> Iterator[Place]:
+    def places(self) -> list[Place]:
         """What the transaction has written, by partition."""
-        for topic in self._topics.values():
-            yield from (partition.place for partition in topic.partitions if partition is not None)
+        return [partition.place for topic in self._topics.values() for partition in topic.partitions if partition is not None]
 
     @property
     def is_empty(self) -> bool:
@@ -266,11 +265,13 @@ class RecordAccumulator:
         return True
 
     def push(self, deadline: Deadline) -> None:
-        """Close every batch and send what can be sent now, without waiting for answers."""
-        with self._sender.failure_kept():
-            for partition in self._filled():
-                self._close(partition)
-            self._sender.push(deadline)
+        """Close every batch and send what can be sent now, without waiting for answers; see `Sender.push` for errors.
+
+        After any other exception the caller calls `Sender.interrupted`.
+        """
+        for partition in self._filled():
+            self._close(partition)
+        self._sender.push(deadline)
 
     def flush(self, deadline: Deadline) -> None:
         """Send everything and wait until it is stored; see `Sender.flush` for errors."""

@@ -10,9 +10,10 @@ import logging
 import random
 import selectors
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
@@ -48,6 +49,24 @@ class _Request:
 
     sent_at: float
     batches: dict[tuple[str, int], tuple[Partition, Batch]]
+
+
+class _FailureKept:
+    """See `Sender.failure_kept`."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if isinstance(error, BrokerError):
+            self._sender.failure = self._sender.failure or error
+        elif error is not None:
+            self._sender.interrupted()
 
 
 @dataclass(slots=True, eq=False)
@@ -146,17 +165,9 @@ class Sender:
         if self.failure is not None:
             raise self.failure
 
-    @contextmanager
-    def failure_kept(self) -> Iterator[None]:
-        """Record any exception as the transaction's failure: afterwards it can only be aborted."""
-        try:
-            yield
-        except BrokerError as error:
-            self.failure = self.failure or error
-            raise
-        except BaseException:
-            self.interrupted()
-            raise
+    def failure_kept(self) -> AbstractContextManager[None]:
+        """Record any exception in the block as the transaction's failure: afterwards it can only be aborted."""
+        return _FailureKept(self)
 
     def interrupted(self) -> None:
         """After KeyboardInterrupt or the like the transaction can only be aborted: an answer may have been read and lost."""
@@ -186,10 +197,12 @@ class Sender:
     def _until(self, done: Callable[[], bool], deadline: Deadline, what: str) -> None:
         while True:
             left = deadline.left
-            if left > 0:
+            if left <= 0:
+                self._read_arrived()  # nothing sent now could be acknowledged before the deadline
+            elif self._waiting:
                 self._pushed(deadline)
             else:
-                self._read_arrived()  # nothing sent now could be acknowledged before the deadline
+                self.raise_failure()  # nothing to send: `_wait` reads what has arrived
             if done():
                 return
             if left <= 0:
@@ -200,7 +213,7 @@ class Sender:
         self._read_arrived()
         if self._waiting:
             self._send_waiting(deadline)
-        self.raise_failure()
+            self.raise_failure()
 
     def _read_arrived(self) -> None:
         self.raise_failure()
@@ -248,7 +261,9 @@ class Sender:
     def _line(self, address: Address, connection: Connection) -> _Line:
         if not connection.supports(Produce, Produce.API_VERSION):
             raise ConnectionLostError(address, f"the broker does not support Produce v{Produce.API_VERSION}")
-        line = self._lines.setdefault(address, _Line(connection))
+        line = self._lines.get(address)
+        if line is None:
+            line = self._lines[address] = _Line(connection)
         if line.connection is not connection:  # another user has found it broken and replaced it
             raise ConnectionLostError(address, "closed")
         return line
@@ -310,16 +325,24 @@ class Sender:
             timeout = min(timeout, _LOOK_AT_OPENINGS)
         if len(lines) == 1:
             self._read(lines[0], timeout)
-        elif not any(line.inbox or line.connection.has_read for line in lines):
-            with selectors.DefaultSelector() as selector:
-                for line in lines:
-                    try:
-                        selector.register(line.connection, selectors.EVENT_READ)
-                    except (ConnectionLostError, ValueError) as error:
-                        self._connection_lost(line.connection.address, error)
-                        return
-                selector.select(timeout)
+        elif self._until_readable(lines, timeout):
+            for line in lines:
+                self._read(line, 0.0)
         self._give_up_on_silent()
+
+    def _until_readable(self, lines: list[_Line], timeout: float) -> bool:
+        """Wait for an answer on one of several lines; False if one of them is closed."""
+        if any(line.inbox or line.connection.has_read for line in lines):
+            return True
+        with selectors.DefaultSelector() as selector:
+            for line in lines:
+                try:
+                    selector.register(line.connection, selectors.EVENT_READ)
+                except (ConnectionLostError, ValueError) as error:
+                    self._connection_lost(line.connection.address, error)
+                    return False
+            selector.select(timeout)
+        return True
 
     def _read(self, line: _Line, timeout: float) -> None:
         """Process the answers that arrive within `timeout` seconds, including those read by other users of the connection."""
@@ -342,7 +365,8 @@ class Sender:
                 entry = request.batches.pop((topic.name, found.index), None)
                 if entry is not None:
                     self._act_on(*entry, found)
-        self._send_again(request, NO_ANSWER)  # batches missing from the answer
+        if request.batches:  # missing from the answer
+            self._send_again(request, NO_ANSWER)
 
     def _act_on(self, partition: Partition, batch: Batch, found: Any) -> None:
         """Act on the answer for one batch."""

@@ -21,6 +21,8 @@ class ProducerState(Enum):
     FENCED = "was fenced: its transactional id was taken over, or another process ended its transaction"
     CLOSED = "is closed"
 
+    __hash__ = object.__hash__  # Enum's is a Python function, called for each of a transaction's checks
+
 
 _ACQUIRING: Final = ("init_transactions", "adopt", "create", "close")
 
