@@ -22,6 +22,8 @@ MAX_TOPIC_LENGTH: Final = 249
 MAX_PLACES: Final = 16
 """How many places are stored with a state. `Delivery.messages` counts all messages, including those at other places."""
 
+_as_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Fate(Enum):
     """How a transaction ended, according to the log."""
@@ -94,17 +96,17 @@ class Delivery:
 
     def text(self) -> str:
         """The text to store: JSON with up to MAX_PLACES places, including one with a known offset if there is one."""
-        kept = self.places[:MAX_PLACES]
-        proof = self.proof
-        if proof is not None and proof not in kept:
-            kept = (proof, *kept[1:])
-        return json.dumps(
+        kept = self.places
+        if len(kept) > MAX_PLACES:
+            kept, proof = kept[:MAX_PLACES], self.proof
+            if proof is not None and proof not in kept:
+                kept = (proof, *kept[1:])
+        return _as_json(
             {
                 "messages": self.messages,
                 "places": [[place.topic, place.partition, place.first_offset, place.messages] for place in kept],
                 "prepared_at": self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds"),
-            },
-            separators=(",", ":"),
+            }
         )
 
     @classmethod

@@ -134,6 +134,7 @@ class GuardedConnection(Connection):
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
         self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
+        self._has_events = Connection._has_events  # noqa: SLF001  (as below: our listener is not for `engine_connect`)
         super().__init__(engine, pooled)
         self.take_back()
 
@@ -207,7 +208,8 @@ class GuardedConnection(Connection):
     @property
     def connection(self) -> PoolProxiedConnection:
         """The driver's connection."""
-        self.guard.check_open()
+        if self.guard.ended:
+            self.guard.check_open()
         return super().connection
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:

@@ -180,7 +180,7 @@ class PostgresqlDialect(StoreDialect):
 
     def commit_blocker(self, connection: Connection) -> str | None:
         """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
-        match raw_connection(connection).info.transaction_status:
+        match raw_connection(connection).pgconn.transaction_status:
             case TransactionStatus.INTRANS:
                 return None
             case TransactionStatus.INERROR:
@@ -188,7 +188,7 @@ class PostgresqlDialect(StoreDialect):
             case TransactionStatus.UNKNOWN:
                 return "the connection was lost before COMMIT was sent"
             case status:
-                return f"the connection has no transaction any more ({status.name})"
+                return f"the connection has no transaction any more ({TransactionStatus(status).name})"
 
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
         """An ERROR that left the session open: the server has rolled back and waits for the next command."""

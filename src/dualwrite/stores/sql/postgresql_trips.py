@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -32,9 +31,9 @@ _CHECK: Final = (
     "SELECT fence, owner, set_config({marker}, {token}, true) FROM {table} WHERE transactional_id = {transactional_id}"
 )
 _RECORD: Final = (
-    "WITH recorded AS (UPDATE {table} SET prepared_transaction_state = {state}, prepared_generation = {generation}, "
-    "transaction_number = {number}, delivery = {delivery}, updated_at = {now} "
-    "WHERE transactional_id = {transactional_id} AND fence = {fence} AND current_setting({marker}, true) = {token} "
+    "WITH recorded AS (UPDATE {table} SET prepared_transaction_state = {state}, prepared_generation = {generation:d}, "
+    "transaction_number = {number:d}, delivery = {delivery}, updated_at = {now} "
+    "WHERE transactional_id = {transactional_id} AND fence = {fence:d} AND current_setting({marker}, true) = {token} "
     "RETURNING 1) SELECT 1 / count(*) FROM recorded; COMMIT"
 )
 
@@ -54,14 +53,14 @@ class PostgresqlTrips(MergedTrips):
     def can_begin(self, connection: Connection) -> bool:
         """See MergedTrips."""
         raw = raw_connection(connection)
-        return not raw.autocommit and raw.info.transaction_status is TransactionStatus.IDLE
+        return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
 
     def begin(self, connection: Connection, transactional_id: str, token: str) -> Fence | None:
         """See MergedTrips."""
         raw = raw_connection(connection)
         text = _Text(raw)
         check = _CHECK.format(
-            table=self._table, marker=text.of(MARKER), token=text.of(token), transactional_id=text.of(transactional_id)
+            table=self._table, marker=f"'{MARKER}'", token=text.of(token), transactional_id=text.of(transactional_id)
         )
         found = text.execute(f"{_begin(raw)}; {check}")[-1]
         if not found.ntuples:
@@ -72,21 +71,33 @@ class PostgresqlTrips(MergedTrips):
 
     def can_commit(self, connection: Connection) -> bool:
         """See MergedTrips; nor in a pipeline, and not without a transaction that can be committed."""
-        raw = raw_connection(connection)
-        is_open = raw.info.transaction_status is TransactionStatus.INTRANS
-        return is_open and raw.pgconn.pipeline_status == PipelineStatus.OFF and not len(connection.dispatch.commit)
+        pgconn = raw_connection(connection).pgconn
+        is_open = pgconn.transaction_status == TransactionStatus.INTRANS
+        return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not len(connection.dispatch.commit)
 
     def commit(self, connection: Connection, record: Record) -> None:
         """See MergedTrips."""
         text = _Text(raw_connection(connection))
-        values = {name: text.of(value) for name, value in record._asdict().items()}
-        answers = text.execute(_RECORD.format(table=self._table, marker=text.of(MARKER), **values))
+        answers = text.execute(
+            _RECORD.format(
+                table=self._table,
+                marker=f"'{MARKER}'",
+                token=text.of(record.token),
+                transactional_id=text.of(record.transactional_id),
+                fence=record.fence,
+                state=text.of(record.state),
+                generation=record.generation,
+                number=record.number,
+                delivery="NULL" if record.delivery is None else text.of(record.delivery),
+                now=text.of(record.now.isoformat()),
+            )
+        )
         if answers[-1].command_status != b"COMMIT":
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
 
     def was_not_executed(self, connection: Connection) -> bool:
         """See MergedTrips: the server has answered, and the transaction is still there, as a failed one."""
-        return raw_connection(connection).info.transaction_status is TransactionStatus.INERROR
+        return raw_connection(connection).pgconn.transaction_status == TransactionStatus.INERROR
 
     def found_no_row(self, error: BaseException) -> bool:
         """See MergedTrips."""
@@ -118,19 +129,12 @@ class _Text:
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self._raw = raw
         self._encoding = raw.info.encoding
-        self._escaping = Escaping(raw.pgconn)
 
-    def of(self, value: str | int | datetime | None) -> str:
-        """The literal of a value; libpq quotes what has to be."""
-        if value is None:
-            return "NULL"
-        if isinstance(value, int):
-            return str(int(value))
-        if isinstance(value, datetime):
-            value = value.isoformat()
+    def of(self, value: str) -> str:
+        """The literal of a text; libpq quotes what has to be."""
         if _NEEDS_NO_QUOTING(value):
             return f"'{value}'"
-        return bytes(self._escaping.escape_literal(value.encode(self._encoding))).decode(self._encoding)
+        return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
 
     def decoded(self, answer: bytes) -> str:
         """The text in an answer."""

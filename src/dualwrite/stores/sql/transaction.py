@@ -504,11 +504,11 @@ class SqlStoreTransaction(StoreTransaction):
     def _release(self, *, discard: bool) -> None:
         """Close session and connection; with `discard`, or if it can't roll back, the connection is not used again."""
         connection = self._connection
+        if connection is None:
+            return
         sessions = [*self._ended_sessions, *([] if self._session is None else [self._session])]
         self._connection = self._session = self._handle = None
         self._ended_sessions = []
-        if connection is None:
-            return
         guard = self._guard
         connection.take_back()
         try:
