@@ -214,7 +214,9 @@ class DualWriter(Generic[H]):
             ConcurrentUseError: Another thread is using the writer.
             WriterClosedError: The writer is closed, or was never opened.
         """
-        with self._exclusively("transaction()"):
+        self._take("transaction()")
+        try:
+            self._lanes.forget_transactions()  # as in `_exclusively`
             phase = self.phase
             if phase in (Phase.OPENING, Phase.CLOSED):
                 raise WriterClosedError(f"The writer {phase.value}.", transactional_id=self._id)
@@ -232,6 +234,11 @@ class DualWriter(Generic[H]):
                 lane.after_trouble(error)
             finally:
                 self._forget_transaction()
+        except DualWriteError as error:
+            name_lane(error, self._id)
+            raise
+        finally:
+            self._user = None
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -273,6 +280,18 @@ class DualWriter(Generic[H]):
 
     @contextmanager
     def _exclusively(self, what: str) -> Iterator[None]:
+        self._take(what)
+        try:
+            self._lanes.forget_transactions()  # in case an interrupt kept an earlier call from doing so
+            yield
+        except DualWriteError as error:
+            name_lane(error, self._id)
+            raise
+        finally:
+            self._user = None
+
+    def _take(self, what: str) -> None:
+        """Take the writer for this thread; the caller sets `_user` to None at its end."""
         me = threading.get_ident()
         self._check_process(what)
         with self._mutex:
@@ -291,14 +310,6 @@ class DualWriter(Generic[H]):
                     next_step="open one writer per thread, each with its own transactional id",
                 )
             self._user = me
-        try:
-            self._lanes.forget_transactions()  # in case an interrupt kept an earlier call from doing so
-            yield
-        except DualWriteError as error:
-            name_lane(error, self._id)
-            raise
-        finally:
-            self._user = None
 
 
 def _transactional(

@@ -264,8 +264,9 @@ class Lane:
 
     def renew(self) -> None:
         """Before a transaction: register the id again if the coordinator has forgotten it."""
-        with self._phase_tracks_errors():
-            self.ownership.renew_if_forgotten()
+        if self.ownership.may_be_forgotten:
+            with self._phase_tracks_errors():
+                self.ownership.renew_if_forgotten()
 
     def recover(self) -> None:
         """Resolve what is in doubt and start a new producer, by a claim that succeeds only while the fencing token is ours."""

@@ -227,6 +227,11 @@ class Ownership:
         self._used_at = time.monotonic()
         self._committed = committed
 
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether the id was not used for long enough that it is worth asking whether its coordinator still knows it."""
+        return time.monotonic() - self._used_at >= LOOK_AFTER
+
     def renew_if_forgotten(self) -> None:
         """After a pause, register the id again if its coordinator has forgotten it (`transactional.id.expiration.ms`).
 
@@ -237,8 +242,6 @@ class Ownership:
             FencedError: Another writer or recoverer has claimed the id.
             DualWriteError: As for `start`.
         """
-        if time.monotonic() - self._used_at < LOOK_AFTER:
-            return
         try:
             limit = min(LOOK_LIMIT, self._timeouts.kafka)
             described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)

@@ -6,10 +6,9 @@ only when the outcome is known, or known to be unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from dualwrite.errors import UsageError
 
@@ -97,8 +96,7 @@ TRANSITIONS: Final = MappingProxyType(_table())
 """(phase, event) → the next phase. Any other combination is an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriterState:
+class WriterState(NamedTuple):
     """A writer's phase, and the number of transactions that it has begun since it was made.
 
     The number is never reset: together with the fencing token it identifies a transaction in the row, even after the writer has
