@@ -101,7 +101,10 @@ class Lanes:
         for phase in _DECISIVE:
             if phase in phases:
                 return phase
-        return next((phase for phase in phases if phase is not Phase.READY), Phase.READY)
+        for phase in phases:
+            if phase is not Phase.READY:
+                return phase
+        return Phase.READY
 
     @property
     def in_transaction(self) -> bool:

@@ -101,7 +101,7 @@ class Connection:
             if self._log_in_at is not None and now >= self._log_in_at:
                 self._log_in(deadline.within(self._config.connect_timeout))
             elif now - self._used_at >= _IDLE:
-                self._read(0.0)  # detects a connection closed by the broker, or a failed keepalive
+                self.receive(0.0)  # detects a connection closed by the broker, or a failed keepalive
             else:
                 return True
         except ConnectionLostError:
@@ -124,7 +124,7 @@ class Connection:
         inbox: Inbox = []
         self._send(request, inbox, limit)
         while True:
-            self._read(limit.left)
+            self.receive(limit.left)
             if inbox:
                 return inbox[0][1]
             if limit.expired:
@@ -145,10 +145,23 @@ class Connection:
     def receive(self, timeout: float = 0.0) -> None:
         """Put the answers that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
 
+        Reads once, which may yield only part of an answer.
+
         Raises:
             ConnectionLostError: The connection broke; every unanswered request may have been executed.
         """
-        self._read(timeout)
+        plug = self._open_socket()
+        try:
+            plug.settimeout(timeout)
+            self._take(plug.recv(_READ_SIZE))
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return
+        except (OSError, KafkaError) as error:
+            self.close()
+            raise ConnectionLostError(self.address, _reason(error)) from error
+        except BaseException:  # as for `_send`
+            self.close()
+            raise
 
     def _send(self, request: Any, inbox: Inbox, limit: Deadline) -> int:
         plug = self._open_socket()
@@ -171,21 +184,6 @@ class Connection:
             raise
         self._used_at = time.monotonic()
         return number
-
-    def _read(self, timeout: float) -> None:
-        """Read once; this may yield nothing, or only part of an answer."""
-        plug = self._open_socket()
-        try:
-            plug.settimeout(timeout)
-            self._take(plug.recv(_READ_SIZE))
-        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
-            return
-        except (OSError, KafkaError) as error:
-            self.close()
-            raise ConnectionLostError(self.address, _reason(error)) from error
-        except BaseException:  # as for `send`
-            self.close()
-            raise
 
     def _take(self, data: bytes) -> None:
         if not data:

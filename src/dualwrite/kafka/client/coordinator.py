@@ -149,7 +149,8 @@ class WireTransactionCoordinator:
             answer = coordinator.call(EndTxn(version, kafka_transactional_id, producer_id, epoch, commit), deadline)
             if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise _TryAgainError("EndTxn answered CONCURRENT_TRANSACTIONS: markers are being written")
-            self._check_passing(answer.error_code, kafka_transactional_id, "EndTxn", "Write")
+            if answer.error_code:
+                self._check_passing(answer.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _answer(answer)
 
         return self._ask_coordinator(kafka_transactional_id, ask, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any, Final
 
@@ -43,12 +44,11 @@ class Framing:
             parts = request.parts()
             size = _HEADER.size - _SIZE.size + len(self._client) + sum(map(len, parts))
             data = b"".join((_HEADER.pack(size, request.API_KEY, request.API_VERSION, number), self._client, *parts))
-            self._unanswered.append((number, lambda frame: _own_answer(request, frame)))
+            self._unanswered.append((number, partial(_own_answer, request)))
         else:
             request.with_header(correlation_id=number, client_id=self._client_id)
             data = request.encode(framed=True, header=True)
-            header = request.header
-            self._unanswered.append((number, lambda frame: _kafka_pythons_answer(header, frame)))
+            self._unanswered.append((number, partial(_kafka_pythons_answer, request.header)))
         return number, data
 
     def answers(self, data: bytes) -> list[tuple[int, Any]]:

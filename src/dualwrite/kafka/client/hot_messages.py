@@ -145,14 +145,14 @@ class Produce:
 
     def answer(self, fields: Fields) -> ProduceAnswer:
         """See HotRequest."""
-        return ProduceAnswer([_topic_answer(fields) for _ in range(fields.length())])
-
-
-def _topic_answer(fields: Fields) -> TopicAnswer:
-    name = fields.text()
-    answers = [_partition_answer(fields) for _ in range(fields.length())]
-    fields.skip_tags()
-    return TopicAnswer(name, answers)
+        topics = []
+        for _ in range(fields.length()):
+            name, partitions = fields.text(), []
+            for _ in range(fields.length()):
+                partitions.append(_partition_answer(fields))  # noqa: PERF401  (a comprehension is another call)
+            fields.skip_tags()
+            topics.append(TopicAnswer(name, partitions))
+        return ProduceAnswer(topics)
 
 
 def _partition_answer(fields: Fields) -> PartitionAnswer:

@@ -207,11 +207,15 @@ class _GuardedCursor:
     def _check(self, query: Any) -> None:
         guard = self.connection.guard
         guard.check_open()
-        if isinstance(query, Composable):
-            query = query.as_string(self.connection)
+        if isinstance(query, str):
+            text = query
+        elif isinstance(query, Composable):
+            text = query.as_string(self.connection)
         elif isinstance(query, bytes):
-            query = query.decode(errors="replace")
-        control = control_statement(query) if isinstance(query, str) else None  # a template is left to the marker
+            text = query.decode(errors="replace")
+        else:
+            return  # a template is left to the marker
+        control = control_statement(text)
         if control is not None:
             guard.refuse(control)
 

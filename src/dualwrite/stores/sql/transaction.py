@@ -512,7 +512,8 @@ class SqlStoreTransaction(StoreTransaction):
         guard = self._guard
         connection.take_back()
         try:
-            _quietly(self._leave_batch)
+            if guard.batch is not None:
+                _quietly(guard.batch.leave)
             if not self._is_committed and (discard or not _quietly(lambda: self._roll_back(connection))):
                 _quietly(connection.invalidate)
             for session in sessions:
