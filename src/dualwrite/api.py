@@ -131,7 +131,7 @@ def connect(
             "restarts",
         )
     validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
-    config = _kafka_config(kafka, chosen)
+    config = KafkaConfig.over(kafka, chosen.kafka)
     chosen_timeout_ms(config)  # raises if it is too short
     if chosen.producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
         # before the claim: settings that can't work must not take the id from a writer that works
@@ -289,7 +289,7 @@ def open_recoverer(
 ) -> Recoverer:
     """Build a Recoverer. Arguments are as for `connect`; close it with `with` or `close()`."""
     chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts, schema=schema)
-    config = _kafka_config(kafka, chosen)
+    config = KafkaConfig.over(kafka, chosen.kafka)
     store = _store(database, chosen)
     return Recoverer(
         store,
@@ -298,15 +298,6 @@ def open_recoverer(
         owns_store=store is not database,
         owns_coordinator=True,
     )
-
-
-def _kafka_config(kafka: Kafka | None, settings: Settings) -> KafkaConfig:
-    """The Kafka settings. An address alone replaces only the servers: login and TLS still come from `settings`."""
-    if isinstance(kafka, str):
-        # an alias of bootstrap.servers, which would still list the other servers
-        others = {name: value for name, value in settings.kafka.items() if name != "metadata.broker.list"}
-        return KafkaConfig.of({**others, "bootstrap.servers": kafka})
-    return KafkaConfig.of(settings.kafka if kafka is None else kafka)
 
 
 def _store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:

@@ -44,6 +44,7 @@ _Found = metadata.MetadataResponse.MetadataResponseTopic
 _Configs = admin.DescribeConfigsResponse.DescribeConfigsResult
 _Described = admin.DescribeTransactionsResponse.TransactionState
 _Listed = admin.ListTransactionsResponse.TransactionState
+_Producers = admin.DescribeProducersResponse.TopicResponse
 _WHERE = {"node_id": 1, "host": "h", "port": 9092, "error_code": 0}
 
 EXCHANGES = {
@@ -243,13 +244,49 @@ EXCHANGES = {
         },
     ),
     "ListTransactions": Exchange(
-        (0, 1),
+        (0, 1, 2),
         admin.ListTransactionsRequest,
-        {},
+        {"state_filters": ["Ongoing"], "producer_id_filters": [1]},
         admin.ListTransactionsResponse,
         {
             "error_code": 0,
             "transaction_states": [_Listed(transactional_id="i", producer_id=1, transaction_state="Empty")],
+        },
+    ),
+    "ListTransactions, by duration and pattern": Exchange(
+        (2,),
+        admin.ListTransactionsRequest,
+        {"duration_filter": 1000, "transactional_id_pattern": "i.*"},
+        admin.ListTransactionsResponse,
+        {"error_code": 128, "transaction_states": []},
+    ),
+    "DescribeProducers": Exchange(
+        (0,),
+        admin.DescribeProducersRequest,
+        {"topics": [admin.DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0])]},
+        admin.DescribeProducersResponse,
+        {
+            "topics": [
+                _Producers(
+                    name="t",
+                    partitions=[
+                        _Producers.PartitionResponse(
+                            partition_index=0,
+                            error_code=0,
+                            active_producers=[
+                                _Producers.PartitionResponse.ProducerState(
+                                    producer_id=1,
+                                    producer_epoch=2,
+                                    last_sequence=3,
+                                    last_timestamp=4,
+                                    coordinator_epoch=5,
+                                    current_txn_start_offset=6,
+                                )
+                            ],
+                        )
+                    ],
+                )
+            ]
         },
     ),
     "DescribeConfigs": Exchange(
@@ -345,6 +382,7 @@ def test_answers_out_of_place_and_broken_ones_are_kafka_errors() -> None:
         protocol.receive_bytes(struct.pack(">iib", 5, number, 0))
 
 
+NEWER = {ErrorCode.INVALID_REGULAR_EXPRESSION}  # which kafka-python does not know
 RENAMED = {"NOT_LEADER_OR_FOLLOWER", "MESSAGE_TOO_LARGE", "INVALID_TOPIC_EXCEPTION", "UNKNOWN_SERVER_ERROR", "NONE"}
 
 
@@ -352,6 +390,8 @@ def test_our_table_of_error_codes_is_kafkas() -> None:
     """Kafka has renamed some since then; kafka-python and librdkafka keep the old names."""
     for code in ErrorCode:
         assert error_name(code) == code.name
+        if code in NEWER:
+            continue
         assert for_code(code).errno == code
         assert code.name in RENAMED or for_code(code).message == code.name
 

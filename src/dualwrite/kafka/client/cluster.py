@@ -165,6 +165,26 @@ class Network:
             self.forget_coordinator(key, kind)
             raise
 
+    def coordinators(
+        self, keys: Sequence[str], kind: int = TRANSACTION, deadline: Deadline | None = None
+    ) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
+        """Node id and address of each key's coordinator, or why it has none now; one request for all, asked anew each time.
+
+        Raises:
+            BrokerUnavailableError: No broker can be reached.
+            ConnectionLostError: The connection broke during the request, or the broker is older than Apache Kafka 3.0.
+        """
+        connection = self.any_broker(deadline)
+        if not connection.supports(FindCoordinatorRequest, _BATCHED_FIND_COORDINATOR):
+            raise ConnectionLostError(connection.address, "the broker is older than Apache Kafka 3.0: no FindCoordinator v4")
+        answer = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=list(keys)), deadline)
+        return {
+            found.key: CoordinatorUnavailableError(f"FindCoordinator answered {error_name(found.error_code)}", found.error_code)
+            if found.error_code
+            else (found.node_id, Address(found.host, found.port))
+            for found in answer.coordinators
+        }
+
     def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
         """Look up the coordinator again next time: it has moved."""
         self._coordinators.pop((kind, key), None)

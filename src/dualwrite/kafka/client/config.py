@@ -104,6 +104,19 @@ class KafkaConfig:
             properties=MappingProxyType(given),
         )
 
+    @classmethod
+    def over(cls, kafka: KafkaConfig | Mapping[str, Any] | str | None, others: Mapping[str, Any]) -> KafkaConfig:
+        """As `of`; an address alone replaces only the servers of `others`, whose login and TLS stay. None means `others`.
+
+        Raises:
+            ConfigurationError: As for `of`.
+        """
+        if isinstance(kafka, str):
+            # an alias of bootstrap.servers, which would still list the other servers
+            kept = {name: value for name, value in others.items() if name != "metadata.broker.list"}
+            return cls.of({**kept, "bootstrap.servers": kafka})
+        return cls.of(others if kafka is None else kafka)
+
     @property
     def servers(self) -> str:
         """The bootstrap servers, in the format of `bootstrap.servers`."""

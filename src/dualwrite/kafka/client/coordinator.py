@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import MetadataRequest
@@ -319,14 +319,7 @@ class WireTransactionCoordinator:
         if answer.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
             return None
         self._check(answer.error_code, kafka_transactional_id, "DescribeTransactions", "Describe")
-        return TransactionDescription(
-            status=status_of(answer.transaction_state, kafka_transactional_id),
-            producer_id=answer.producer_id,
-            epoch=answer.producer_epoch,
-            timeout_ms=answer.transaction_timeout_ms,
-            start_time_ms=answer.transaction_start_time_ms,
-            partitions=frozenset((t.topic, p) for t in answer.topics for p in t.partitions),
-        )
+        return description_of(answer)
 
     def _demand_leaders(self, coordinator: Connection, kafka_transactional_id: str, deadline: Deadline) -> None:
         """Check that every partition of an ongoing transaction has a leader (rule FB), in the coordinator's own metadata.
@@ -419,6 +412,22 @@ class WireTransactionCoordinator:
                 code=code,
                 name=error_name(code),
             )
+
+
+def description_of(answer: Any) -> TransactionDescription:
+    """One id's part of an answer to DescribeTransactions.
+
+    Raises:
+        UnknownTransactionStateError: This release does not know the state.
+    """
+    return TransactionDescription(
+        status=status_of(answer.transaction_state, answer.transactional_id),
+        producer_id=answer.producer_id,
+        epoch=answer.producer_epoch,
+        timeout_ms=answer.transaction_timeout_ms,
+        start_time_ms=answer.transaction_start_time_ms,
+        partitions=frozenset((t.topic, p) for t in answer.topics for p in t.partitions),
+    )
 
 
 def _answer(answer: EndTxnReply) -> EndTxnAnswer:

@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError
 from dualwrite.kafka.client.cluster import CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
@@ -41,11 +41,13 @@ class Inquiry:
     Args:
         config: The cluster's settings.
         timeout: Seconds from now on, including retries.
+        network: The connections to use, if there are some already; the caller closes them.
     """
 
-    def __init__(self, config: KafkaConfig, *, timeout: float) -> None:
-        self._network = Network(config)
-        self._deadline = Deadline.after(timeout)
+    def __init__(self, config: KafkaConfig, *, timeout: Limit, network: Network | None = None) -> None:
+        self._owns_network = network is None
+        self._network = Network(config) if network is None else network
+        self._deadline = Deadline.of(timeout)
 
     def of_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection, Deadline], T]) -> T:
         """Ask the coordinator of an id; `ask` must observe the deadline.
@@ -77,8 +79,9 @@ class Inquiry:
         return self._repeated(lambda: ask(self._network, self._deadline), "a broker")
 
     def close(self) -> None:
-        """Close the connections."""
-        self._network.close()
+        """Close the connections, unless they belong to the caller."""
+        if self._owns_network:
+            self._network.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,140 @@
+"""`TransactionAdmin`: list and describe the transactions of a cluster, whoever began them (KIP-664)."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.admin.brokers import Brokers
+from dualwrite.kafka.admin.describing import describe_transactions
+from dualwrite.kafka.admin.facts import Answer, DescribedTransaction, TransactionListing
+from dualwrite.kafka.admin.listing import Filter, Listed, list_transactions, statuses
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.settings import Settings
+from dualwrite.state import TransactionStatus
+
+
+class TransactionAdmin:
+    """Reads the transactional state of a cluster, from all of its brokers. Changes nothing; for one thread at a time.
+
+    A broker that does not answer is named in the result, which has what the others know. Close it by `with` or `close()`.
+
+    Args:
+        kafka: As for `dualwrite.connect`: `host:port`, or settings by librdkafka's names; None for the environment's.
+        timeout: Seconds for each call, including retries.
+        broker_timeout: Seconds after which a call goes on without a broker that does not answer.
+        settings: Instead of those of the environment.
+
+    Raises:
+        ConfigurationError: A setting is missing or invalid.
+    """
+
+    def __init__(
+        self,
+        kafka: str | Mapping[str, Any] | KafkaConfig | None = None,
+        *,
+        timeout: float = 30.0,
+        broker_timeout: float = 5.0,
+        settings: Settings | None = None,
+    ) -> None:
+        self._network = Network(KafkaConfig.over(kafka, (settings or Settings.from_environment()).kafka))
+        self._timeout = timeout
+        self._broker_timeout = broker_timeout
+
+    def list(
+        self,
+        *,
+        states: Collection[str | TransactionStatus] = (),
+        producer_ids: Iterable[int] = (),
+        pattern: str | None = None,
+        running_longer_than: float | None = None,
+    ) -> Answer[TransactionListing]:
+        """The transactional ids that the coordinators know, sorted (ListTransactions, KIP-664, KIP-994, KIP-1152).
+
+        Kafka leaves out ids that the principal may not describe, without saying so.
+
+        Args:
+            states: Only ids in one of these states, such as `Ongoing`.
+            producer_ids: Only ids with one of these as their current producer id.
+            pattern: Only ids that this regular expression matches as a whole.
+            running_longer_than: Only ids whose transaction is open, and has been for more than this many seconds.
+
+        Raises:
+            ConfigurationError: There is no such state, or the pattern is not a regular expression.
+            BrokerUnavailableError: No broker answered.
+            BrokerAuthorizationError: The login was refused.
+        """
+        wanted = _filter(states, producer_ids, pattern, running_longer_than)
+        brokers = self._brokers()
+        listed = list_transactions(brokers, wanted)
+        return Answer(tuple(_old_enough(brokers, listed, wanted)), brokers.problems)
+
+    def describe(self, transactional_ids: Iterable[str]) -> Iterator[DescribedTransaction]:
+        """What the coordinators say about ids, in their order (DescribeTransactions, KIP-664).
+
+        The ids may come from an iterator of any length: they are asked for in batches of 500, each with its own time limit.
+
+        Args:
+            transactional_ids: The ids, as Kafka sees them.
+
+        Raises:
+            BrokerUnavailableError: No broker answered.
+            BrokerAuthorizationError: The login was refused.
+        """
+        ids = [transactional_ids] if isinstance(transactional_ids, str) else transactional_ids
+        return describe_transactions(self._brokers, ids)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._network.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _brokers(self) -> Brokers:
+        return Brokers(self._network, Deadline.after(self._timeout), self._broker_timeout)
+
+
+def _filter(
+    states: Collection[str | TransactionStatus],
+    producer_ids: Iterable[int],
+    pattern: str | None,
+    running_longer_than: float | None,
+) -> Filter:
+    try:
+        chosen = statuses(states)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{str(error)!r} is not a state of a transaction.",
+            next_step=f"use one of {', '.join(state.value for state in TransactionStatus)}",
+        ) from error
+    try:
+        expression = re.compile(pattern) if pattern else None
+    except re.error as error:
+        raise ConfigurationError(f"The pattern {pattern!r} is not a regular expression: {error}.") from error
+    limit = None if running_longer_than is None else max(int(running_longer_than * 1000), 0)
+    return Filter(chosen, frozenset(producer_ids), expression, limit)
+
+
+def _old_enough(brokers: Brokers, listed: Listed, wanted: Filter) -> builtins.list[TransactionListing]:
+    """The listings without those whose transaction is too young, for brokers that can't filter by duration."""
+    if not listed.undated or wanted.running_longer_than_ms is None:
+        return listed.found
+    latest = time.time() * 1000 - wanted.running_longer_than_ms
+    old = {
+        described.transactional_id
+        for described in describe_transactions(lambda: brokers, sorted(listed.undated))
+        if described.problem is not None  # better one too many than one too few
+        or (described.description is not None and 0 <= described.description.start_time_ms < latest)
+    }
+    return [found for found in listed.found if found.transactional_id not in listed.undated or found.transactional_id in old]

@@ -1,0 +1,234 @@
+"""The brokers of a cluster, for one call of the transaction tools: who leads what, who has answered, who has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from kafka.protocol.metadata import MetadataRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerError, DualWriteError
+from dualwrite.kafka.admin.facts import BrokerProblem
+from dualwrite.kafka.client.cluster import TRANSACTION, CoordinatorUnavailableError, Network
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.sockets import ConnectionLostError
+from dualwrite.kafka.client.together import Question, asked_together
+from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, described_settings
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
+
+BATCH: Final = 500
+"""How many ids or partitions one request names, as in Apache's own tool."""
+
+PASSING: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
+"""Errors after which the request is sent again."""
+
+_SHARE: Final = 0.5  # of the time left, for one step
+_PAUSE: Final = 0.05
+_MOST: Final = 1.0
+
+T = TypeVar("T")
+
+
+class TryAgainError(Exception):
+    """A broker's answer with a transient error."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition, as Metadata shows it; the leader is None if there is none."""
+
+    topic: str
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The live brokers, and the requested topics.
+
+    Args:
+        brokers: Address by node id.
+        partitions: The partitions of the topics that exist, sorted.
+        refused: Kafka's error code for each topic that can't be described.
+    """
+
+    brokers: Mapping[int, Address]
+    partitions: tuple[PartitionView, ...]
+    refused: Mapping[str, int]
+
+
+class Brokers:
+    """The exchange with the brokers during one call.
+
+    A broker that gives no answer for `patience` seconds is noted in `problems`, and is not asked again during the call.
+
+    Args:
+        network: The connections.
+        deadline: For the whole call.
+        patience: Seconds for which one broker is asked again before the call goes on without it.
+    """
+
+    def __init__(self, network: Network, deadline: Deadline, patience: float) -> None:
+        self.network = network
+        self.deadline = deadline
+        self._patience = patience
+        self._problems: dict[int | str, BrokerProblem] = {}
+
+    @property
+    def problems(self) -> tuple[BrokerProblem, ...]:
+        """What could not be asked, without repetition."""
+        return tuple(sorted(self._problems.values(), key=str))
+
+    def turn(self) -> Deadline:
+        """The time for one step of the call; whatever a silent broker does, something is left for the next steps."""
+        return self.deadline.within(min(self._patience, self.deadline.left * _SHARE))
+
+    def view(self, topics: Sequence[str] | None) -> ClusterView:
+        """The live brokers and these topics, none of which is created; None for all topics.
+
+        Raises:
+            BrokerUnavailableError: No broker answered before the deadline.
+            BrokerAuthorizationError: The login was refused.
+        """
+        return self._inquiry(self.deadline).of_cluster(lambda network, deadline: _view(network, topics, deadline))
+
+    def located(self, ids: Sequence[str], patience: Deadline) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
+        """Where the coordinator of each transactional id is, or why there is none at the moment.
+
+        Raises: as for `view`.
+        """
+        return self._inquiry(patience).of_cluster(lambda network, deadline: network.coordinators(ids, TRANSACTION, deadline))
+
+    def setting(self, name: str) -> str | None:
+        """A setting of one broker; None if it can't be read (ACL DescribeConfigs on the cluster).
+
+        Raises: as for `view`.
+        """
+
+        def ask(network: Network, deadline: Deadline) -> str | None:
+            node, address = next(iter(network.brokers(deadline).items()))
+            connection = network.connection(address, deadline)
+            found = described_settings(connection, BROKER_RESOURCE, [str(node)], [name], deadline)
+            return found.get(str(node), {}).get(name)
+
+        return self._inquiry(self.turn()).of_cluster(ask)
+
+    def coordinators(self) -> dict[int, Address]:
+        """The brokers that may be transaction coordinators. Notes those that are down, and coordinators that have no broker.
+
+        Raises: as for `view`.
+        """
+        seen = self.view([TRANSACTION_STATE_TOPIC])
+        for node in sorted({replica for found in seen.partitions for replica in found.replicas} - seen.brokers.keys()):
+            self.note(BrokerProblem(node, None, "is down; what it coordinated is missing until another takes over"))
+        lost = [str(found.partition) for found in seen.partitions if found.leader is None]
+        if lost:
+            named = ", ".join(lost)
+            self.note(BrokerProblem(None, None, f"{TRANSACTION_STATE_TOPIC} {named} without a leader: their ids are missing"))
+        return dict(seen.brokers)
+
+    def note(self, problem: BrokerProblem) -> None:
+        """Add a problem; the first one of a broker is kept."""
+        self._problems.setdefault(problem.reason if problem.broker is None else problem.broker, problem)
+
+    def is_silent(self, node: int) -> bool:
+        """Whether the broker has been given up in this call."""
+        return node in self._problems
+
+    def ask(
+        self, brokers: Mapping[int, Address], questions: Mapping[int, Question], conclude: Callable[[int, Any], T]
+    ) -> dict[int, T]:
+        """Ask brokers at the same time, and again while their errors are transient.
+
+        Args:
+            brokers: Address by node id.
+            questions: The request for each node.
+            conclude: The result of a node's answer; raises TryAgainError for a transient error.
+
+        Returns:
+            The results by node; a node that is missing is in `problems`.
+        """
+        found: dict[int, T] = {}
+        waiting = {node: question for node, question in questions.items() if not self.is_silent(node)}
+        patience, pause = self.turn(), _PAUSE
+        while waiting:
+            answers = asked_together(self.network, {brokers[node]: question for node, question in waiting.items()}, patience)
+            again = {}
+            for node, question in waiting.items():
+                answer = answers[brokers[node]]
+                try:
+                    if isinstance(answer, Exception):
+                        raise answer
+                    found[node] = conclude(node, answer)
+                except (TryAgainError, ConnectionLostError) as error:
+                    if patience.expired:
+                        self._give_up(node, brokers[node], error)
+                    else:
+                        again[node] = question
+                except DualWriteError as error:
+                    self._give_up(node, brokers[node], error)
+            waiting = again
+            if waiting:
+                patience.sleep(pause)
+                pause = min(2 * pause, _MOST)
+        return found
+
+    def _inquiry(self, limit: Deadline) -> Inquiry:
+        return Inquiry(self.network.config, timeout=limit, network=self.network)
+
+    def _give_up(self, node: int, address: Address, error: Exception) -> None:
+        self.note(BrokerProblem(node, str(address), str(error).removeprefix(f"{address}: ")))
+
+
+def check(code: int, request: str) -> None:
+    """Raise an error code that concerns a whole answer.
+
+    Raises:
+        TryAgainError: It is transient.
+        BrokerError: It is not.
+    """
+    if code in PASSING:
+        raise TryAgainError(f"{request} answered {error_name(code)}")
+    if code:
+        raise BrokerError(f"{request} answered {error_name(code)}.", code=code, name=error_name(code))
+
+
+def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
+    """The items in lists of at most `size`, which are made one at a time."""
+    batch: list[T] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _view(network: Network, topics: Sequence[str] | None, deadline: Deadline) -> ClusterView:
+    named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    answer = network.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=False), deadline)
+    there = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
+    return ClusterView(
+        brokers={broker.node_id: Address(broker.host, broker.port) for broker in answer.brokers},
+        partitions=tuple(
+            PartitionView(topic.name, p.partition_index, p.leader_id if p.leader_id >= 0 else None, tuple(p.replica_nodes))
+            for topic in sorted(answer.topics, key=lambda found: found.name)
+            if topic.error_code in there
+            for p in sorted(topic.partitions, key=lambda found: found.partition_index)
+        ),
+        refused={topic.name: topic.error_code for topic in answer.topics if topic.error_code not in there},
+    )

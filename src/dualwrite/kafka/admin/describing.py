@@ -1,0 +1,120 @@
+"""Transactional ids as their coordinators describe them (KIP-664, DescribeTransactions), in batches for each coordinator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from kafka.protocol.admin import DescribeTransactionsRequest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTransactionStateError
+from dualwrite.kafka.admin.brokers import PASSING, Brokers, batches
+from dualwrite.kafka.admin.facts import DescribedTransaction
+from dualwrite.kafka.admin.permissions import DENIED, denied
+from dualwrite.kafka.client.cluster import CoordinatorUnavailableError
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.coordinator import description_of
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+
+_PAUSE: Final = 0.05
+_MOST: Final = 1.0
+
+
+def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) -> Iterator[DescribedTransaction]:
+    """Describe ids, in their order; no more than a batch of them is in memory.
+
+    Args:
+        brokers: Gives the brokers to use for a batch, with their time limit.
+        ids: The ids, as Kafka sees them.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    for batch in batches(ids):
+        found = _Batch(brokers(), batch).described()
+        yield from (found[name] for name in batch)
+
+
+class _Batch:
+    """The ids of one batch, until each has its answer or its problem."""
+
+    def __init__(self, brokers: Brokers, ids: Sequence[str]) -> None:
+        self._brokers = brokers
+        self._waiting = list(dict.fromkeys(ids))
+        self._found: dict[str, DescribedTransaction] = {}
+        self._reasons: dict[str, tuple[int | None, str]] = {}  # why an id is asked for again
+
+    def described(self) -> dict[str, DescribedTransaction]:
+        patience, pause = self._brokers.turn(), _PAUSE
+        while True:
+            self._ask(patience)
+            self._waiting = [name for name in self._waiting if name not in self._found]
+            if not self._waiting or patience.expired:
+                break
+            patience.sleep(pause)
+            pause = min(2 * pause, _MOST)
+        for name in self._waiting:
+            node, reason = self._reasons.get(name, (None, "no answer"))
+            self._found[name] = DescribedTransaction(name, node, None, self._unanswered(name, reason))
+        return self._found
+
+    def _ask(self, patience: Deadline) -> None:
+        by_node: dict[int, list[str]] = defaultdict(list)
+        addresses: dict[int, Address] = {}
+        for name, where in self._brokers.located(self._waiting, patience).items():
+            if isinstance(where, CoordinatorUnavailableError):
+                self._not_located(name, where)
+                continue
+            node, addresses[node] = where
+            if self._brokers.is_silent(node):
+                self._finish(name, node, self._unanswered(name, f"broker {node} does not answer"))
+            else:
+                by_node[node].append(name)
+        questions = {node: lambda _, names=names: _request(names) for node, names in by_node.items()}
+        answers = self._brokers.ask(addresses, questions, lambda _, answer: answer.transaction_states)
+        for node, states in answers.items():
+            for state in states:
+                self._take(node, state)
+        for node in by_node.keys() - answers.keys():
+            self._reasons |= dict.fromkeys(by_node[node], (node, f"broker {node} does not answer"))
+
+    def _not_located(self, name: str, error: CoordinatorUnavailableError) -> None:
+        if error.code in DENIED:
+            self._finish(name, None, denied("FindCoordinator", int(error.code or 0), name))
+        else:
+            self._reasons[name] = (None, str(error))
+
+    def _take(self, node: int, state: Any) -> None:
+        name, code = state.transactional_id, state.error_code
+        if code in PASSING:
+            self._reasons[name] = (node, f"DescribeTransactions answered {error_name(code)}")
+        elif code in DENIED:
+            self._finish(name, node, denied("DescribeTransactions", code, name))
+        elif code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
+            what = f"DescribeTransactions answered {error_name(code)}."
+            self._finish(name, node, BrokerError(what, transactional_id=name, code=code, name=error_name(code)))
+        else:
+            try:
+                description = None if code else description_of(state)
+            except UnknownTransactionStateError as error:
+                self._finish(name, node, error)
+            else:
+                self._found[name] = DescribedTransaction(name, node, description)
+
+    def _finish(self, name: str, node: int | None, problem: DualWriteError) -> None:
+        self._found[name] = DescribedTransaction(name, node, None, problem)
+
+    def _unanswered(self, name: str, reason: str) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"The transaction's coordinator gave no answer: {reason}.",
+            transactional_id=name,
+            cause="its broker is down, overloaded, or unreachable from here",
+            next_step="retry once the broker is back, or another has taken over",
+            servers=self._brokers.network.config.servers,
+        )
+
+
+def _request(names: list[str]) -> Any:
+    return DescribeTransactionsRequest(transactional_ids=names)

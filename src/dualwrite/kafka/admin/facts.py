@@ -1,0 +1,150 @@
+"""What Kafka says about transactions and producers (KIP-664), and which broker could not be asked. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from dualwrite.errors import DualWriteError
+from dualwrite.state import TransactionDescription, TransactionStatus
+
+T = TypeVar("T")
+
+RUNNING: Final = frozenset(
+    {
+        TransactionStatus.ONGOING,
+        TransactionStatus.PREPARE_COMMIT,
+        TransactionStatus.PREPARE_ABORT,
+        TransactionStatus.PREPARE_EPOCH_FENCE,
+    }
+)
+"""The states of a transactional id with a transaction that has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProblem:
+    """A broker that gave no answer, or partitions that no broker answers for: the result may lack what they know.
+
+    Args:
+        broker: The node id; None if the partitions have no leader.
+        address: Host and port, if known.
+        reason: What happened.
+    """
+
+    broker: int | None
+    address: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        if self.broker is None:
+            return self.reason
+        where = f" ({self.address})" if self.address else ""
+        return f"Broker {self.broker}{where}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What was found, and which brokers could not be asked. Iterating over it yields what was found.
+
+    Args:
+        found: The result, sorted.
+        problems: Empty if the result is complete.
+    """
+
+    found: tuple[T, ...]
+    problems: tuple[BrokerProblem, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every broker answered."""
+        return not self.problems
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionListing:
+    """One transactional id that a coordinator listed (KIP-664, ListTransactions).
+
+    Args:
+        transactional_id: The id, as Kafka sees it.
+        coordinator: The node id of its coordinator.
+        producer_id: Its current producer id.
+        state: Kafka's name for its state, such as Ongoing; see TransactionStatus.
+    """
+
+    transactional_id: str
+    coordinator: int
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTransaction:
+    """What the coordinator of a transactional id says about it (KIP-664, DescribeTransactions).
+
+    Args:
+        transactional_id: The id, as Kafka sees it.
+        coordinator: The node id of its coordinator; None if that could not be found out.
+        description: The state; None if the coordinator does not know the id, or `problem` is set.
+        problem: Why the id could not be described: the coordinator did not answer, or an ACL is missing.
+    """
+
+    transactional_id: str
+    coordinator: int | None
+    description: TransactionDescription | None
+    problem: DualWriteError | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the coordinator answered that it does not know the id."""
+        return self.description is None and self.problem is None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ActiveProducer:
+    """A producer that a replica of a partition remembers (KIP-664, DescribeProducers).
+
+    Args:
+        producer_id: The producer id.
+        epoch: The epoch of its last batch or marker there.
+        last_sequence: The sequence number of its last message; -1 if it has none.
+        last_timestamp_ms: The timestamp of its last batch, as the producer or the user set it; None if unknown.
+        coordinator_epoch: The coordinator's epoch in its last marker; None if there is none.
+        transaction_start_offset: The first offset of its open transaction there; None if none is open.
+    """
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp_ms: int | None
+    coordinator_epoch: int | None
+    transaction_start_offset: int | None
+
+    def age_ms(self, now_ms: int) -> int | None:
+        """Milliseconds since its last batch; None if unknown."""
+        return None if self.last_timestamp_ms is None else now_ms - self.last_timestamp_ms
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProducers:
+    """The producers that one replica of a partition remembers.
+
+    Args:
+        topic: The topic.
+        partition: The partition; -1 if the topic itself could not be described.
+        broker: The node that was asked, the leader unless another was requested; None if none could be asked.
+        producers: The producers, sorted by id.
+        problem: Why they could not be described, if so.
+    """
+
+    topic: str
+    partition: int
+    broker: int | None
+    producers: tuple[ActiveProducer, ...] = ()
+    problem: DualWriteError | None = None

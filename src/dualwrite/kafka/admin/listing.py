@@ -1,0 +1,142 @@
+"""The transactional ids of all coordinators (KIP-664, ListTransactions), by the broker's filters where it has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kafka.protocol.admin import ListTransactionsRequest
+
+from dualwrite.kafka.admin.brokers import Brokers, check
+from dualwrite.kafka.admin.facts import RUNNING, TransactionListing
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.state import TransactionStatus
+
+_BY_DURATION: Final = 1  # from this version of ListTransactions on: Apache Kafka 3.8
+_BY_PATTERN: Final = 2  # Apache Kafka 4.1
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which transactions to list: those that meet every condition. An empty condition, or None, is met by all.
+
+    Args:
+        states: The states.
+        producer_ids: The current producer ids.
+        pattern: The whole id matches this regular expression.
+        running_longer_than_ms: A transaction is open and has been for longer than this.
+    """
+
+    states: frozenset[TransactionStatus] = frozenset()
+    producer_ids: frozenset[int] = frozenset()
+    pattern: re.Pattern[str] | None = None
+    running_longer_than_ms: int | None = None
+
+    @property
+    def asked_states(self) -> frozenset[TransactionStatus]:
+        """The states to ask for: only that of an open transaction can have been open for long."""
+        if self.running_longer_than_ms is None:
+            return self.states
+        return (self.states or RUNNING) & RUNNING
+
+    @property
+    def is_contradiction(self) -> bool:
+        """Whether nothing can meet it: no such state has an open transaction."""
+        return self.running_longer_than_ms is not None and not self.asked_states
+
+    def has(self, listing: TransactionListing) -> bool:
+        """Whether a listing meets the conditions that can be checked without its start time."""
+        states = {state.value for state in self.asked_states}
+        return (
+            (not states or listing.state in states)
+            and (not self.producer_ids or listing.producer_id in self.producer_ids)
+            and (self.pattern is None or self.pattern.fullmatch(listing.transactional_id) is not None)
+        )
+
+
+@dataclass(slots=True)
+class Listed:
+    """What the coordinators listed.
+
+    Attributes:
+        found: The listings that meet the filter, but perhaps not its duration.
+        undated: Those of brokers that can't filter by duration: their start time must be looked up.
+    """
+
+    found: list[TransactionListing] = field(default_factory=list)
+    undated: set[str] = field(default_factory=set)
+
+
+def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[int, Address] | None = None) -> Listed:
+    """Ask every broker, or those given, for its transactions; a broker that does not answer is in `brokers.problems`.
+
+    The pattern is checked here too, so that a broker's own dialect of regular expressions makes no difference.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    listed = Listed()
+    if wanted.is_contradiction:
+        return listed
+    asked = brokers.coordinators() if coordinators is None else coordinators
+    unfiltered: set[int] = set()  # nodes to which a regular expression of Python means nothing
+    dated: set[int] = set()
+
+    def question(node: int) -> Callable[[Connection], Any]:
+        def made(connection: Connection) -> Any:
+            if connection.supports(ListTransactionsRequest, _BY_DURATION):
+                dated.add(node)
+            return _request(connection, wanted, with_pattern=node not in unfiltered)
+
+        return made
+
+    def conclude(node: int, answer: Any) -> list[TransactionListing] | None:
+        if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION and wanted.pattern is not None and node not in unfiltered:
+            unfiltered.add(node)
+            return None
+        check(answer.error_code, "ListTransactions")
+        states = answer.transaction_states
+        return [TransactionListing(t.transactional_id, node, t.producer_id, t.transaction_state) for t in states]
+
+    found = brokers.ask(asked, {node: question(node) for node in asked}, conclude)
+    found |= brokers.ask(asked, {node: question(node) for node in unfiltered}, conclude)
+    for node, listings in found.items():
+        kept = [listing for listing in listings or () if wanted.has(listing)]
+        listed.found += kept
+        if wanted.running_longer_than_ms is not None and node not in dated:
+            listed.undated |= {listing.transactional_id for listing in kept}
+    listed.found.sort()
+    return listed
+
+
+def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> Any:
+    more: dict[str, Any] = {}
+    if wanted.running_longer_than_ms is not None and connection.supports(ListTransactionsRequest, _BY_DURATION):
+        more["duration_filter"] = wanted.running_longer_than_ms
+    if wanted.pattern is not None and with_pattern and connection.supports(ListTransactionsRequest, _BY_PATTERN):
+        more["transactional_id_pattern"] = wanted.pattern.pattern
+    return ListTransactionsRequest(
+        state_filters=sorted(state.value for state in wanted.asked_states),
+        producer_id_filters=sorted(wanted.producer_ids),
+        **more,
+    )
+
+
+def statuses(names: Collection[str | TransactionStatus]) -> frozenset[TransactionStatus]:
+    """The states with these names, whatever their case.
+
+    Raises:
+        ValueError: There is no such state.
+    """
+    by_name = {state.value.lower(): state for state in TransactionStatus}
+    found = set()
+    for name in names:
+        state = name if isinstance(name, TransactionStatus) else by_name.get(str(name).lower())
+        if state is None:
+            raise ValueError(name)
+        found.add(state)
+    return frozenset(found)

@@ -1,0 +1,151 @@
+"""TransactionAdmin: listing and describing transactions on real brokers, by each version of the broker's filters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kafka.protocol.admin import ListTransactionsRequest
+
+from dualwrite.admin import TransactionAdmin
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError, ConfigurationError
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.state import TransactionStatus
+from fixtures.broker import wait_for_markers
+from fixtures.pace import LIMIT
+
+NewName = Callable[[str], str]
+NO_TIMEOUT_MS = 2**31 - 1
+
+
+@dataclass
+class Scene:
+    """Ids with a common prefix: one ongoing, one prepared under two-phase commit, one committed, one aborted."""
+
+    prefix: str
+    topic: str
+    producers: list[Any]  # they stay open
+
+    def name(self, kind: str) -> str:
+        return f"{self.prefix}.{kind}"
+
+    def names(self, *kinds: str) -> list[str]:
+        return sorted(map(self.name, kinds))
+
+
+@pytest.fixture(scope="module")
+def admin(broker: DevCluster) -> Iterator[TransactionAdmin]:
+    with TransactionAdmin(broker.bootstrap_servers, timeout=LIMIT) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(
+    broker: DevCluster, ongoing: Callable[..., Producer], new_native: Callable[..., NativeProducer], new_name: NewName
+) -> Scene:
+    made = Scene(new_name("id"), new_name("topic"), [])
+    made.producers.append(ongoing(made.name("open"), made.topic))
+    for kind in ("committed", "aborted"):
+        producer = ongoing(made.name(kind), made.topic)
+        (producer.commit_transaction if kind == "committed" else producer.abort_transaction)(LIMIT)
+        made.producers.append(producer)
+    native = new_native(made.name("prepared"), two_phase=True)
+    native.init_transactions(timeout=LIMIT)
+    native.begin_transaction()
+    native.send(made.topic, b"v")
+    native.prepare_transaction(timeout=LIMIT)
+    made.producers.append(native)
+    wait_for_markers(broker.bootstrap_servers)
+    return made
+
+
+@pytest.fixture(params=[0, 1, 2])
+def with_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Connections that know ListTransactions up to this version only, as those to brokers before 3.8, before 4.1, and since."""
+    ask = Connection._ask_versions
+
+    def capped(connection: Connection, *arguments: Any) -> None:
+        ask(connection, *arguments)
+        connection.api_versions = {**connection.api_versions, ListTransactionsRequest.API_KEY: (0, request.param)}
+
+    monkeypatch.setattr(Connection, "_ask_versions", capped)
+    version: int = request.param
+    return version
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_filters_give_the_same_whether_the_broker_has_them_or_not(
+    broker: DevCluster, scene: Scene, with_version: int
+) -> None:
+    pattern = f"{scene.prefix}\\..*"
+
+    def listed(**filters: Any) -> list[str]:
+        answer = admin.list(**filters)
+        assert answer.complete
+        return [found.transactional_id for found in answer if found.transactional_id.startswith(scene.prefix)]
+
+    with TransactionAdmin(broker.bootstrap_servers, timeout=LIMIT) as admin:
+        assert listed() == scene.names("open", "prepared", "committed", "aborted")
+        assert listed(pattern=pattern, states=["ongoing"]) == scene.names("open", "prepared")
+        assert listed(states=[TransactionStatus.COMPLETE_COMMIT, "CompleteAbort"]) == scene.names("committed", "aborted")
+        assert listed(pattern=scene.name("open").replace(".", "[.]")) == scene.names("open")
+        assert listed(pattern=scene.prefix) == []  # the whole id must match
+        assert listed(pattern=f"(?={scene.prefix}).*open") == scene.names("open")  # no lookahead in the broker's dialect
+        (found,) = [one for one in admin.list() if one.transactional_id == scene.name("open")]
+        assert (found.state, found.coordinator) == ("Ongoing", 1)
+        assert listed(producer_ids=[found.producer_id]) == scene.names("open")
+        time.sleep(0.01)
+        assert listed(running_longer_than=0) == scene.names("open", "prepared")
+        assert listed(running_longer_than=0, states=["CompleteCommit"]) == []
+        assert listed(running_longer_than=3600) == []
+
+
+def test_what_is_no_filter(admin: TransactionAdmin) -> None:
+    with pytest.raises(ConfigurationError, match="'Opened' is not a state"):
+        admin.list(states=["Opened"])
+    with pytest.raises(ConfigurationError, match="not a regular expression"):
+        admin.list(pattern="(")
+
+
+# --- describe -----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_described_in_their_order(admin: TransactionAdmin, scene: Scene, new_name: NewName) -> None:
+    unknown = new_name("unknown")
+    names = [scene.name("prepared"), unknown, scene.name("open"), scene.name("committed"), scene.name("open")]
+    prepared, nobody, opened, committed, again = admin.describe(iter(names))
+    assert (nobody.transactional_id, nobody.is_unknown, nobody.coordinator) == (unknown, True, 1)
+    assert opened == again
+    assert all(found.description is not None and found.coordinator == 1 for found in (prepared, opened, committed))
+    assert prepared.description.status is opened.description.status is TransactionStatus.ONGOING
+    assert (prepared.description.timeout_ms, opened.description.timeout_ms) == (NO_TIMEOUT_MS, 60_000)
+    assert opened.description.partitions == {(scene.topic, 0)}
+    assert committed.description.status is TransactionStatus.COMPLETE_COMMIT
+    assert committed.description.partitions == frozenset()
+
+
+def test_more_ids_than_fit_into_a_request(admin: TransactionAdmin, scene: Scene) -> None:
+    names = [f"{scene.prefix}.no{number}" for number in range(1_200)]
+    names[600] = scene.name("open")
+    found = list(admin.describe(names))
+    assert [one.transactional_id for one in found] == names
+    assert [one.transactional_id for one in found if not one.is_unknown] == [scene.name("open")]
+
+
+# --- brokers that are down ----------------------------------------------------------------------------------------------
+
+
+def test_no_broker_at_all(free_port: int) -> None:
+    with TransactionAdmin(f"127.0.0.1:{free_port}", timeout=0.5) as admin:
+        with pytest.raises(BrokerUnavailableError):
+            admin.list()
+        with pytest.raises(BrokerUnavailableError):
+            next(admin.describe(["any"]))
