@@ -9,12 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from dualwrite.admin.hanging import HangingSearch
+from dualwrite.admin.search import Search, limit_ms_of
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.describing import describe_transactions
-from dualwrite.kafka.admin.facts import Answer, DescribedTransaction, TransactionListing
+from dualwrite.kafka.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
 from dualwrite.kafka.admin.listing import Filter, Listed, list_transactions, statuses
+from dualwrite.kafka.admin.producers import describe_producers
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.settings import Settings
@@ -90,6 +93,61 @@ class TransactionAdmin:
         """
         ids = [transactional_ids] if isinstance(transactional_ids, str) else transactional_ids
         return describe_transactions(self._brokers, ids)
+
+    def describe_producers(
+        self, topic: str, partitions: Collection[int] = (), *, broker: int | None = None
+    ) -> Answer[PartitionProducers]:
+        """The producers that a topic's partitions remember, and their open transactions (DescribeProducers, KIP-664).
+
+        A partition that could not be described has the reason in its `problem`.
+
+        Args:
+            topic: The topic.
+            partitions: Its partitions; empty for all.
+            broker: The node to ask, which must have replicas; None for the leaders.
+
+        Raises:
+            BrokerUnavailableError: No broker answered.
+            BrokerAuthorizationError: The login was refused.
+        """
+        brokers = self._brokers()
+        return Answer(tuple(describe_producers(brokers, [topic], frozenset(partitions), broker)), brokers.problems)
+
+    def find_hanging(
+        self,
+        *,
+        topic: str | None = None,
+        partitions: Collection[int] = (),
+        broker: int | None = None,
+        max_transaction_timeout: float | None = None,
+    ) -> HangingSearch:
+        """Open transactions whose marker no coordinator will write, so that read_committed consumers wait forever (KIP-664).
+
+        Describes the producers of the partitions, looks up the transactional ids of those whose open transaction is older than
+        the limit, and asks the ids' coordinators. A transaction hangs if no coordinator knows it, or if the coordinator has
+        another epoch for it, or not this partition; and if it is still open after that. One that its coordinator will end, or
+        that is prepared, does not hang, however old it is.
+
+        Kafka lists only the transactional ids that the principal may describe. If it may not describe all of them,
+        transactions that are not listed are reported as undecided.
+
+        Args:
+            topic: Only this topic; None for all that the principal may describe, with Kafka's own.
+            partitions: Only these partitions of the topic.
+            broker: Only partitions with a replica on this broker, which is asked for them, instead of the leaders.
+            max_transaction_timeout: Seconds since the last batch above which an open transaction is examined; 0 for all. By
+                default the broker's `transaction.max.timeout.ms` (15 minutes if it can't be read) and 5 minutes.
+
+        Raises:
+            ConfigurationError: Partitions were given without a topic.
+            BrokerUnavailableError: No broker answered.
+            BrokerAuthorizationError: The login was refused.
+        """
+        if partitions and topic is None:
+            raise ConfigurationError("Partitions were given without a topic.", next_step="give the topic too")
+        brokers = self._brokers()
+        limit = limit_ms_of(brokers) if max_transaction_timeout is None else int(max_transaction_timeout * 1000)
+        return Search(brokers, limit, broker).run(None if topic is None else [topic], frozenset(partitions))
 
     def close(self) -> None:
         """Close the connections."""

@@ -16,7 +16,7 @@ from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.together import Question, asked_together
-from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, described_settings
+from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, settings_in, settings_request
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 
 BATCH: Final = 500
@@ -103,28 +103,24 @@ class Brokers:
             BrokerUnavailableError: No broker answered before the deadline.
             BrokerAuthorizationError: The login was refused.
         """
-        return self._inquiry(self.deadline).of_cluster(lambda network, deadline: _view(network, topics, deadline))
+        return self._of_any(lambda network, attempt: _view(network, topics, attempt))
 
-    def located(self, ids: Sequence[str], patience: Deadline) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
+    def located(self, ids: Sequence[str]) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
         """Where the coordinator of each transactional id is, or why there is none at the moment.
 
         Raises: as for `view`.
         """
-        return self._inquiry(patience).of_cluster(lambda network, deadline: network.coordinators(ids, TRANSACTION, deadline))
+        return self._of_any(lambda network, attempt: network.coordinators(ids, TRANSACTION, attempt))
 
-    def setting(self, name: str) -> str | None:
-        """A setting of one broker; None if it can't be read (ACL DescribeConfigs on the cluster).
+    def setting(self, name: str) -> frozenset[str]:
+        """The values that a setting has on the brokers; empty if it can't be read (ACL DescribeConfigs on the cluster).
 
         Raises: as for `view`.
         """
-
-        def ask(network: Network, deadline: Deadline) -> str | None:
-            node, address = next(iter(network.brokers(deadline).items()))
-            connection = network.connection(address, deadline)
-            found = described_settings(connection, BROKER_RESOURCE, [str(node)], [name], deadline)
-            return found.get(str(node), {}).get(name)
-
-        return self._inquiry(self.turn()).of_cluster(ask)
+        brokers = self.view([]).brokers
+        questions = {node: lambda _, node=node: settings_request(BROKER_RESOURCE, [str(node)], [name]) for node in brokers}
+        found = self.ask(brokers, questions, lambda node, answer: settings_in(answer).get(str(node), {}).get(name))
+        return frozenset(value for value in found.values() if value is not None)
 
     def coordinators(self) -> dict[int, Address]:
         """The brokers that may be transaction coordinators. Notes those that are down, and coordinators that have no broker.
@@ -132,12 +128,13 @@ class Brokers:
         Raises: as for `view`.
         """
         seen = self.view([TRANSACTION_STATE_TOPIC])
-        for node in sorted({replica for found in seen.partitions for replica in found.replicas} - seen.brokers.keys()):
-            self.note(BrokerProblem(node, None, "is down; what it coordinated is missing until another takes over"))
         lost = [str(found.partition) for found in seen.partitions if found.leader is None]
         if lost:
             named = ", ".join(lost)
             self.note(BrokerProblem(None, None, f"{TRANSACTION_STATE_TOPIC} {named} without a leader: their ids are missing"))
+        for node in sorted({replica for found in seen.partitions for replica in found.replicas} - seen.brokers.keys()):
+            taken_over = "; other brokers have taken over what it coordinated"
+            self.note(BrokerProblem(node, None, f"is down{'' if lost else taken_over}", covered=not lost))
         return dict(seen.brokers)
 
     def note(self, problem: BrokerProblem) -> None:
@@ -186,8 +183,10 @@ class Brokers:
                 pause = min(2 * pause, _MOST)
         return found
 
-    def _inquiry(self, limit: Deadline) -> Inquiry:
-        return Inquiry(self.network.config, timeout=limit, network=self.network)
+    def _of_any(self, ask: Callable[[Network, Deadline], T]) -> T:
+        """Ask any broker, and another one if it is silent."""
+        inquiry = Inquiry(self.network.config, timeout=self.deadline, network=self.network)
+        return inquiry.of_cluster(lambda network, _: ask(network, self.turn()))
 
     def _give_up(self, node: int, address: Address, error: Exception) -> None:
         self.note(BrokerProblem(node, str(address), str(error).removeprefix(f"{address}: ")))

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from kafka.protocol.admin import DescribeTransactionsRequest
 
-from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTransactionStateError
 from dualwrite.kafka.admin.brokers import PASSING, Brokers, batches
 from dualwrite.kafka.admin.facts import DescribedTransaction
@@ -49,7 +48,7 @@ class _Batch:
     def described(self) -> dict[str, DescribedTransaction]:
         patience, pause = self._brokers.turn(), _PAUSE
         while True:
-            self._ask(patience)
+            self._ask()
             self._waiting = [name for name in self._waiting if name not in self._found]
             if not self._waiting or patience.expired:
                 break
@@ -60,10 +59,10 @@ class _Batch:
             self._found[name] = DescribedTransaction(name, node, None, self._unanswered(name, reason))
         return self._found
 
-    def _ask(self, patience: Deadline) -> None:
+    def _ask(self) -> None:
         by_node: dict[int, list[str]] = defaultdict(list)
         addresses: dict[int, Address] = {}
-        for name, where in self._brokers.located(self._waiting, patience).items():
+        for name, where in self._brokers.located(self._waiting).items():
             if isinstance(where, CoordinatorUnavailableError):
                 self._not_located(name, where)
                 continue

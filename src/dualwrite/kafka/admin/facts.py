@@ -30,11 +30,13 @@ class BrokerProblem:
         broker: The node id; None if the partitions have no leader.
         address: Host and port, if known.
         reason: What happened.
+        covered: Whether other brokers have taken over what it coordinated, so that nothing is missing.
     """
 
     broker: int | None
     address: str | None
     reason: str
+    covered: bool = False
 
     def __str__(self) -> str:
         if self.broker is None:
@@ -49,7 +51,7 @@ class Answer(Generic[T]):
 
     Args:
         found: The result, sorted.
-        problems: Empty if the result is complete.
+        problems: Empty if every broker answered.
     """
 
     found: tuple[T, ...]
@@ -57,8 +59,8 @@ class Answer(Generic[T]):
 
     @property
     def complete(self) -> bool:
-        """Whether every broker answered."""
-        return not self.problems
+        """Whether nothing can be missing because of a broker that did not answer."""
+        return all(problem.covered for problem in self.problems)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.found)

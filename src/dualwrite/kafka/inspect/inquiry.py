@@ -131,16 +131,22 @@ def described_settings(
     A key is missing if the principal may not read it, or the broker does not know it: a broker also lists unknown keys from
     its server.properties, without a value.
     """
+    return settings_in(connection.call(settings_request(resource_type, names, keys), deadline))
+
+
+def settings_request(resource_type: int, names: Iterable[str], keys: Iterable[str]) -> Any:
+    """The request of `described_settings`."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = list(keys)
-    answer: Any = connection.call(
-        DescribeConfigsRequest(
-            resources=[resource(resource_type=resource_type, resource_name=n, configuration_keys=wanted) for n in names],
-            include_synonyms=False,
-            include_documentation=False,
-        ),
-        deadline,
+    return DescribeConfigsRequest(
+        resources=[resource(resource_type=resource_type, resource_name=n, configuration_keys=wanted) for n in names],
+        include_synonyms=False,
+        include_documentation=False,
     )
+
+
+def settings_in(answer: Any) -> dict[str, Mapping[str, str]]:
+    """The settings in the answer to `settings_request`."""
     return {
         found.resource_name: {entry.name: entry.value for entry in found.configs if entry.value is not None}
         for found in answer.results

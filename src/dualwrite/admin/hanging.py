@@ -1,0 +1,202 @@
+"""Whether an open transaction of a partition hangs: no coordinator will ever write its marker (KIP-664). Pure functions.
+
+The partition's leader knows the producer of an open transaction, the coordinator knows the transaction; a transaction hangs if
+the two contradict each other. Its age alone proves nothing: a prepared transaction may wait for days (KIP-939).
+
+DescribeTransactions shows the partitions of an ongoing transaction, and, while one is being ended, those whose marker is still
+to be written. So the coordinator will write the marker of exactly these partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from dualwrite.kafka.admin.facts import (
+    ActiveProducer,
+    BrokerProblem,
+    DescribedTransaction,
+    PartitionProducers,
+    TransactionListing,
+)
+from dualwrite.state import TransactionDescription, TransactionStatus
+
+PADDING_MS: Final = 300_000
+"""Added to `transaction.max.timeout.ms`, as in Kafka's metric PartitionsWithLateTransactionsCount (KIP-664)."""
+
+DEFAULT_MAX_TIMEOUT_MS: Final = 900_000
+"""Kafka's default for `transaction.max.timeout.ms`, for a principal that may not read the setting."""
+
+
+class Reason(Enum):
+    """What contradicts the open transaction at its coordinator, or why that is not known."""
+
+    UNKNOWN_PRODUCER = "no coordinator knows its producer id"
+    UNKNOWN_ID = "the coordinator has forgotten the transactional id"
+    OTHER_PRODUCER = "the transactional id has another producer id by now"
+    OTHER_EPOCH = "the coordinator has another epoch"
+    WITHOUT_PARTITION = "the transaction at the coordinator does not include the partition"
+
+    NOT_LISTED = "no coordinator lists its producer id, but not all could be asked, or not for all transactional ids"
+    NOT_DESCRIBED = "the coordinator gave no answer"
+    NOT_CONFIRMED = "the partition gave no answer when it was asked again"
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether the transaction hangs, rather than that it might."""
+        return self not in (Reason.NOT_LISTED, Reason.NOT_DESCRIBED, Reason.NOT_CONFIRMED)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An open transaction in one partition.
+
+    Args:
+        topic: The topic.
+        partition: The partition.
+        broker: The node that described it.
+        producer: Its producer there.
+    """
+
+    topic: str
+    partition: int
+    broker: int | None
+    producer: ActiveProducer
+
+    @property
+    def name(self) -> tuple[str, int, int, int, int | None]:
+        """What tells it from every other transaction: place, producer id and epoch, first offset."""
+        found = self.producer
+        return self.topic, self.partition, found.producer_id, found.epoch, found.transaction_start_offset
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """An open transaction that hangs, or, if the reason is not conclusive, might.
+
+    Args:
+        opened: The transaction in its partition.
+        reason: Why.
+        transactional_id: The id that has its producer id; None if no coordinator lists one.
+        coordinator: The node id of that id's coordinator, if known.
+        description: What the coordinator says about the id, if it knows it.
+    """
+
+    opened: OpenTransaction
+    reason: Reason
+    transactional_id: str | None = None
+    coordinator: int | None = None
+    description: TransactionDescription | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HangingSearch:
+    """The result of `TransactionAdmin.find_hanging`.
+
+    Args:
+        hanging: The transactions that hang, sorted by partition.
+        undecided: Those that might: something that would decide it could not be asked.
+        open: How many transactions were open in the partitions, of any age.
+        searched: How many partitions were described.
+        limit_ms: The age above which an open transaction was examined, in milliseconds.
+        unreadable: The partitions and topics that could not be described.
+        problems: The brokers that did not answer.
+    """
+
+    hanging: tuple[HangingTransaction, ...]
+    undecided: tuple[HangingTransaction, ...]
+    open: int
+    searched: int
+    limit_ms: int
+    unreadable: tuple[PartitionProducers, ...] = ()
+    problems: tuple[BrokerProblem, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was to be searched was searched, and decided."""
+        return not self.undecided and not self.unreadable and all(problem.covered for problem in self.problems)
+
+
+def open_transactions(described: PartitionProducers) -> list[OpenTransaction]:
+    """The open transactions of a partition."""
+    return [
+        OpenTransaction(described.topic, described.partition, described.broker, producer)
+        for producer in described.producers
+        if producer.transaction_start_offset is not None
+    ]
+
+
+def is_late(opened: OpenTransaction, limit_ms: int, now_ms: int) -> bool:
+    """Whether its last batch is older than the limit. A limit of 0 includes all, and so does an unknown timestamp."""
+    age = opened.producer.age_ms(now_ms)
+    return limit_ms <= 0 or age is None or age > limit_ms
+
+
+def judge(
+    opened: OpenTransaction,
+    listing: TransactionListing | None,
+    described: DescribedTransaction | None,
+    *,
+    all_listed: bool,
+) -> HangingTransaction | None:
+    """Whether an open transaction hangs, as of its coordinator's answer; None if the coordinator will end it.
+
+    The transaction may have ended between the partition's answer and the coordinator's: ask the partition again before you
+    believe it.
+
+    Args:
+        opened: The transaction in its partition.
+        listing: The id that a coordinator lists for its producer id.
+        described: The coordinator's description of that id.
+        all_listed: Whether every coordinator has answered, for every id.
+    """
+    if listing is None:
+        return HangingTransaction(opened, Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
+    if described is None or described.problem is not None:
+        return HangingTransaction(opened, Reason.NOT_DESCRIBED, listing.transactional_id, listing.coordinator)
+    reason = _contradiction(opened, described.description)
+    if reason is None:
+        return None
+    return HangingTransaction(opened, reason, listing.transactional_id, described.coordinator, described.description)
+
+
+def _contradiction(opened: OpenTransaction, description: TransactionDescription | None) -> Reason | None:
+    if description is None:
+        return Reason.UNKNOWN_ID
+    if description.producer_id != opened.producer.producer_id:
+        return Reason.OTHER_PRODUCER
+    if not _is_epoch_of(description, opened.producer.epoch):
+        return Reason.OTHER_EPOCH
+    if (opened.topic, opened.partition) not in description.partitions:
+        return Reason.WITHOUT_PARTITION
+    return None
+
+
+def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
+    """Whether it is the epoch of the described transaction: one that is being ended may have got the next one (KIP-890)."""
+    if description.status is TransactionStatus.ONGOING:
+        return epoch == description.epoch
+    return description.epoch - 1 <= epoch <= description.epoch
+
+
+def confirmed(
+    suspects: Iterable[HangingTransaction], again: Mapping[tuple[str, int], PartitionProducers]
+) -> list[HangingTransaction]:
+    """Those that are still open, as of a second answer of their partitions; sorted by partition.
+
+    Args:
+        suspects: The verdicts.
+        again: The partitions' second answers.
+    """
+    kept = []
+    for suspect in suspects:
+        opened = suspect.opened
+        described = again.get((opened.topic, opened.partition))
+        if described is None or described.problem is not None:
+            reason = Reason.NOT_CONFIRMED if suspect.reason.is_conclusive else suspect.reason
+            kept.append(HangingTransaction(opened, reason, suspect.transactional_id, suspect.coordinator, suspect.description))
+        elif opened.name in {found.name for found in open_transactions(described)}:
+            kept.append(suspect)
+    return sorted(kept, key=lambda found: (found.opened.topic, found.opened.partition, found.opened.producer))

@@ -1,0 +1,140 @@
+"""The transaction tools on a cluster with ACLs: what a missing one hides, and which one the error names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from dualwrite.admin import Reason, TransactionAdmin
+from dualwrite.devcluster import DevCluster, Security
+from dualwrite.errors import BrokerAuthorizationError
+from fixtures.broker import USERS, make_topic, started
+from fixtures.pace import LIMIT, until
+from fixtures.raw_producer import write_behind_the_coordinator
+
+pytestmark = pytest.mark.slow
+
+NewName = Callable[[str], str]
+Grant = Callable[..., None]
+HOUR_MS = 3_600_000
+AUTHORIZED = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",  # the plain listener's clients, and the brokers themselves
+    "transaction.partition.verification.enable": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[DevCluster]:
+    """A broker with Kafka's standard authorizer; the user `reader` may do nothing yet."""
+    with started(security=Security(USERS), config=AUTHORIZED) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def reader(guarded: DevCluster) -> Iterator[TransactionAdmin]:
+    settings = {
+        "bootstrap.servers": guarded.listeners["SASL_PLAINTEXT"],
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "reader",
+        "sasl.password": USERS["reader"],
+    }
+    with TransactionAdmin(settings, timeout=LIMIT) as admin:
+        yield admin
+
+
+@pytest.fixture
+def grant(guarded: DevCluster) -> Iterator[Grant]:
+    """Allows the reader an operation on a resource; taken back after the test."""
+    admin = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
+
+    def allow(kind: ResourceType, name: str, operation: AclOperation) -> None:
+        pattern, allowed = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+        binding = AclBinding(kind, name, pattern, "User:reader", "*", operation, allowed)
+        for future in admin.create_acls([binding]).values():
+            future.result(LIMIT)
+
+    yield allow
+    mine = AclBindingFilter(
+        ResourceType.ANY, None, ResourcePatternType.ANY, "User:reader", None, AclOperation.ANY, AclPermissionType.ANY
+    )
+    for future in admin.delete_acls([mine]).values():
+        future.result(LIMIT)
+
+
+def opened(cluster: DevCluster, transactional_id: str, topic: str) -> Producer:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": transactional_id})
+    producer.init_transactions(LIMIT)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", timestamp=int(time.time() * 1000) - HOUR_MS)
+    assert producer.flush(LIMIT) == 0
+    return producer
+
+
+def refused(problem: Any, *words: str) -> bool:
+    return isinstance(problem, BrokerAuthorizationError) and all(word in str(problem) for word in words)
+
+
+def test_a_transactional_id(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
+    name = new_name("id")
+    producer = opened(guarded, name, new_name("topic"))
+    assert name not in {found.transactional_id for found in reader.list()}
+    (found,) = reader.describe([name])
+    assert refused(
+        found.problem, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", f"grant the principal Describe on the transactional id {name!r}"
+    )
+    grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE)
+    until(lambda: next(reader.describe([name])).description, "the ACL is known to the broker")
+    assert name in {found.transactional_id for found in reader.list()}
+    del producer
+
+
+def test_a_topic(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
+    topic = new_name("topic")
+    make_topic(guarded, topic)
+
+    def problem() -> Any:
+        (found,) = reader.describe_producers(topic)
+        return found.problem
+
+    assert refused(problem(), "Metadata", "TOPIC_AUTHORIZATION_FAILED", f"grant the principal Describe on the topic {topic!r}")
+    grant(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
+    until(lambda: refused(problem(), "DescribeProducers", f"grant the principal Read on the topic {topic!r}"), problem)
+    assert not reader.find_hanging(topic=topic).complete
+    grant(ResourceType.TOPIC, topic, AclOperation.READ)
+    until(lambda: problem() is None, problem)
+
+
+def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_called_hanging(
+    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName
+) -> None:
+    healthy, hanging = new_name("healthy"), new_name("hanging")
+    for topic in (healthy, hanging):
+        make_topic(guarded, topic)
+        grant(ResourceType.TOPIC, topic, AclOperation.READ)
+    producer = opened(guarded, healthy, healthy)
+    write_behind_the_coordinator(guarded.bootstrap_servers, hanging, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
+    for topic in (healthy, hanging):
+        search = until(lambda topic=topic: found if (found := reader.find_hanging(topic=topic)).searched else None, "the ACL")
+        assert search.hanging == ()
+        assert [found.reason for found in search.undecided] == [Reason.NOT_LISTED]
+    grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
+    until(lambda: reader.find_hanging(topic=healthy).complete, "the ACL is known to the broker")
+    assert reader.find_hanging(topic=healthy).hanging == ()
+    search = reader.find_hanging(topic=hanging)
+    assert [found.reason for found in search.hanging] == [Reason.UNKNOWN_PRODUCER]
+    del producer

@@ -1,0 +1,86 @@
+"""One of three brokers is silent, or down: the transaction tools answer with what the others know, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from dualwrite.admin import TransactionAdmin
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError
+from fixtures.broker import make_topic, started
+from fixtures.pace import LIMIT, limit, until
+
+pytestmark = pytest.mark.slow
+
+IDS = [f"id-{number}" for number in range(8)]
+TOPIC = "topic"
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[DevCluster]:
+    """Three brokers, with open transactions that all of them coordinate."""
+    with started(nodes=3) as cluster:
+        make_topic(cluster, TOPIC, 6)
+        producers = []
+        for name in IDS:
+            producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name, "linger.ms": 0})
+            producer.init_transactions(LIMIT)
+            producer.begin_transaction()
+            producer.produce(TOPIC, b"v")
+            assert producer.flush(LIMIT) == 0
+            producers.append(producer)
+        yield cluster
+
+
+def coordinators(admin: TransactionAdmin) -> dict[str, int]:
+    """The coordinator of each id, once all brokers have answered."""
+
+    def listed() -> dict[str, int] | None:
+        answer = admin.list()
+        found = {one.transactional_id: one.coordinator for one in answer}
+        return None if answer.problems or list(found) != IDS else found
+
+    return until(listed, "every broker lists its ids", pause=0.1)
+
+
+def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:
+    with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT, broker_timeout=limit(1)) as admin:
+        before = coordinators(admin)
+        silent = before[IDS[0]]
+        three.pause(silent)
+        try:
+            answer = admin.list()
+            described = {found.transactional_id: found for found in admin.describe(IDS)}
+            (producers,) = admin.describe_producers(TOPIC, [0], broker=silent)
+        finally:
+            three.resume(silent)
+        assert [problem.broker for problem in answer.problems] == [silent]
+        # another broker may have taken over by now
+        assert {name for name, node in before.items() if node != silent} <= {found.transactional_id for found in answer}
+        assert all(described[name].description is not None for name, node in before.items() if node != silent)
+        assert isinstance(producers.problem, BrokerUnavailableError)
+
+
+def test_a_broker_that_was_killed(three: DevCluster) -> None:
+    with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT, broker_timeout=limit(1)) as admin:
+        before = coordinators(admin)
+        down = before[IDS[0]]
+        three.kill(down)
+        first = admin.list()
+        assert down in {problem.broker for problem in first.problems}
+        assert {name for name, node in before.items() if node != down} <= {found.transactional_id for found in first}
+
+        def taken_over() -> bool:
+            answer = admin.list()
+            return answer.complete and [found.transactional_id for found in answer] == IDS
+
+        until(taken_over, "other brokers coordinate all ids", pause=0.2)
+        assert [(problem.broker, problem.covered) for problem in admin.list().problems] == [(down, True)]
+        assert all(found.description is not None for found in admin.describe(IDS))
+        search = admin.find_hanging(topic=TOPIC, max_transaction_timeout=0)
+        assert (search.hanging, search.open) == ((), len(IDS))
+        assert search.undecided == ()
+        three.start(down)

@@ -1,0 +1,221 @@
+"""Describing producers and finding hanging transactions on real brokers, beside healthy transactions that are as old."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from dualwrite.admin import HangingSearch, Reason, TransactionAdmin
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerError, ConfigurationError, UnknownTopicError
+from dualwrite.kafka import probe
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from fixtures.apache_tool import transactions_tool
+from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.pace import LIMIT
+from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.tiers import thinned
+
+NewName = Callable[[str], str]
+HOUR_MS = 3_600_000
+VERSIONS = ["4.2.2", "3.9.1"]
+HEALTHY = ("open", "prepared", "recent")
+HANGING = {"unknown": Reason.UNKNOWN_PRODUCER, "elsewhere": Reason.WITHOUT_PARTITION, "fenced": Reason.OTHER_EPOCH}
+
+
+@pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
+def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+    """A broker that accepts transactional batches without asking the coordinator, as every one did before 3.6."""
+    with started(kafka_version=request.param, config={"transaction.partition.verification.enable": "false"}) as cluster:
+        yield cluster
+
+
+@dataclass
+class Scene:
+    """Topics with one partition: healthy transactions and hanging ones, an hour old by the timestamps of their batches."""
+
+    cluster: DevCluster
+    prefix: str
+    coordinator: WireTransactionCoordinator
+    two_phase: bool
+    producers: list[Any] = field(default_factory=list)  # they stay open
+
+    @property
+    def servers(self) -> str:
+        return self.cluster.bootstrap_servers
+
+    def topic(self, kind: str) -> str:
+        return f"{self.prefix}.{kind}"
+
+    def open(self, kind: str, timestamp: int) -> None:
+        """A transaction with one message, left ongoing."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": self.topic(kind), "linger.ms": 0})
+        producer.init_transactions(LIMIT)
+        producer.begin_transaction()
+        producer.produce(self.topic(kind), b"v", timestamp=timestamp)
+        assert producer.flush(LIMIT) == 0
+        self.producers.append(producer)
+
+    def prepare(self, kind: str, timestamp: int) -> None:
+        """A prepared transaction, under two-phase commit, whose timeout never comes."""
+        config = KafkaConfig.of(self.servers)
+        producer = NativeProducer(config, self.topic(kind), self.coordinator, two_phase=True)
+        self.producers.append(producer)
+        producer.init_transactions(timeout=LIMIT)
+        producer.begin_transaction()
+        producer.send(self.topic(kind), b"v", timestamp=timestamp)
+        producer.prepare_transaction(timeout=LIMIT)
+
+    def hang(self, kind: str, timestamp: int) -> None:
+        """A batch that the coordinator knows nothing of."""
+        producer_id, epoch = 4_000_000, 0
+        if kind != "unknown":
+            self.open(f"{kind}.also", timestamp)
+            described = self.coordinator.describe(self.topic(f"{kind}.also"))
+            assert described is not None
+            producer_id, epoch = described.producer_id, described.epoch
+        write_behind_the_coordinator(self.servers, self.topic(kind), producer_id, epoch, timestamp)
+        if kind == "fenced":
+            self.producers.pop()
+            for _ in range(2):
+                wait_for_markers(self.servers)
+                assert self.coordinator.init_producer_id(self.topic("fenced.also")).name in ("NONE", "CONCURRENT_TRANSACTIONS")
+
+    def of(self, search: HangingSearch) -> dict[str, Reason]:
+        return {found.opened.topic.removeprefix(f"{self.prefix}."): found.reason for found in search.hanging}
+
+
+@pytest.fixture(scope="module")
+def scene(trusting: DevCluster) -> Iterator[Scene]:
+    servers = trusting.bootstrap_servers
+    old = int(time.time() * 1000) - HOUR_MS
+    with closing(WireTransactionCoordinator(KafkaConfig.of(servers), timeout=LIMIT)) as coordinator:
+        made = Scene(trusting, "hang", coordinator, two_phase=probe(servers).two_phase)
+        for kind in (*HEALTHY, *HANGING, "elsewhere.also", "fenced.also"):
+            make_topic(trusting, made.topic(kind))
+        made.open("open", old)
+        made.open("recent", old + HOUR_MS)
+        if made.two_phase:
+            made.prepare("prepared", old)
+        for kind in HANGING:
+            made.hang(kind, old)
+        wait_for_markers(servers)
+        yield made
+        for producer in made.producers:
+            if isinstance(producer, NativeProducer):
+                producer.close()
+
+
+@pytest.fixture
+def admin(trusting: DevCluster) -> Iterator[TransactionAdmin]:
+    with TransactionAdmin(trusting.bootstrap_servers, timeout=LIMIT) as made:
+        yield made
+
+
+# --- find-hanging ---------------------------------------------------------------------------------------------------------
+
+
+def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: TransactionAdmin) -> None:
+    search = admin.find_hanging()
+    assert scene.of(search) == HANGING
+    assert search.complete
+    assert search.limit_ms == 20 * 60_000
+    assert search.open == len([*HANGING, *scene.producers])
+    by_topic = {found.opened.topic: found for found in search.hanging}
+    unknown, elsewhere = by_topic[scene.topic("unknown")], by_topic[scene.topic("elsewhere")]
+    assert (unknown.transactional_id, unknown.opened.producer.producer_id) == (None, 4_000_000)
+    assert unknown.opened.producer.transaction_start_offset == 0
+    assert (elsewhere.transactional_id, elsewhere.coordinator) == (scene.topic("elsewhere.also"), 1)
+    assert elsewhere.description is not None
+    assert elsewhere.description.partitions == {(scene.topic("elsewhere.also"), 0)}
+
+
+def test_age_alone_makes_nothing_hang(scene: Scene, admin: TransactionAdmin) -> None:
+    assert scene.of(admin.find_hanging(max_transaction_timeout=0)) == HANGING
+    assert admin.find_hanging(max_transaction_timeout=2 * HOUR_MS / 1000).hanging == ()
+
+
+def test_the_search_can_be_narrowed(scene: Scene, admin: TransactionAdmin) -> None:
+    search = admin.find_hanging(topic=scene.topic("unknown"), partitions=[0], broker=1)
+    assert (scene.of(search), search.searched) == ({"unknown": Reason.UNKNOWN_PRODUCER}, 1)
+    assert admin.find_hanging(topic=scene.topic("open")).hanging == ()
+    with pytest.raises(ConfigurationError, match="without a topic"):
+        admin.find_hanging(partitions=[0])
+
+
+def test_what_can_not_be_searched_is_told(admin: TransactionAdmin, new_name: NewName) -> None:
+    name = new_name("missing")
+    search = admin.find_hanging(topic=name)
+    assert not search.complete
+    (missing,) = search.unreadable
+    assert (missing.topic, type(missing.problem)) == (name, UnknownTopicError)
+
+
+# --- describe-producers ----------------------------------------------------------------------------------------------------
+
+
+def test_the_producers_of_a_partition(scene: Scene, admin: TransactionAdmin) -> None:
+    (found,) = admin.describe_producers(scene.topic("open"))
+    (producer,) = found.producers
+    described = scene.coordinator.describe(scene.topic("open"))
+    assert described is not None
+    assert (found.partition, found.broker, found.problem) == (0, 1, None)
+    assert (producer.producer_id, producer.epoch) == (described.producer_id, described.epoch)
+    assert (producer.transaction_start_offset, producer.last_sequence) == (0, 0)
+    assert producer.last_timestamp_ms is not None
+    assert HOUR_MS <= (producer.age_ms(int(time.time() * 1000)) or 0) < 2 * HOUR_MS
+
+
+def test_partitions_and_brokers_that_are_not_there(scene: Scene, admin: TransactionAdmin, new_name: NewName) -> None:
+    def problem(topic: str, **what: Any) -> BaseException | None:
+        (found,) = admin.describe_producers(topic, **what)
+        return found.problem
+
+    assert isinstance(problem(new_name("missing")), UnknownTopicError)
+    assert isinstance(problem(scene.topic("open"), partitions=[5]), UnknownTopicError)
+    nobody = problem(scene.topic("open"), partitions=[0], broker=9)
+    assert isinstance(nobody, BrokerError)
+    assert "Broker 9 has no replica" in str(nobody)
+
+
+# --- Apache's own tool ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: TransactionAdmin) -> None:
+    listed = {
+        (row["TransactionalId"], int(row["Coordinator"]), int(row["ProducerId"]), row["TransactionState"])
+        for row in transactions_tool(scene.servers, "list")
+    }
+    assert listed == {(one.transactional_id, one.coordinator, one.producer_id, one.state) for one in admin.list()}
+    (row,) = transactions_tool(scene.servers, "describe", "--transactional-id", scene.topic("open"))
+    (found,) = admin.describe([scene.topic("open")])
+    assert found.description is not None
+    assert (int(row["CoordinatorId"]), row["TransactionState"]) == (found.coordinator, found.description.status.value)
+    assert (int(row["ProducerId"]), int(row["ProducerEpoch"])) == (found.description.producer_id, found.description.epoch)
+    assert int(row["TransactionTimeoutMs"]) == found.description.timeout_ms
+    assert int(row["CurrentTransactionStartTimeMs"]) == found.description.start_time_ms
+    assert row["TopicPartitions"] == f"{scene.topic('open')}-0"
+
+
+@pytest.mark.slow
+def test_apaches_tool_finds_the_same_producers_and_hanging_transactions(scene: Scene, admin: TransactionAdmin) -> None:
+    rows = transactions_tool(scene.servers, "describe-producers", "--topic", scene.topic("open"), "--partition", "0")
+    (found,) = admin.describe_producers(scene.topic("open"))
+    assert [(int(row["ProducerId"]), int(row["ProducerEpoch"]), int(row["LastTimestamp"])) for row in rows] == [
+        (one.producer_id, one.epoch, one.last_timestamp_ms) for one in found.producers
+    ]
+    assert [row["CurrentTransactionStartOffset"] for row in rows] == ["0"]
+    rows = transactions_tool(scene.servers, "find-hanging", "--broker-id", "1")
+    assert {(row["Topic"], int(row["ProducerId"]), int(row["ProducerEpoch"]), int(row["StartOffset"])) for row in rows} == {
+        (one.topic, one.producer.producer_id, one.producer.epoch, one.producer.transaction_start_offset)
+        for one in (hanging.opened for hanging in admin.find_hanging().hanging)
+    }

@@ -1,0 +1,129 @@
+"""When an open transaction hangs: the decision by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualwrite.admin.hanging import OpenTransaction, Reason, confirmed, is_late, judge, open_transactions
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.admin.facts import ActiveProducer, DescribedTransaction, PartitionProducers, TransactionListing
+from dualwrite.state import TransactionDescription, TransactionStatus
+
+S = TransactionStatus
+ENDING = (S.PREPARE_COMMIT, S.PREPARE_ABORT, S.PREPARE_EPOCH_FENCE)
+DONE = (S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT, S.DEAD)
+OPENED = OpenTransaction("t", 0, 1, ActiveProducer(7, 3, 0, 1_000, None, 550))
+LISTING = TransactionListing("id", 2, 7, "Ongoing")
+UNANSWERED = BrokerUnavailableError("no answer")
+
+
+def described(status: S = S.ONGOING, *, producer_id: int = 7, epoch: int = 3, topic: str = "t") -> DescribedTransaction:
+    return DescribedTransaction(
+        "id", 2, TransactionDescription(status, producer_id, epoch, 60_000, 1_000, frozenset({(topic, 0)}))
+    )
+
+
+def reason_of(answer: DescribedTransaction | None, listing: TransactionListing | None = LISTING) -> Reason | None:
+    verdict = judge(OPENED, listing, answer, all_listed=True)
+    return None if verdict is None else verdict.reason
+
+
+def test_a_transaction_that_the_coordinator_has_open_does_not_hang() -> None:
+    assert reason_of(described()) is None
+
+
+@pytest.mark.parametrize("status", ENDING)
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_one_whose_marker_is_still_to_be_written_does_not_hang(status: S, epoch: int) -> None:
+    """EndTxn v5 and a timeout raise the epoch at the coordinator before the marker is written."""
+    assert reason_of(described(status, epoch=epoch)) is None
+
+
+@pytest.mark.parametrize("status", [S.ONGOING, *ENDING])
+def test_without_the_partition_no_marker_will_be_written(status: S) -> None:
+    assert reason_of(described(status, topic="another")) is Reason.WITHOUT_PARTITION
+
+
+@pytest.mark.parametrize("status", DONE)
+def test_after_the_end_no_marker_will_be_written(status: S) -> None:
+    assert (
+        reason_of(DescribedTransaction("id", 2, TransactionDescription(status, 7, 4, 60_000, 1_000)))
+        is Reason.WITHOUT_PARTITION
+    )
+
+
+@pytest.mark.parametrize(("status", "epoch"), [(S.ONGOING, 2), (S.ONGOING, 4), (S.PREPARE_ABORT, 5), (S.PREPARE_ABORT, 2)])
+def test_another_epoch(status: S, epoch: int) -> None:
+    assert reason_of(described(status, epoch=epoch)) is Reason.OTHER_EPOCH
+
+
+def test_another_producer_id_and_a_forgotten_id() -> None:
+    assert reason_of(described(producer_id=8)) is Reason.OTHER_PRODUCER
+    assert reason_of(DescribedTransaction("id", 2, None)) is Reason.UNKNOWN_ID
+
+
+@given(answer=st.sampled_from([None, described()]), all_listed=st.booleans())
+def test_an_id_that_is_not_listed_proves_something_if_all_are(answer: DescribedTransaction | None, all_listed: bool) -> None:
+    verdict = judge(OPENED, None, answer, all_listed=all_listed)
+    assert verdict is not None
+    assert verdict.reason is (Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
+    assert verdict.reason.is_conclusive is all_listed
+
+
+@pytest.mark.parametrize("answer", [None, DescribedTransaction("id", 2, None, UNANSWERED)])
+def test_a_coordinator_that_does_not_answer_proves_nothing(answer: DescribedTransaction | None) -> None:
+    assert reason_of(answer) is Reason.NOT_DESCRIBED
+    assert not Reason.NOT_DESCRIBED.is_conclusive
+
+
+# --- what is examined -----------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_counts_from_the_last_batch() -> None:
+    assert not is_late(OPENED, 500, 1_500)
+    assert is_late(OPENED, 500, 1_501)
+
+
+@pytest.mark.parametrize("timestamp", [None, 1_000_000])
+def test_an_unknown_timestamp_or_no_limit_makes_every_transaction_late(timestamp: int | None) -> None:
+    opened = replace(OPENED, producer=replace(OPENED.producer, last_timestamp_ms=timestamp))
+    assert is_late(opened, 500, 1_500) is (timestamp is None)
+    assert is_late(opened, 0, 1_500)
+
+
+def test_a_producer_without_a_transaction_has_none_open() -> None:
+    idle = replace(OPENED.producer, producer_id=8, transaction_start_offset=None)
+    assert open_transactions(PartitionProducers("t", 0, 1, (OPENED.producer, idle))) == [OPENED]
+
+
+# --- the second look --------------------------------------------------------------------------------------------------------
+
+SUSPECT = judge(OPENED, None, None, all_listed=True)
+
+
+def again(*producers: ActiveProducer) -> dict[tuple[str, int], PartitionProducers]:
+    return {("t", 0): PartitionProducers("t", 0, 1, producers)}
+
+
+def test_what_is_still_open_is_confirmed() -> None:
+    assert SUSPECT is not None
+    later = replace(OPENED.producer, last_timestamp_ms=2_000)
+    assert confirmed([SUSPECT], again(later)) == [SUSPECT]
+
+
+@pytest.mark.parametrize("change", [{"transaction_start_offset": None}, {"transaction_start_offset": 551}, {"epoch": 4}])
+def test_what_has_ended_meanwhile_was_healthy(change: dict[str, int | None]) -> None:
+    assert SUSPECT is not None
+    assert confirmed([SUSPECT], again(replace(OPENED.producer, **change))) == []  # type: ignore[arg-type]  # keyword arguments
+    assert confirmed([SUSPECT], again()) == []
+
+
+@pytest.mark.parametrize("second", [{}, {("t", 0): PartitionProducers("t", 0, 1, problem=UNANSWERED)}])
+def test_without_a_second_answer_nothing_is_decided(second: dict[tuple[str, int], PartitionProducers]) -> None:
+    assert SUSPECT is not None
+    (found,) = confirmed([SUSPECT], second)
+    assert found.reason is Reason.NOT_CONFIRMED
