@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 from dualwrite.admin import Reason, TransactionAdmin
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import BrokerAuthorizationError
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from fixtures.broker import USERS, make_topic, started
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -134,6 +135,9 @@ def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_called_hanging(
         assert [found.reason for found in search.undecided] == [Reason.NOT_LISTED]
     grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
     until(lambda: reader.find_hanging(topic=healthy).complete, "the ACL is known to the broker")
+    assert [found.reason for found in reader.find_hanging(topic=hanging).undecided] == [Reason.NOT_LISTED]
+    grant(ResourceType.TOPIC, TRANSACTION_STATE_TOPIC, AclOperation.DESCRIBE)  # shows that every id has its coordinator
+    until(lambda: reader.find_hanging(topic=hanging).complete, "the ACL is known to the broker")
     assert reader.find_hanging(topic=healthy).hanging == ()
     search = reader.find_hanging(topic=hanging)
     assert [found.reason for found in search.hanging] == [Reason.UNKNOWN_PRODUCER]

@@ -79,7 +79,9 @@ class Search:
         names = sorted({found.transactional_id for found in listed.values()})
         described = {found.transactional_id: found for found in describe_transactions(lambda: self._brokers, names)}
         all_listed = all(one.producer.producer_id in listed for one in late) or (
-            all(problem.covered for problem in self._brokers.problems) and self._may_describe_any_id()
+            self._brokers.sees_coordinators
+            and all(problem.covered for problem in self._brokers.problems)
+            and self._may_describe_any_id()
         )
         verdicts = []
         for one in late:

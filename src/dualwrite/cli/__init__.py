@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dualwrite.cli.errors import error_text
 from dualwrite.errors import DualWriteError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ COMMANDS = {
     "db": "Create, migrate and inspect the table kafka_transaction_state.",
     "recover": "Resolve the in-doubt transactions of crashed writers.",
     "status": "Show the transactional ids, and their state at Kafka.",
+    "transactions": "List, describe and examine the transactions of a Kafka cluster.",
     "doctor": "Report which guarantee a cluster and a database give, what weakens it, and how to improve it.",
     "forget": "Remove transactional ids that are no longer used.",
     "demo": "Write real flights atomically to a database and Kafka, with workers that are killed.",
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # how typer exits; a usage error has code 2
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except DualWriteError as error:
-        print(_message(error), file=sys.stderr)  # noqa: T201  (a command's error goes to its terminal)
+        print(error_text(error), file=sys.stderr)  # noqa: T201  (a command's error goes to its terminal)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -111,13 +113,3 @@ def _missing(what: str, extra: str, error: ImportError) -> MissingDependencyErro
     return MissingDependencyError(
         f"{what} needs a package that is not installed.", cause=str(error), next_step=f'pip install "dualwrite[{extra}]"'
     )
-
-
-def _message(error: DualWriteError) -> str:
-    subject = f" [transactional id {error.transactional_id!r}]" if error.transactional_id is not None else ""
-    lines = [f"Error: {error.what.rstrip()}{subject}"]
-    if error.cause:
-        lines.append(f"Cause: {error.cause}")
-    if error.next_step:
-        lines.append(f"Next step: {error.next_step}")
-    return "\n".join(lines)

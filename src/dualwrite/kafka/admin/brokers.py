@@ -11,6 +11,7 @@ from kafka.protocol.metadata import MetadataRequest
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.admin.facts import BrokerProblem
+from dualwrite.kafka.admin.permissions import DENIED
 from dualwrite.kafka.client.cluster import TRANSACTION, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
@@ -79,6 +80,9 @@ class Brokers:
         network: The connections.
         deadline: For the whole call.
         patience: Seconds for which one broker is asked again before the call goes on without it.
+
+    Attributes:
+        sees_coordinators: Whether `coordinators` could see that each id has one (ACL Describe on `__transaction_state`).
     """
 
     def __init__(self, network: Network, deadline: Deadline, patience: float) -> None:
@@ -86,6 +90,7 @@ class Brokers:
         self.deadline = deadline
         self._patience = patience
         self._problems: dict[int | str, BrokerProblem] = {}
+        self.sees_coordinators = True
 
     @property
     def problems(self) -> tuple[BrokerProblem, ...]:
@@ -128,6 +133,7 @@ class Brokers:
         Raises: as for `view`.
         """
         seen = self.view([TRANSACTION_STATE_TOPIC])
+        self.sees_coordinators = seen.refused.get(TRANSACTION_STATE_TOPIC) not in DENIED
         lost = [str(found.partition) for found in seen.partitions if found.leader is None]
         if lost:
             named = ", ".join(lost)

@@ -1,0 +1,168 @@
+"""The tables of `dualwrite transactions`, with the columns of KIP-664."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import typer
+
+from dualwrite.admin import (
+    ActiveProducer,
+    BrokerProblem,
+    DescribedTransaction,
+    HangingSearch,
+    HangingTransaction,
+    PartitionProducers,
+    TransactionListing,
+)
+from dualwrite.cli.decided import Decided
+from dualwrite.cli.errors import error_text
+from dualwrite.cli.options import counted, show_table
+from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
+
+_PRODUCER: Final = ("ProducerId", "ProducerEpoch", "StartOffset", "LastTimestamp", "Duration(s)", "CoordinatorEpoch")
+
+
+def show_listings(found: Iterable[TransactionListing]) -> None:
+    """The table of `list`."""
+    rows = [(one.transactional_id, one.producer_id, one.coordinator, one.state) for one in found]
+    if rows:
+        show_table(("TransactionalId", "ProducerId", "Coordinator", "State"), rows)
+    else:
+        typer.echo("No transactional id was found.")
+
+
+def show_described(found: Iterable[DescribedTransaction], decided: dict[str, Decided], now_ms: int) -> None:
+    """The tables of `describe`: Kafka's side, and the database's if it was asked."""
+    described = list(found)
+    headings = (
+        "TransactionalId",
+        "ProducerId",
+        "ProducerEpoch",
+        "Coordinator",
+        "State",
+        "TimeoutMs",
+        "StartTime",
+        "Duration(s)",
+        "TopicPartitions",
+    )
+    rows = [_described_row(one, now_ms) for one in described if one.description is not None]
+    if rows:
+        show_table(headings, rows)
+    for one in described:
+        if one.problem is not None:
+            typer.echo(error_text(one.problem), err=True)
+        elif one.is_unknown:
+            where = "" if one.coordinator is None else f" (asked: broker {one.coordinator})"
+            typer.echo(f"{one.transactional_id}: unknown to its coordinator{where}", err=True)
+    if decided:
+        typer.echo("In the database:")
+        columns = ("TransactionalId", "Row", "Fence", "Owner", "PreparedState", "Recovery would", "Because")
+        show_table(columns, [_decided_row(name, one) for name, one in decided.items()])
+        for message in dict.fromkeys(error_text(one.error) for one in decided.values() if one.error is not None):
+            typer.echo(message, err=True)
+
+
+def show_producers(found: Iterable[PartitionProducers], now_ms: int) -> None:
+    """The table of `describe-producers`."""
+    partitions = list(found)
+    rows = [(one.partition, *_producer_row(each, now_ms)) for one in partitions for each in one.producers]
+    if rows:
+        show_table(("Partition", *_PRODUCER), rows)
+    elif any(one.problem is None for one in partitions):
+        typer.echo("No producer has written here recently.")
+    show_unreadable(partitions)
+
+
+def show_search(found: HangingSearch, now_ms: int) -> None:
+    """The table of `find-hanging`."""
+    if found.hanging:
+        _show_hanging(found.hanging, now_ms)
+    else:
+        typer.echo("No hanging transaction was found.")
+    if found.undecided:
+        typer.echo("These may hang, which could not be decided:")
+        _show_hanging(found.undecided, now_ms)
+    typer.echo(
+        f"Searched {counted(found.searched, 'partition')} with {counted(found.open, 'open transaction')}; "
+        f"examined those older than {found.limit_ms / 1000:g} s."
+    )
+    show_unreadable(found.unreadable)
+
+
+def show_unreadable(found: Iterable[PartitionProducers]) -> None:
+    """The errors of partitions that could not be described."""
+    for one in found:
+        if one.problem is not None:
+            typer.echo(error_text(one.problem), err=True)
+
+
+def show_problems(problems: Iterable[BrokerProblem]) -> None:
+    """The brokers that did not answer."""
+    for problem in problems:
+        typer.echo(f"{'Note' if problem.covered else 'The answer is not complete'}: {problem}", err=True)
+
+
+def _show_hanging(found: Iterable[HangingTransaction], now_ms: int) -> None:
+    rows = [
+        (
+            one.opened.topic,
+            one.opened.partition,
+            *_producer_row(one.opened.producer, now_ms),
+            one.transactional_id,
+            one.reason.value,
+        )
+        for one in found
+    ]
+    show_table(("Topic", "Partition", *_PRODUCER, "TransactionalId", "Because"), rows)
+
+
+def _producer_row(found: ActiveProducer, now_ms: int) -> tuple[Any, ...]:
+    return (
+        found.producer_id,
+        found.epoch,
+        found.transaction_start_offset,
+        _time(found.last_timestamp_ms),
+        _seconds(found.age_ms(now_ms)),
+        found.coordinator_epoch,
+    )
+
+
+def _described_row(found: DescribedTransaction, now_ms: int) -> tuple[Any, ...]:
+    description = found.description
+    assert description is not None
+    start = description.start_time_ms if description.start_time_ms >= 0 else None
+    return (
+        found.transactional_id,
+        description.producer_id,
+        description.epoch,
+        found.coordinator,
+        description.status.value,
+        "none" if description.timeout_ms == NO_TIMEOUT_MS else description.timeout_ms,
+        _time(start),
+        None if start is None else _seconds(now_ms - start),
+        ",".join(f"{topic}-{partition}" for topic, partition in sorted(description.partitions)),
+    )
+
+
+def _decided_row(name: str, found: Decided) -> tuple[Any, ...]:
+    row = found.row
+    would = None if found.plan is None else found.plan.decision.value
+    if row is None:
+        return (name, None, None, None, None, would, found.why)
+    return (name, row.transactional_id, row.fence, row.owner, found.state, would, found.why)
+
+
+def _time(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
+    try:
+        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (OverflowError, ValueError):  # a user may send any timestamp
+        return str(milliseconds)
+
+
+def _seconds(milliseconds: int | None) -> int | None:
+    return None if milliseconds is None else milliseconds // 1000

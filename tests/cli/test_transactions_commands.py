@@ -1,0 +1,265 @@
+"""`dualwrite transactions` on a real broker: tables, JSON as its page describes it, exit codes, and the database's side."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from dualwrite import migration
+from dualwrite.cli import main
+from dualwrite.devcluster import DevCluster
+from dualwrite.stores.registry import store_from_url
+from dualwrite.testing import failpoints
+from fixtures import json_pages
+from fixtures.broker import make_topic, started
+from fixtures.fork_server import ForkedProcess
+from fixtures.pace import LIMIT, ended
+from fixtures.raw_producer import write_behind_the_coordinator
+
+NewName = Callable[[str], str]
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def trusting() -> Iterator[DevCluster]:
+    """A broker that accepts transactional batches without asking the coordinator."""
+    with started(config={"transaction.partition.verification.enable": "false"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def environment(trusting: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", trusting.bootstrap_servers)
+    monkeypatch.delenv("DUALWRITE_DATABASE_URL", raising=False)
+
+
+@pytest.fixture
+def opened(trusting: DevCluster, new_name: NewName) -> Iterator[str]:
+    """An id with an open transaction, an hour old by its message, on the topic of the same name."""
+    name = new_name("open")
+    make_topic(trusting, name)
+    producer = Producer({"bootstrap.servers": trusting.bootstrap_servers, "transactional.id": name, "linger.ms": 0})
+    producer.init_transactions(LIMIT)
+    producer.begin_transaction()
+    producer.produce(name, b"v", timestamp=int(time.time() * 1000) - HOUR_MS)
+    assert producer.flush(LIMIT) == 0
+    yield name
+    producer.abort_transaction(LIMIT)
+
+
+@pytest.fixture
+def hanging(trusting: DevCluster, new_name: NewName) -> str:
+    """A topic with a hanging transaction of producer 4000000."""
+    topic = new_name("hanging")
+    make_topic(trusting, topic)
+    write_behind_the_coordinator(trusting.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
+    return topic
+
+
+@pytest.fixture
+def run(environment: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run_it(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["transactions", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_it
+
+
+@pytest.fixture
+def json_of(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, Any]]:
+    """Runs a command with --json, and compares the output with its page."""
+
+    def run_it(*arguments: str) -> tuple[int, Any]:
+        code, out, _ = run(*arguments, "--json")
+        found = json.loads(out)
+        json_pages.check(arguments[0], found)
+        assert (found["version"], found["command"]) == (1, arguments[0])
+        return code, found
+
+    return run_it
+
+
+Run = Callable[..., tuple[int, str, str]]
+JsonOf = Callable[..., tuple[int, Any]]
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
+
+
+# --- list -------------------------------------------------------------------------------------------------------------------
+
+
+def test_list(opened: str, run: Run, json_of: JsonOf) -> None:
+    code, out, err = run("list", "--pattern", opened, "--state", "ongoing")
+    assert (code, err) == (0, "")
+    headings, row = rows(out)
+    assert headings == ["TransactionalId", "ProducerId", "Coordinator", "State"]
+    assert (row[0], row[2:]) == (opened, ["1", "Ongoing"])
+    code, found = json_of("list", "--transactional-id-pattern", opened)
+    assert (code, found["complete"], found["problems"]) == (0, True, [])
+    (one,) = found["transactions"]
+    assert (one["transactional_id"], str(one["producer_id"]), one["state"]) == (opened, row[1], "Ongoing")
+    assert json_of("list", "--producer-id", row[1])[1]["transactions"] == [one]
+    assert run("list", "--running-longer-than", "3600")[:2] == (0, "No transactional id was found.\n")
+
+
+# --- describe ---------------------------------------------------------------------------------------------------------------
+
+
+def test_describe(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
+    code, out, err = run("describe", opened)
+    assert (code, err) == (0, "")
+    headings, row = rows(out)
+    assert headings[0] == "TransactionalId"
+    assert dict(zip(headings, row, strict=True))["TopicPartitions"] == f"{opened}-0"
+    code, found = json_of("describe", "--transactional-id", opened)
+    (one,) = found["transactions"]
+    assert (code, one["known"], one["state"], one["timeout_ms"]) == (0, True, "Ongoing", 60_000)
+    assert one["partitions"] == [{"topic": opened, "partition": 0}]
+    assert one["database"] is None
+    unknown = new_name("unknown")
+    code, out, err = run("describe", opened, unknown)
+    assert code == 1
+    assert len(rows(out)) == 2
+    assert err == f"{unknown}: unknown to its coordinator (asked: broker 1)\n"
+    code, found = json_of("describe", unknown)
+    assert (code, found["complete"], found["transactions"][0]["known"]) == (1, True, False)
+
+
+def test_describe_with_the_database(
+    trusting: DevCluster,
+    opened: str,
+    run: Run,
+    json_of: JsonOf,
+    new_name: NewName,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    migration.upgrade(url)
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
+    name = new_name("id")
+    with ForkedProcess("cli.crashing_writer", [name, new_name("topic"), "1"], failpoints="after_db_commit#1=exit") as process:
+        assert ended(process) == failpoints.EXIT_CODE
+    with store_from_url(url) as store:
+        row = store.read(name)
+    assert row is not None
+    kafka_id = row.kafka_id(row.generation)
+    for given in (name, kafka_id):
+        code, found = json_of("describe", given)
+        (one,) = found["transactions"]
+        assert (code, one["transactional_id"], one["state"]) == (0, kafka_id, "Ongoing")
+        database = one["database"]
+        assert (database["transactional_id"], database["fence"], database["owner"]) == (name, row.fence, row.owner)
+        assert (database["decision"], database["prepared_state"]) == ("commit", str(row.prepared_state))
+        assert database["why"] == "the database committed the transaction, and Kafka has it prepared"
+    code, out, _ = run("describe", name, opened, "--url", url)
+    assert code == 0
+    assert "the database committed the transaction" in out
+    (line,) = [line for line in out.partition("In the database:")[2].splitlines() if line.startswith(opened)]
+    assert "the database has no such id" in line
+    assert main(["recover", "--yes"]) == 0
+    _, found = json_of("describe", kafka_id)
+    (one,) = found["transactions"]
+    assert one["state"] == "CompleteCommit"
+    assert (one["database"]["decision"], one["database"]["prepared_state"]) == (None, None)
+
+
+def test_what_kafka_knows_is_shown_without_the_database(opened: str, json_of: JsonOf, run: Run, tmp_path: Path) -> None:
+    empty = f"sqlite:///{tmp_path}/empty.db"
+    code, found = json_of("describe", opened, "--url", empty)
+    (one,) = found["transactions"]
+    assert (code, one["state"], one["database"]["error"]["kind"]) == (1, "Ongoing", "StateTableMissingError")
+    code, out, err = run("describe", opened, "--url", empty)
+    assert code == 1
+    assert "Ongoing" in out
+    assert "dualwrite db upgrade" in err
+
+
+# --- describe-producers -----------------------------------------------------------------------------------------------------
+
+
+def test_describe_producers(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
+    code, out, err = run("describe-producers", "--topic", opened, "--partition", "0", "--broker-id", "1")
+    assert (code, err) == (0, "")
+    headings, row = rows(out)
+    assert headings[:4] == ["Partition", "ProducerId", "ProducerEpoch", "StartOffset"]
+    assert (row[0], row[2:4]) == ("0", ["0", "0"])
+    code, found = json_of("describe-producers", "--topic", opened)
+    (one,) = found["partitions"]
+    (producer,) = one["producers"]
+    assert (code, producer["transaction_start_offset"], str(producer["producer_id"])) == (0, 0, row[1])
+    assert producer["age_ms"] >= HOUR_MS
+    missing = new_name("missing")
+    code, found = json_of("describe-producers", "--topic", missing)
+    assert (code, found["complete"], found["partitions"][0]["error"]["code"]) == (1, False, "UNKNOWN_TOPIC_OR_PARTITION")
+    code, out, err = run("describe-producers", "--topic", missing)
+    assert (code, out) == (1, "")
+    assert f"There is no topic '{missing}'" in err
+
+
+# --- find-hanging -----------------------------------------------------------------------------------------------------------
+
+
+def test_find_hanging(opened: str, hanging: str, run: Run, json_of: JsonOf) -> None:
+    code, out, err = run("find-hanging", "--topic", hanging)
+    assert (code, err) == (1, "")
+    headings, row, _ = rows(out)
+    assert headings[:4] == ["Topic", "Partition", "ProducerId", "ProducerEpoch"]
+    assert row[:5] == [hanging, "0", "4000000", "0", "0"]
+    assert out.splitlines()[1].rstrip().endswith("no coordinator knows its producer id")
+    assert out.splitlines()[2] == "Searched 1 partition with 1 open transaction; examined those older than 1200 s."
+    code, found = json_of("find-hanging", "--broker", "1", "--max-transaction-timeout", "15")
+    assert (code, found["complete"], found["limit_ms"]) == (1, True, 900_000)
+    by_topic = {one["topic"]: one for one in found["hanging"]}
+    assert opened not in by_topic
+    assert (by_topic[hanging]["reason"], by_topic[hanging]["transaction_start_offset"]) == ("UNKNOWN_PRODUCER", 0)
+    code, out, err = run("find-hanging", "--topic", opened)
+    assert (code, err) == (0, "")
+    assert out.startswith("No hanging transaction was found.\nSearched 1 partition with 1 open transaction")
+
+
+def test_find_hanging_of_what_is_not_there(json_of: JsonOf, new_name: NewName) -> None:
+    code, found = json_of("find-hanging", "--topic", new_name("missing"))
+    assert (code, found["complete"], found["hanging"]) == (1, False, [])
+    assert found["unreadable"][0]["error"]["kind"] == "UnknownTopicError"
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list", "--state", "Opened"], "'Opened' is not a state"),
+        (["list", "--kafka", "127.0.0.1:1", "--timeout", "0.5"], "No Kafka broker can be reached"),
+        (["describe"], "at least one transactional id"),
+        (["find-hanging", "--partition", "0"], "without a topic"),
+        (["describe-producers"], "--topic"),
+    ],
+)
+def test_wrong_usage_and_an_unreachable_cluster_end_with_2(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize("command", ["list", "describe", "describe-producers", "find-hanging"])
+def test_every_field_of_the_page_is_there(opened: str, hanging: str, run: Run, command: str) -> None:
+    """Those of errors, brokers that are down and the database are compared above."""
+    arguments = {"describe": [opened], "describe-producers": ["--topic", opened], "find-hanging": ["--topic", hanging]}
+    seen = json_pages.check(command, json.loads(run(command, *arguments.get(command, []), "--json")[1]))
+    always = {path for path, (_, may_be_null) in json_pages.schema_of(command).items() if not may_be_null}
+    elsewhere = re.compile(r"problems|undecided|unreadable|.*(error|database)\b")
+    assert [path for path in always - seen if not elsewhere.match(path)] == []
