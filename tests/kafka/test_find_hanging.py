@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.apache_tool import transactions_tool
 from fixtures.broker import make_topic, started, wait_for_markers
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, done, until
 from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
 
@@ -141,6 +143,34 @@ def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: Transac
 def test_age_alone_makes_nothing_hang(scene: Scene, admin: TransactionAdmin) -> None:
     assert scene.of(admin.find_hanging(max_transaction_timeout=0)) == HANGING
     assert admin.find_hanging(max_transaction_timeout=2 * HOUR_MS / 1000).hanging == ()
+
+
+@pytest.mark.slow
+def test_transactions_that_come_and_go_during_the_search_do_not_hang(
+    scene: Scene, admin: TransactionAdmin, new_name: NewName
+) -> None:
+    topic, stop = new_name("busy"), threading.Event()
+    make_topic(scene.cluster, topic)
+
+    def write(name: str) -> None:
+        producer = Producer({"bootstrap.servers": scene.servers, "transactional.id": name, "linger.ms": 0})
+        producer.init_transactions(LIMIT)
+        while not stop.is_set():
+            producer.begin_transaction()
+            producer.produce(topic, b"v")
+            assert producer.flush(LIMIT) == 0
+            producer.commit_transaction(LIMIT)
+
+    with ThreadPoolExecutor() as threads:
+        writers = [threads.submit(write, new_name("id")) for _ in range(3)]
+        try:
+            until(lambda: admin.find_hanging(topic=topic).open, "a transaction is open")
+            searches = [admin.find_hanging(topic=topic, max_transaction_timeout=0) for _ in range(10)]
+        finally:
+            stop.set()
+        for writer in writers:
+            done(writer)
+    assert all(search.hanging == () and search.complete for search in searches)
 
 
 def test_the_search_can_be_narrowed(scene: Scene, admin: TransactionAdmin) -> None:

@@ -1,9 +1,14 @@
-"""The search for hanging transactions: KIP-664's procedure, and a second look at what it found."""
+"""The search for hanging transactions: KIP-664's procedure, twice.
+
+What seems to hang may have ended between the answers of its partition and its coordinator, or its id may have been moving from
+one coordinator to another, so that neither listed it. So the coordinators are asked again after a moment, the partition last.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 from uuid import uuid4
 
 from dualwrite.admin.hanging import (
@@ -22,6 +27,9 @@ from dualwrite.kafka.admin.describing import describe_transactions
 from dualwrite.kafka.admin.facts import PartitionProducers, TransactionListing
 from dualwrite.kafka.admin.listing import Filter, list_transactions
 from dualwrite.kafka.admin.producers import by_partition, describe_producers
+
+_SETTLING: Final = 1.0
+"""Seconds before everything is asked again: meanwhile an id that was moving to another coordinator has arrived there."""
 
 
 class Search:
@@ -42,8 +50,11 @@ class Search:
 
     def run(self, topics: Sequence[str] | None, partitions: Collection[int]) -> HangingSearch:
         """Search these topics, or all; only these partitions, if there are any."""
-        suspects = self._judged(self._late(topics, partitions))
-        found = confirmed(suspects, self._asked_again(suspects)) if suspects else []
+        found = self._judged(self._late(topics, partitions))
+        if found:
+            self._brokers.deadline.sleep(_SETTLING)
+            found = self._judged([one.opened for one in found])
+            found = confirmed(found, self._asked_again(found)) if found else []
         return HangingSearch(
             hanging=tuple(one for one in found if one.reason.is_conclusive),
             undecided=tuple(one for one in found if not one.reason.is_conclusive),

@@ -37,7 +37,7 @@ def describe_producers(
     seen = brokers.view(topics)
     yield from (_refused(topic, code) for topic, code in seen.refused.items())
     chosen = [found for found in seen.partitions if not partitions or found.partition in partitions]
-    for topic in {found.topic for found in seen.partitions}:
+    for topic in dict.fromkeys(found.topic for found in seen.partitions):
         there = {found.partition for found in chosen if found.topic == topic}
         yield from (_refused(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, index) for index in sorted({*partitions} - there))
     if broker is not None and partitions:
