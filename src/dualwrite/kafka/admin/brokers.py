@@ -15,6 +15,7 @@ from dualwrite.kafka.admin.permissions import DENIED
 from dualwrite.kafka.client.cluster import TRANSACTION, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.retry import rounds
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.together import Question, asked_together
 from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, settings_in, settings_request
@@ -36,8 +37,8 @@ PASSING: Final = frozenset(
 """Errors after which the request is sent again."""
 
 _SHARE: Final = 0.5  # of the time left, for one step
-_PAUSE: Final = 0.05
-_MOST: Final = 1.0
+PAUSE: Final = 0.05
+"""Seconds before something is asked again for the first time."""
 
 T = TypeVar("T")
 
@@ -166,27 +167,26 @@ class Brokers:
         """
         found: dict[int, T] = {}
         waiting = {node: question for node, question in questions.items() if not self.is_silent(node)}
-        patience, pause = self.turn(), _PAUSE
-        while waiting:
-            answers = asked_together(self.network, {brokers[node]: question for node, question in waiting.items()}, patience)
-            again = {}
-            for node, question in waiting.items():
+        reasons: dict[int, Exception] = {}  # why a node is asked again
+        patience = self.turn()
+        for _ in rounds(patience, pause=PAUSE):
+            answers = asked_together(self.network, {brokers[node]: waiting[node] for node in waiting}, patience)
+            reasons.clear()
+            for node in waiting:
                 answer = answers[brokers[node]]
                 try:
                     if isinstance(answer, Exception):
                         raise answer
                     found[node] = conclude(node, answer)
                 except (TryAgainError, ConnectionLostError) as error:
-                    if patience.expired:
-                        self._give_up(node, brokers[node], error)
-                    else:
-                        again[node] = question
+                    reasons[node] = error
                 except DualWriteError as error:
                     self._give_up(node, brokers[node], error)
-            waiting = again
-            if waiting:
-                patience.sleep(pause)
-                pause = min(2 * pause, _MOST)
+            waiting = {node: waiting[node] for node in reasons}
+            if not waiting:
+                break
+        for node, reason in reasons.items():
+            self._give_up(node, brokers[node], reason)
         return found
 
     def _of_any(self, ask: Callable[[Network, Deadline], T]) -> T:

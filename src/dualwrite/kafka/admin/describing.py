@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kafka.protocol.admin import DescribeTransactionsRequest
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTransactionStateError
-from dualwrite.kafka.admin.brokers import PASSING, Brokers, batches
+from dualwrite.kafka.admin.brokers import PASSING, PAUSE, Brokers, batches
 from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.cluster import CoordinatorUnavailableError
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.coordinator import description_of
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
-
-_PAUSE: Final = 0.05
-_MOST: Final = 1.0
+from dualwrite.kafka.client.retry import rounds
 
 
 def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) -> Iterator[DescribedTransaction]:
@@ -46,14 +44,11 @@ class _Batch:
         self._reasons: dict[str, tuple[int | None, str]] = {}  # why an id is asked for again
 
     def described(self) -> dict[str, DescribedTransaction]:
-        patience, pause = self._brokers.turn(), _PAUSE
-        while True:
+        for _ in rounds(self._brokers.turn(), pause=PAUSE):
             self._ask()
             self._waiting = [name for name in self._waiting if name not in self._found]
-            if not self._waiting or patience.expired:
+            if not self._waiting:
                 break
-            patience.sleep(pause)
-            pause = min(2 * pause, _MOST)
         for name in self._waiting:
             node, reason = self._reasons.get(name, (None, "no answer"))
             self._found[name] = DescribedTransaction(name, node, None, self._unanswered(name, reason))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kafka.protocol.admin import DescribeProducersRequest
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTopicError
-from dualwrite.kafka.admin.brokers import PASSING, Brokers, ClusterView, PartitionView, batches
+from dualwrite.kafka.admin.brokers import PASSING, PAUSE, Brokers, ClusterView, PartitionView, batches
 from dualwrite.kafka.admin.facts import ActiveProducer, PartitionProducers
 from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
-
-_PAUSE: Final = 0.05
-_MOST: Final = 1.0
+from dualwrite.kafka.client.retry import rounds
 
 _Key = tuple[str, int]
 
@@ -60,14 +58,11 @@ class _Batch:
         self._reasons: dict[_Key, str] = {}  # why a partition is asked for again
 
     def described(self) -> list[PartitionProducers]:
-        patience, pause = self._brokers.turn(), _PAUSE
-        while True:
+        for _ in rounds(self._brokers.turn(), pause=PAUSE):
             self._ask()
             self._waiting = {key: view for key, view in self._waiting.items() if key not in self._found}
-            if not self._waiting or patience.expired:
+            if not self._waiting:
                 break
-            patience.sleep(pause)
-            pause = min(2 * pause, _MOST)
             self._look_again()
         for key, view in self._waiting.items():
             problem = self._unanswered(key, self._reasons.get(key, "no answer"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline
@@ -30,3 +30,18 @@ def repeated(once: Callable[[], T], passing: tuple[type[Exception], ...], deadli
             if deadline.expired:
                 raise
             pause = min(2 * pause, _MOST)
+
+
+def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
+    """Rounds of a work in which some parts may have to be tried again; the user leaves the loop when nothing is left.
+
+    Args:
+        deadline: No round starts after it, except the first.
+        pause: Seconds before the second round; doubled each time, up to 1 s.
+    """
+    while True:
+        yield
+        if deadline.expired:
+            return
+        deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
+        pause = min(2 * pause, _MOST)
