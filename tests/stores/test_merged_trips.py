@@ -192,8 +192,8 @@ def test_the_reason_can_not_be_looked_up(proxied_store: SqlStateStore, postgres_
     postgres_store.claim(ID, "theirs", timeout=LIMIT)
 
     def away(link: Link) -> None:
+        postgres_proxy.refuse()  # first: the store connects again at once
         link.cut()
-        postgres_proxy.refuse()
 
     postgres_proxy.on_client_bytes(b"ROLLBACK", away)
     with pytest.raises(StoreUnavailableError):
