@@ -11,14 +11,7 @@ from dualwrite.state import TransactionDescription, TransactionStatus
 
 T = TypeVar("T")
 
-RUNNING: Final = frozenset(
-    {
-        TransactionStatus.ONGOING,
-        TransactionStatus.PREPARE_COMMIT,
-        TransactionStatus.PREPARE_ABORT,
-        TransactionStatus.PREPARE_EPOCH_FENCE,
-    }
-)
+RUNNING: Final = frozenset(status for status in TransactionStatus if status is TransactionStatus.ONGOING or status.is_ending)
 """The states of a transactional id with a transaction that has not ended."""
 
 
