@@ -12,7 +12,6 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from fixtures.pace import limit
-from fixtures.tiers import thinned
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pool.py"
 SHORT = ("--quick", "--seconds", 0.2, "--callers", 2)
@@ -55,7 +54,8 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
     assert parse(picture).getroot().tag.endswith("svg")
 
 
-@pytest.mark.parametrize("handles", thinned(["core", "core,psycopg"], kept=["core"], quick=[]))
+@pytest.mark.soak  # in CI: threads, above
+@pytest.mark.parametrize("handles", ["core", "core,psycopg"])
 def test_tasks_can_be_callers_too(broker: DevCluster, postgres_url: str, handles: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 

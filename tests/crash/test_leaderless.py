@@ -151,8 +151,9 @@ def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevC
         producer.close()
 
 
+@pytest.mark.soak  # in CI: a producer (above) and recovery (below)
 @pytest.mark.usefixtures("producer")
-@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)  # native: see above
+@pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
 def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: Scene) -> None:
     """With both producers; the database has already committed."""
     node = make_topic_apart(forgetful, scene)

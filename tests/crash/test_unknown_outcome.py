@@ -510,7 +510,7 @@ def wait_for_marker(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: it stays down, or comes back after prepare
 @mostly_native
 def test_the_broker_is_killed_before_prepare_and_comes_back(
     frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor

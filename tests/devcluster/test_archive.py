@@ -148,7 +148,7 @@ def archives(cluster: DevCluster) -> set[str]:
     return {Path(line.split()[-1]).name for line in lines if line.endswith(".jsa") and "/kafka-" in line}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the archive that is made is tested above
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the mapped files are only listed on Linux")  # noqa: PTH110
 def test_the_second_broker_starts_from_the_archive_of_the_first(made: Path) -> None:
     (expected,) = made.glob("*.jsa")

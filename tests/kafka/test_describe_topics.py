@@ -57,7 +57,7 @@ def test_no_topics_need_no_broker(free_port: int) -> None:
     assert describe_topics(f"127.0.0.1:{free_port}", []) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI with other requests: test_admin_outage.py
 def test_three_brokers_of_which_one_goes_down(new_name: NewName) -> None:
     with started(nodes=3) as cluster:
         names = {least: new_name("topic") for least in (1, 2, 3)}

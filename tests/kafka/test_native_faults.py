@@ -87,7 +87,7 @@ def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("timeouts", "partitions"),
-    thinned(product(["patient", "impatient"], [1, 100]), kept=[("impatient", 1)], quick=[("patient", 100)]),
+    thinned(product(["patient", "impatient"], [1, 100]), kept=[], quick=[("impatient", 1)]),
 )
 def test_a_full_buffer_blocks_until_the_delivery_timeout_and_holds_no_more_than_its_size(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, timeouts: str, partitions: int

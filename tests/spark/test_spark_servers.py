@@ -109,6 +109,7 @@ def test_a_database_that_crashes(own_scene: SparkScene, own_postgres_server: Pos
     own_scene.assert_holds(range(30))
 
 
+@pytest.mark.soak  # in CI on the same steps without Spark: tests/jobs/test_job_servers.py
 def test_a_commit_past_the_timeout_of_its_transactions(
     make_scene: MakeScene, postgres_url: str, fragile: DevCluster, new_name: Callable[[str], str]
 ) -> None:
