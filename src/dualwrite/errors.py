@@ -311,6 +311,14 @@ class UnknownTransactionStateError(BrokerError):
     state: str
 
 
+class TransactionChangedError(BrokerError):
+    """A transaction that an operator wanted to end has ended, or is another one by now; nothing was done."""
+
+
+class RepairRefusedError(BrokerError):
+    """An operator wanted to abort what a coordinator or a database has decided to commit, or still holds; nothing was done."""
+
+
 class DeliveryError(BrokerError):
     """A message of the transaction could not be written to its partition; both sides were rolled back."""
 

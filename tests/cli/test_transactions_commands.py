@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from dualwrite import migration
 from dualwrite.cli import main
@@ -18,8 +17,9 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
 from fixtures import json_pages
-from fixtures.broker import make_topic, started
+from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, ended
 from fixtures.raw_producer import write_behind_the_coordinator
 
@@ -27,29 +27,12 @@ NewName = Callable[[str], str]
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture(scope="module")
-def trusting() -> Iterator[DevCluster]:
-    """A broker that accepts transactional batches without asking the coordinator."""
-    with started(config={"transaction.partition.verification.enable": "false"}) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def environment(trusting: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", trusting.bootstrap_servers)
-    monkeypatch.delenv("DUALWRITE_DATABASE_URL", raising=False)
-
-
 @pytest.fixture
 def opened(trusting: DevCluster, new_name: NewName) -> Iterator[str]:
     """An id with an open transaction, an hour old by its message, on the topic of the same name."""
     name = new_name("open")
     make_topic(trusting, name)
-    producer = Producer({"bootstrap.servers": trusting.bootstrap_servers, "transactional.id": name, "linger.ms": 0})
-    producer.init_transactions(LIMIT)
-    producer.begin_transaction()
-    producer.produce(name, b"v", timestamp=int(time.time() * 1000) - HOUR_MS)
-    assert producer.flush(LIMIT) == 0
+    producer = left_open(trusting.bootstrap_servers, name, name, timestamp=int(time.time() * 1000) - HOUR_MS)
     yield name
     producer.abort_transaction(LIMIT)
 
@@ -61,31 +44,6 @@ def hanging(trusting: DevCluster, new_name: NewName) -> str:
     make_topic(trusting, topic)
     write_behind_the_coordinator(trusting.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
     return topic
-
-
-@pytest.fixture
-def run(environment: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["transactions", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_it
-
-
-@pytest.fixture
-def json_of(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, Any]]:
-    """Runs a command with --json, and compares the output with its page."""
-
-    def run_it(*arguments: str) -> tuple[int, Any]:
-        code, out, _ = run(*arguments, "--json")
-        found = json.loads(out)
-        json_pages.check(arguments[0], found)
-        assert (found["version"], found["command"]) == (1, arguments[0])
-        return code, found
-
-    return run_it
 
 
 Run = Callable[..., tuple[int, str, str]]

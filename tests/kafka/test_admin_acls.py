@@ -23,6 +23,7 @@ from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from fixtures.broker import USERS, make_topic, started
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import write_behind_the_coordinator
 
@@ -78,12 +79,7 @@ def grant(guarded: DevCluster) -> Iterator[Grant]:
 
 
 def opened(cluster: DevCluster, transactional_id: str, topic: str) -> Producer:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": transactional_id})
-    producer.init_transactions(LIMIT)
-    producer.begin_transaction()
-    producer.produce(topic, b"v", timestamp=int(time.time() * 1000) - HOUR_MS)
-    assert producer.flush(LIMIT) == 0
-    return producer
+    return left_open(cluster.bootstrap_servers, transactional_id, topic, timestamp=int(time.time() * 1000) - HOUR_MS)
 
 
 def refused(problem: Any, *words: str) -> bool:
@@ -141,4 +137,55 @@ def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_called_hanging(
     assert reader.find_hanging(topic=healthy).hanging == ()
     search = reader.find_hanging(topic=hanging)
     assert [found.reason for found in search.hanging] == [Reason.UNKNOWN_PRODUCER]
+    del producer
+
+
+def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
+    """What is missing is named, and nothing is changed."""
+    topic, name = new_name("topic"), new_name("id")
+    make_topic(guarded, topic)
+    producer = opened(guarded, name, topic)
+    hanging = new_name("hanging")
+    make_topic(guarded, hanging)
+    write_behind_the_coordinator(guarded.bootstrap_servers, hanging, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
+    for kind, resource, operation in (
+        (ResourceType.TOPIC, "*", AclOperation.READ),
+        (ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE),
+    ):
+        grant(kind, resource, operation)
+    until(lambda: reader.find_hanging(topic=hanging, max_transaction_timeout=0).hanging, "the ACLs are known to the broker")
+    examined = reader.examine(hanging, 0)
+    assert examined is not None
+    with pytest.raises(BrokerAuthorizationError, match=r"WriteTxnMarkers.*grant the principal ClusterAction on the cluster"):
+        reader.abort(examined)
+    assert reader.examine(hanging, 0) == examined
+    seen = next(reader.describe([name])).description
+    assert seen is not None
+    with pytest.raises(BrokerAuthorizationError, match=r"EndTxn.*grant the principal Write"):
+        reader.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    assert next(reader.describe([name])).description == seen
+    grant(ResourceType.BROKER, "kafka-cluster", AclOperation.ALTER)
+    grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.WRITE)
+
+    def allowed() -> bool:
+        try:
+            reader.abort(examined)
+        except BrokerAuthorizationError:
+            return False
+        return True
+
+    until(allowed, "the ACL is known to the broker")
+    reader.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    del producer
+
+
+def test_stuck_without_rights(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
+    topic = new_name("topic")
+    make_topic(guarded, topic)
+    producer = opened(guarded, new_name("id"), topic)
+    found = reader.stuck(topic=topic)
+    assert refused(found.unreadable[0].problem, f"grant the principal Describe on the topic {topic!r}")
+    grant(ResourceType.TOPIC, topic, AclOperation.READ)
+    (one,) = until(lambda: reader.stuck(topic=topic).partitions, "the ACL is known to the broker")
+    assert (one.holder.transactional_id, one.holder.hanging) == (None, Reason.NOT_LISTED)
     del producer

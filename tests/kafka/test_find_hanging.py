@@ -22,6 +22,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.apache_tool import transactions_tool
 from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, done, until
 from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
@@ -59,12 +60,7 @@ class Scene:
 
     def open(self, kind: str, timestamp: int) -> None:
         """A transaction with one message, left ongoing."""
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": self.topic(kind), "linger.ms": 0})
-        producer.init_transactions(LIMIT)
-        producer.begin_transaction()
-        producer.produce(self.topic(kind), b"v", timestamp=timestamp)
-        assert producer.flush(LIMIT) == 0
-        self.producers.append(producer)
+        self.producers.append(left_open(self.servers, self.topic(kind), self.topic(kind), timestamp=timestamp))
 
     def prepare(self, kind: str, timestamp: int) -> None:
         """A prepared transaction, under two-phase commit, whose timeout never comes."""

@@ -1,9 +1,12 @@
-"""Tools for an operator (KIP-664, KIP-939): what transactions there are in a cluster, who holds them, and which ones hang.
+"""Tools for an operator (KIP-664, KIP-939): see the transactions of a cluster, explain what waits for them, and end one.
 
 They need Kafka only, no database.
 """
 
+from dualwrite.admin.aborting import Examined
 from dualwrite.admin.hanging import HangingSearch, HangingTransaction, OpenTransaction, Reason
+from dualwrite.admin.records import Ending, RecordTransaction
+from dualwrite.admin.stuck import Holder, StuckPartition, StuckSearch, WaitingGroup
 from dualwrite.admin.transactions import TransactionAdmin
 from dualwrite.kafka.admin.facts import (
     ActiveProducer,
@@ -13,17 +16,26 @@ from dualwrite.kafka.admin.facts import (
     PartitionProducers,
     TransactionListing,
 )
+from dualwrite.kafka.admin.offsets import PartitionEnd
 
 __all__ = [
     "ActiveProducer",
     "Answer",
     "BrokerProblem",
     "DescribedTransaction",
+    "Ending",
+    "Examined",
     "HangingSearch",
     "HangingTransaction",
+    "Holder",
     "OpenTransaction",
+    "PartitionEnd",
     "PartitionProducers",
     "Reason",
+    "RecordTransaction",
+    "StuckPartition",
+    "StuckSearch",
     "TransactionAdmin",
     "TransactionListing",
+    "WaitingGroup",
 ]

@@ -49,6 +49,10 @@ class Reason(Enum):
         return self not in (Reason.NOT_LISTED, Reason.NOT_DESCRIBED, Reason.NOT_CONFIRMED)
 
 
+Name = tuple[str, int, int, int, int | None]
+"""What tells an open transaction from every other one: topic, partition, producer id and epoch, first offset."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """An open transaction in one partition.
@@ -66,8 +70,8 @@ class OpenTransaction:
     producer: ActiveProducer
 
     @property
-    def name(self) -> tuple[str, int, int, int, int | None]:
-        """What tells it from every other transaction: place, producer id and epoch, first offset."""
+    def name(self) -> Name:
+        """What tells it from every other transaction."""
         found = self.producer
         return self.topic, self.partition, found.producer_id, found.epoch, found.transaction_start_offset
 
@@ -179,6 +183,34 @@ def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
     if description.status is TransactionStatus.ONGOING:
         return epoch == description.epoch
     return description.epoch - 1 <= epoch <= description.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSide:
+    """What the coordinators say about the producers of open transactions.
+
+    Args:
+        listed: The transactional id that a coordinator lists for a producer id.
+        described: The description of each of these ids.
+        all_listed: Whether every coordinator has answered, for every id.
+    """
+
+    listed: Mapping[int, TransactionListing]
+    described: Mapping[str, DescribedTransaction]
+    all_listed: bool
+
+    def listing(self, opened: OpenTransaction) -> TransactionListing | None:
+        """The id that has the transaction's producer id, if one is listed."""
+        return self.listed.get(opened.producer.producer_id)
+
+    def description(self, opened: OpenTransaction) -> DescribedTransaction | None:
+        """What the coordinator says about that id."""
+        listing = self.listing(opened)
+        return None if listing is None else self.described.get(listing.transactional_id)
+
+    def verdict(self, opened: OpenTransaction) -> HangingTransaction | None:
+        """See `judge`."""
+        return judge(opened, self.listing(opened), self.description(opened), all_listed=self.all_listed)
 
 
 def confirmed(

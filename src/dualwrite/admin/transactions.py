@@ -1,4 +1,4 @@
-"""`TransactionAdmin`: list and describe the transactions of a cluster, whoever began them (KIP-664)."""
+"""`TransactionAdmin`: list, explain and end the transactions of a cluster, whoever began them (KIP-664, KIP-939)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import builtins
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
-from dualwrite.admin.hanging import HangingSearch
+from dualwrite.admin.aborting import Examined, abort, examine
+from dualwrite.admin.hanging import HangingSearch, OpenTransaction
+from dualwrite.admin.records import RecordTransaction, transaction_of
 from dualwrite.admin.search import Search, limit_ms_of
+from dualwrite.admin.stuck import StuckSearch, find_stuck
+from dualwrite.admin.terminate import force_terminate
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers
@@ -20,12 +25,16 @@ from dualwrite.kafka.admin.listing import Filter, Listed, list_transactions, sta
 from dualwrite.kafka.admin.producers import describe_producers
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionStatus
 
 
 class TransactionAdmin:
-    """Reads the transactional state of a cluster, from all of its brokers. Changes nothing; for one thread at a time.
+    """Reads the transactional state of a cluster, from all of its brokers; for one thread at a time.
+
+    Only `abort` and `force_terminate` change anything. They know Kafka's side only: what a database has committed must not be
+    aborted, so ask it first (`dualwrite transactions` does).
 
     A broker that does not answer is named in the result, which has what the others know. Close it by `with` or `close()`.
 
@@ -148,6 +157,114 @@ class TransactionAdmin:
         brokers = self._brokers()
         limit = limit_ms_of(brokers) if max_transaction_timeout is None else int(max_transaction_timeout * 1000)
         return Search(brokers, limit, broker).run(None if topic is None else [topic], frozenset(partitions))
+
+    def stuck(self, *, topic: str | None = None, group: str | None = None, longer_than: float = 0.0) -> StuckSearch:
+        """Where `read_committed` consumers wait for an open transaction, whose it is, and which consumer groups wait.
+
+        Compares the last stable offset of each partition with its high watermark. A group is listed if it has members and has
+        not read past the last stable offset; for a partition of `__consumer_offsets`, if its positions are pending in the
+        transaction (KIP-447). Kafka leaves out groups that the principal may not describe.
+
+        Args:
+            topic: Only this topic; None for all that the principal may describe, with Kafka's own.
+            group: Only where this consumer group reads, with or without members.
+            longer_than: Only partitions whose transaction has been open for at least this many seconds.
+
+        Raises:
+            BrokerUnavailableError: No broker answered.
+            BrokerAuthorizationError: The login was refused.
+        """
+        return find_stuck(self._brokers(), topic=topic, group=group, longer_than_ms=int(longer_than * 1000))
+
+    def transaction_of(self, topic: str, partition: int, offset: int) -> RecordTransaction:
+        """Which transaction a record belongs to, whose it is, and how it ended.
+
+        The log says who wrote it and how that ended; the coordinators say which transactional id has this producer id now.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The record's offset.
+
+        Raises:
+            UnknownTopicError: There is no such partition.
+            BrokerError: There is no record at the offset: not yet, or retention or compaction has deleted it.
+            BrokerUnavailableError: The leader gave no answer.
+            BrokerAuthorizationError: The login was refused, or Read on the topic is missing.
+        """
+        return transaction_of(self._brokers(), (topic, partition), offset)
+
+    def examine(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        start_offset: int | None = None,
+        producer_id: int | None = None,
+        epoch: int | None = None,
+    ) -> Examined | None:
+        """An open transaction of a partition, and whether it hangs (as `find_hanging`); None if there is none like this.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            start_offset: Its first offset there.
+            producer_id: Its producer id.
+            epoch: Its producer's epoch.
+
+        Raises:
+            UnknownTopicError: There is no such partition.
+            BrokerUnavailableError: The leader gave no answer.
+            BrokerAuthorizationError: The login was refused, or Read on the topic is missing.
+        """
+
+        def wanted(opened: OpenTransaction) -> bool:
+            found = opened.producer
+            pairs = (
+                (start_offset, found.transaction_start_offset),
+                (producer_id, found.producer_id),
+                (epoch, found.epoch),
+            )
+            return all(asked in (None, has) for asked, has in pairs)
+
+        return examine(self._brokers(), (topic, partition), wanted)
+
+    def abort(self, found: Examined, *, coordinator_epoch: int | None = None, force: bool = False) -> None:
+        """Abort a hanging transaction in its partition, by a marker (WriteTxnMarkers, KIP-664).
+
+        Nothing is written if it does not hang: a marker in one partition would contradict the outcome in the others.
+
+        Args:
+            found: From `examine`, just before.
+            coordinator_epoch: The epoch to write the marker with; by default that of the producer's last marker there, or 0.
+            force: Abort it even if it could not be decided whether it hangs, or if its coordinator may have committed it.
+
+        Raises:
+            RepairRefusedError: It does not hang, or there is a doubt.
+            TransactionChangedError: It has ended meanwhile, or the partition knows a newer epoch.
+            BrokerAuthorizationError: ClusterAction on the cluster is missing.
+            BrokerUnavailableError: The leader gave no answer; the marker may have been written.
+        """
+        abort(self._brokers(), found, coordinator_epoch=coordinator_epoch, force=force)
+
+    def force_terminate(self, transactional_id: str, *, producer_id: int, epoch: int) -> None:
+        """End an open transaction by aborting it, even a prepared one (KIP-939), and fence its producer.
+
+        Only the transaction with this producer id and epoch is ended (EndTxn v5). On brokers without transaction.version 2, a
+        producer keeps its epoch: a later transaction of the same producer would be ended as well.
+
+        Args:
+            transactional_id: The id, as Kafka sees it.
+            producer_id: Its producer id, as `describe` has shown it.
+            epoch: Its epoch, as `describe` has shown it.
+
+        Raises:
+            TransactionChangedError: It is not open any more; nothing was done.
+            BrokerAuthorizationError: Write or Describe on the transactional id is missing.
+            BrokerUnavailableError: The coordinator gave no answer; the transaction may have been ended.
+        """
+        with closing(WireTransactionCoordinator(self._network.config, timeout=self._timeout)) as coordinator:
+            force_terminate(coordinator, transactional_id, producer_id, epoch, Deadline.after(self._timeout))
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,7 +1,8 @@
-"""What the database decided about a transactional id that Kafka shows, and what recovery would do with it. Read-only."""
+"""What the database decided about a transactional id that Kafka shows, and what recovery would do with it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +11,7 @@ from dualwrite.cli.options import store_for
 from dualwrite.errors import DualWriteError, StoreUnavailableError
 from dualwrite.recovery.plan import GenerationPlan
 from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StateRow, TxnStateStore
@@ -87,6 +89,29 @@ class Decisions:
             return Decided(row, generation, None, "recovery could do nothing", failed)
         plan = next((found for one in plans for found in one.generations if found.generation == generation), None)
         return Decided(row, generation, plan, SETTLED if plan is None else plan.why)
+
+    def try_again(self) -> None:
+        """Ask the database again, if it was out of reach."""
+        self._unavailable = None
+
+    def committed(self, producer_id: int, epoch: int) -> StateRow | None:
+        """The row that says that the database has committed the transaction of this producer; None if none does.
+
+        That is its prepared state, or an entry of a transaction that was recorded as lost or unverified.
+        """
+        for name in self._store.list():
+            row = self._read(name)
+            if row is None:
+                continue
+            states = (row.prepared_state, *(entry.state for entry in row.lost))
+            if any(state is not None and (state.producer_id, state.epoch) == (producer_id, epoch) for state in states):
+                return row
+        return None
+
+    def recover(self, kafka_ids: Iterable[str]) -> RecoveryReport:
+        """Claim the rows of ids, as Kafka sees them, and end what is open on them as the database decided."""
+        rows = dict.fromkeys(named.row for one in kafka_ids if (named := TransactionalId.of_kafka(one)) is not None)
+        return self._recoverer.recover(list(rows))
 
     def _read(self, row_id: str) -> StateRow | None:
         if self._unavailable is not None:  # it would take as long again for the next id

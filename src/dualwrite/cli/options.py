@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
@@ -95,9 +96,19 @@ def refuse(reason: str) -> NoReturn:
 
 def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table; None is an empty cell."""
+    show(table_of(headings, rows))
+
+
+def table_of(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    """A table; None is an empty cell."""
     table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return table
+
+
+def show(table: Table) -> None:
+    """Print a table."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH_OF_A_FILE

@@ -31,21 +31,19 @@ from dualwrite.cli.options import (
     chosen_ids,
     counted,
     settings_for,
-    show_table,
     store_for,
 )
+from dualwrite.cli.recovered import Entries, show_lost, show_report
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
-from dualwrite.stores.base import LostTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.transactional_id import TransactionalId
 
 NOT_RECOVERED: Final = 1
 UNACKNOWLEDGED: Final = 3
 
 app = typer.Typer()
-
-Entries = list[tuple[str, LostTransaction]]
 
 
 @app.callback(invoke_without_command=True)
@@ -89,7 +87,7 @@ def recover(
             if jobs is not None:
                 report = RecoveryReport(report.ids + jobs.recover(release=release, yes=yes).ids)
         if not as_json:
-            _show(report)
+            show_report(report)
         removed: Entries = []
         if acknowledge and report.unacknowledged:
             count = len(report.unacknowledged)
@@ -101,7 +99,7 @@ def recover(
         typer.echo(json.dumps(_to_json(report, removed), indent=2))
     elif removed:
         typer.echo("Acknowledged:")
-        _show_lost(removed)
+        show_lost(removed)
     if report.failed:
         raise typer.Exit(NOT_RECOVERED)
     if left:
@@ -164,42 +162,6 @@ def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> Reco
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("", total=len(ids))
         return recoverer.recover(ids, progress=lambda done: bar.update(task, advance=1, description=done.transactional_id))
-
-
-def _show(report: RecoveryReport) -> None:
-    rows: list[tuple[Any, ...]] = []
-    for one in report.ids:
-        rows += [(one.transactional_id, found.generation, found.outcome.value, found.state) for found in one.outcomes]
-        if one.taken_over_by is not None:
-            rows.append((one.transactional_id, None, f"taken over by {one.taken_over_by} meanwhile", None))
-        if one.error is not None:
-            rows.append((one.transactional_id, None, "NOT RECOVERED", None))
-    if rows:
-        show_table(("transactional id", "generation", "outcome", "state"), rows)
-    else:
-        typer.echo("Nothing to recover.")
-    for one in report.failed:
-        typer.echo(f"{one.transactional_id}: {one.error}", err=True)
-    if report.unacknowledged:
-        typer.echo("Lost or unverified, not acknowledged:")
-        _show_lost(list(report.unacknowledged))
-
-
-def _show_lost(entries: Entries) -> None:
-    show_table(
-        ("transactional id", "generation", "kind", "state", "recorded at", "messages"),
-        [
-            (
-                name,
-                entry.generation,
-                entry.kind.value,
-                entry.state,
-                f"{entry.recorded_at:%Y-%m-%d %H:%M:%S%z}",
-                entry.delivery,
-            )
-            for name, entry in entries
-        ],
-    )
 
 
 def _to_json(report: RecoveryReport, removed: Entries) -> dict[str, Any]:

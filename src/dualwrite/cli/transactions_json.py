@@ -1,4 +1,4 @@
-"""The JSON of `dualwrite transactions`: one schema, with a version, which docs/reference/transactions-json.md describes.
+"""The JSON of `dualwrite transactions` and `stuck`: a schema with a version, described in docs/reference/transactions-json.md.
 
 A field may be added within a version; a change of what exists raises it.
 """
@@ -12,9 +12,13 @@ from dualwrite.admin import (
     ActiveProducer,
     BrokerProblem,
     DescribedTransaction,
+    Examined,
     HangingSearch,
     HangingTransaction,
     PartitionProducers,
+    RecordTransaction,
+    StuckPartition,
+    StuckSearch,
     TransactionListing,
 )
 from dualwrite.cli.decided import Decided
@@ -88,6 +92,84 @@ def search_json(found: HangingSearch, now_ms: int) -> dict[str, Any]:
         "hanging": [_hanging_json(one, now_ms) for one in found.hanging],
         "undecided": [_hanging_json(one, now_ms) for one in found.undecided],
         "unreadable": [producers_json(one, now_ms) for one in found.unreadable],
+    }
+
+
+def record_json(found: RecordTransaction, decided: Decided | None, now_ms: int) -> dict[str, Any]:
+    """The record of `of`."""
+    described = None if found.described is None else found.described.description
+    verdict = found.hanging
+    return {
+        "topic": found.topic,
+        "partition": found.partition,
+        "offset": found.offset,
+        "timestamp_ms": found.timestamp_ms,
+        "is_marker": found.is_marker,
+        "producer_id": found.producer_id,
+        "producer_epoch": found.epoch,
+        "ending": found.ending.name,
+        "transaction_start_offset": None if found.opened is None else found.opened.producer.transaction_start_offset,
+        "transactional_id": found.transactional_id,
+        "coordinator": None if found.described is None else found.described.coordinator,
+        "now": None if described is None else _description_json(described, now_ms),
+        "reason": None if verdict is None else verdict.reason.name,
+        "why": None if verdict is None else verdict.reason.value,
+        "database": None if decided is None else _decided_json(decided),
+    }
+
+
+def examined_json(found: Examined, now_ms: int) -> dict[str, Any]:
+    """The transaction of `abort`."""
+    opened, verdict = found.opened, found.verdict
+    return {
+        "topic": opened.topic,
+        "partition": opened.partition,
+        "broker": opened.broker,
+        **_producer_json(opened.producer, now_ms),
+        "reason": None if verdict is None else verdict.reason.name,
+        "why": None if verdict is None else verdict.reason.value,
+        "transactional_id": found.transactional_id if verdict is None else verdict.transactional_id,
+    }
+
+
+def stuck_json(found: StuckSearch, decided: Mapping[str, Decided], now_ms: int) -> dict[str, Any]:
+    """The fields of `stuck`."""
+    return {
+        "searched_partitions": found.searched,
+        "stuck": [_stuck_partition_json(one, decided, now_ms) for one in found.partitions],
+        "unreadable": [
+            {
+                "topic": one.topic,
+                "partition": None if one.partition < 0 else one.partition,
+                "broker": one.broker,
+                "error": _error_json(one.problem),
+            }
+            for one in found.unreadable
+        ],
+    }
+
+
+def _stuck_partition_json(found: StuckPartition, decided: Mapping[str, Decided], now_ms: int) -> dict[str, Any]:
+    holder, end = found.holder, found.end
+    database = decided.get(holder.transactional_id or "")
+    return {
+        "topic": end.topic,
+        "partition": end.partition,
+        "broker": end.broker,
+        "last_stable_offset": end.last_stable_offset,
+        "high_watermark": end.high_watermark,
+        "records_behind": end.records_behind,
+        "age_ms": holder.age_ms(now_ms),
+        "producer_id": holder.opened.producer.producer_id,
+        "producer_epoch": holder.opened.producer.epoch,
+        "transaction_start_offset": holder.opened.producer.transaction_start_offset,
+        "transactional_id": holder.transactional_id,
+        "coordinator": holder.coordinator,
+        "state": None if holder.description is None else holder.description.status.value,
+        "reason": None if holder.hanging is None else holder.hanging.name,
+        "why": None if holder.hanging is None else holder.hanging.value,
+        "groups": [{"group_id": one.group_id, "offset": one.offset} for one in found.groups],
+        "database": None if database is None else _decided_json(database),
     }
 
 

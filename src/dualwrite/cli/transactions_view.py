@@ -12,9 +12,13 @@ from dualwrite.admin import (
     ActiveProducer,
     BrokerProblem,
     DescribedTransaction,
+    Ending,
+    Examined,
     HangingSearch,
     HangingTransaction,
+    PartitionEnd,
     PartitionProducers,
+    RecordTransaction,
     TransactionListing,
 )
 from dualwrite.cli.decided import Decided
@@ -92,7 +96,48 @@ def show_search(found: HangingSearch, now_ms: int) -> None:
     show_unreadable(found.unreadable)
 
 
-def show_unreadable(found: Iterable[PartitionProducers]) -> None:
+def show_examined(found: Examined, now_ms: int) -> None:
+    """The table of `abort`."""
+    opened, verdict = found.opened, found.verdict
+    because = "its coordinator will end it" if verdict is None else verdict.reason.value
+    name = found.transactional_id if verdict is None else verdict.transactional_id
+    row = (opened.topic, opened.partition, *_producer_row(opened.producer, now_ms), name, because)
+    show_table(("Topic", "Partition", *_PRODUCER, "TransactionalId", "Because"), [row])
+
+
+def show_record(found: RecordTransaction, decided: Decided | None) -> None:
+    """The lines of `of`."""
+    what = "marker" if found.is_marker else "record"
+    lines = [("Written", time_text(found.timestamp_ms)), ("Transaction", found.ending.value)]
+    if found.producer_id is not None:
+        lines.append(("Producer", f"id {found.producer_id}, epoch {found.epoch}"))
+    if found.opened is not None:
+        lines.append(("Began at", f"offset {found.opened.producer.transaction_start_offset}"))
+    if found.described is not None:
+        lines.append(("TransactionalId", f"{found.transactional_id} (coordinator: broker {found.described.coordinator})"))
+        described = found.described.description
+        if described is not None:
+            lines.append(("Its state now", f"{described.status.value}, epoch {described.epoch}"))
+        elif found.described.problem is not None:
+            lines.append(("Its state now", str(found.described.problem)))
+    elif found.producer_id is not None and found.ending is not Ending.NONE:
+        lines.append(("TransactionalId", "no coordinator lists one with this producer id"))
+    if found.hanging is not None:
+        lines.append(("It hangs" if found.hanging.reason.is_conclusive else "It may hang", found.hanging.reason.value))
+    if decided is not None:
+        lines.append(("In the database", decision_text(decided)))
+    typer.echo(f"The {what} {found.topic}-{found.partition} at {found.offset}:")
+    show_table(("", ""), lines)
+
+
+def decision_text(found: Decided) -> str:
+    """What recovery would do with an id, and why."""
+    if found.error is not None:
+        return str(found.error)
+    return found.why if found.plan is None else f"{found.plan.decision.value}: {found.why}"
+
+
+def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
     """The errors of partitions that could not be described."""
     for one in found:
         if one.problem is not None:
@@ -124,8 +169,8 @@ def _producer_row(found: ActiveProducer, now_ms: int) -> tuple[Any, ...]:
         found.producer_id,
         found.epoch,
         found.transaction_start_offset,
-        _time(found.last_timestamp_ms),
-        _seconds(found.age_ms(now_ms)),
+        time_text(found.last_timestamp_ms),
+        seconds_text(found.age_ms(now_ms)),
         found.coordinator_epoch,
     )
 
@@ -141,8 +186,8 @@ def _described_row(found: DescribedTransaction, now_ms: int) -> tuple[Any, ...]:
         found.coordinator,
         description.status.value,
         "none" if description.timeout_ms == NO_TIMEOUT_MS else description.timeout_ms,
-        _time(start),
-        None if start is None else _seconds(now_ms - start),
+        time_text(start),
+        None if start is None else seconds_text(now_ms - start),
         ",".join(f"{topic}-{partition}" for topic, partition in sorted(description.partitions)),
     )
 
@@ -155,7 +200,8 @@ def _decided_row(name: str, found: Decided) -> tuple[Any, ...]:
     return (name, row.transactional_id, row.fence, row.owner, found.state, would, found.why)
 
 
-def _time(milliseconds: int | None) -> str | None:
+def time_text(milliseconds: int | None) -> str | None:
+    """A time since 1970, as a person reads it."""
     if milliseconds is None:
         return None
     try:
@@ -164,5 +210,6 @@ def _time(milliseconds: int | None) -> str | None:
         return str(milliseconds)
 
 
-def _seconds(milliseconds: int | None) -> int | None:
+def seconds_text(milliseconds: int | None) -> int | None:
+    """Whole seconds of a duration."""
     return None if milliseconds is None else milliseconds // 1000

@@ -32,6 +32,9 @@ PERMISSIONS: Final = {
     "ListTransactions": Permission("Describe", "transactional id"),
     "DescribeTransactions": Permission("Describe", "transactional id"),
     "DescribeProducers": Permission("Read", "topic"),
+    "ListOffsets": Permission("Describe", "topic"),
+    "Fetch": Permission("Read", "topic"),
+    "WriteTxnMarkers": Permission("ClusterAction", "cluster"),
 }
 """By request."""
 

@@ -180,6 +180,14 @@ class WireTransactionCoordinator:
             kafka_transactional_id, timeout, timeout_ms=timeout_ms, two_phase=two_phase, keep_prepared=keep_prepared
         )
 
+    def raise_epoch(
+        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, timeout: Limit | None = None
+    ) -> InitProducerIdAnswer:
+        """InitProducerId as compare-and-set on the epoch of a producer without an open transaction (KIP-360): it is fenced."""
+        return self._init_producer_id(
+            kafka_transactional_id, timeout, timeout_ms=_ANY_TIMEOUT_MS, two_phase=False, producer_id=producer_id, epoch=epoch
+        )
+
     def create_producer_id(
         self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
     ) -> InitProducerIdAnswer:

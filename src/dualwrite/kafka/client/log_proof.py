@@ -8,9 +8,6 @@ the transaction.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka.protocol.consumer import FetchRequest
@@ -23,6 +20,7 @@ from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.log_batches import batches
 from dualwrite.state import PreparedTxnState
 
 _NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
@@ -30,15 +28,6 @@ _READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
 _TOPIC_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 _GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, *_TOPIC_GONE)
-# base offset, length, partition leader epoch, magic, checksum, attributes, last offset delta, first and greatest timestamp,
-# producer id and epoch (record batch version 2)
-_BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqh")
-_RECORDS_AT: Final = 61  # after the base sequence and the number of records
-_LENGTH_AT: Final = 12  # the first byte that the length counts
-_MAGIC: Final = 2
-_CONTROL: Final = 0x20
-_COMMIT: Final = 1
-_MARKER_BYTES: Final = 64
 _READ_SIZE: Final = 2**20
 _MOST_READS: Final = 64
 
@@ -93,7 +82,7 @@ def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Plac
         if offset == first and not _wrote(state, offset, found.records):
             return Fate.GONE
         following = offset
-        for batch in _batches(found.records or b""):
+        for batch in batches(found.records):
             following = batch.last_offset + 1
             if batch.is_control and batch.producer_id == state.producer_id and batch.base_offset > first:
                 return Fate.COMMITTED if batch.commits else Fate.ABORTED
@@ -151,48 +140,10 @@ def _leader(network: Network, place: Place, deadline: Deadline) -> Address | Non
 
 def _wrote(state: PreparedTxnState, offset: int, records: bytes | None) -> bool:
     """Whether the first batch of a Fetch answer contains the offset and has the transaction's producer id and epoch."""
-    first = next(_batches(records or b""), None)
+    first = next(batches(records), None)
     return (
         first is not None
         and not first.is_control
         and first.base_offset <= offset <= first.last_offset
         and (first.producer_id, first.epoch) == (state.producer_id, state.epoch)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The header of a record batch, and the first bytes of its content."""
-
-    base_offset: int
-    last_offset: int
-    producer_id: int
-    epoch: int
-    is_control: bool
-    content: bytes
-
-    @property
-    def commits(self) -> bool:
-        """Whether it is a COMMIT marker. A control record's key: version and type, 16 bits each; type 0 is ABORT, 1 COMMIT."""
-        at = _after_varint(self.content, 0) + 1  # the record's length, its attributes
-        for _ in range(3):  # the deltas of time and offset, the length of the key
-            at = _after_varint(self.content, at)
-        return bool(struct.unpack_from(">hh", self.content, at)[1] == _COMMIT)
-
-
-def _batches(records: bytes) -> Iterator[_Batch]:
-    """The batches of a Fetch answer that have a complete header; the last one may be truncated."""
-    at = 0
-    while len(records) - at >= _RECORDS_AT:
-        base, length, _, magic, _, attributes, last_delta, _, _, producer_id, epoch = _BATCH_HEADER.unpack_from(records, at)
-        if magic != _MAGIC:
-            return
-        content = bytes(records[at + _RECORDS_AT : at + _RECORDS_AT + _MARKER_BYTES])
-        yield _Batch(base, base + last_delta, producer_id, epoch, bool(attributes & _CONTROL), content)
-        at += _LENGTH_AT + length
-
-
-def _after_varint(content: bytes, at: int) -> int:
-    while content[at] & 0x80:
-        at += 1
-    return at + 1

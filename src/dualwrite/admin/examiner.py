@@ -1,0 +1,88 @@
+"""Compares open transactions with what their coordinators say: KIP-664's procedure, twice.
+
+What seems to hang may have ended between the answers of its partition and its coordinator, or its id may have been moving from
+one coordinator to another, so that neither listed it. So the coordinators are asked again after a moment, the partition last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import uuid4
+
+from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, OpenTransaction, confirmed
+from dualwrite.kafka.admin.brokers import Brokers, batches
+from dualwrite.kafka.admin.describing import describe_transactions
+from dualwrite.kafka.admin.facts import PartitionProducers, TransactionListing
+from dualwrite.kafka.admin.leaders import Key
+from dualwrite.kafka.admin.listing import Filter, list_transactions
+from dualwrite.kafka.admin.producers import producers_of
+
+_SETTLING: Final = 1.0
+"""Seconds before everything is asked again: meanwhile an id that was moving to another coordinator has arrived there."""
+
+
+class Examiner:
+    """Asks the coordinators about open transactions of partitions.
+
+    Args:
+        brokers: The brokers, for this call.
+        broker: The node to ask about its replicas; None for the leaders.
+    """
+
+    def __init__(self, brokers: Brokers, broker: int | None = None) -> None:
+        self._brokers = brokers
+        self._broker = broker
+
+    def look(self, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
+        """What the coordinators say now.
+
+        Raises:
+            BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+        """
+        coordinators = self._brokers.coordinators()
+        listed: dict[int, TransactionListing] = {}
+        for ids in batches(sorted({one.producer.producer_id for one in opened})):
+            wanted = Filter(producer_ids=frozenset(ids))
+            listed |= {found.producer_id: found for found in list_transactions(self._brokers, wanted, coordinators).found}
+        names = sorted({found.transactional_id for found in listed.values()})
+        described = {found.transactional_id: found for found in describe_transactions(lambda: self._brokers, names)}
+        all_listed = all(one.producer.producer_id in listed for one in opened) or (
+            self._brokers.sees_coordinators
+            and all(problem.covered for problem in self._brokers.problems)
+            and self._may_describe_any_id()
+        )
+        return CoordinatorSide(listed, described, all_listed)
+
+    def hanging(self, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None) -> list[HangingTransaction]:
+        """Those that hang, or might, after a second look, if the first was not in their favour.
+
+        Args:
+            opened: The open transactions.
+            first: What the coordinators have just said, if they were asked already.
+
+        Raises:
+            BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+        """
+        found = self._judged(opened, first)
+        if not found:
+            return []
+        self._brokers.deadline.sleep(_SETTLING)
+        found = self._judged([one.opened for one in found])
+        return confirmed(found, self._asked_again(found)) if found else []
+
+    def _judged(self, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None) -> list[HangingTransaction]:
+        """The verdicts that are not in the transaction's favour."""
+        if not opened:
+            return []
+        side = side or self.look(opened)
+        return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
+
+    def _may_describe_any_id(self) -> bool:
+        """Whether the principal may describe an id that no ACL with a name or a prefix can be meant for."""
+        (probed,) = describe_transactions(lambda: self._brokers, [uuid4().hex])
+        return probed.problem is None
+
+    def _asked_again(self, suspects: Sequence[HangingTransaction]) -> Mapping[Key, PartitionProducers]:
+        keys = {(one.opened.topic, one.opened.partition) for one in suspects}
+        return {(found.topic, found.partition): found for found in producers_of(self._brokers, keys, self._broker)}

@@ -1,0 +1,145 @@
+"""Which transaction a record belongs to, whose it is, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from dualwrite.admin.examiner import Examiner
+from dualwrite.admin.hanging import HangingTransaction, OpenTransaction, open_transactions
+from dualwrite.delivery import Fate, Place
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.admin.brokers import PAUSE, Brokers
+from dualwrite.kafka.admin.facts import ActiveProducer, DescribedTransaction
+from dualwrite.kafka.admin.leaders import Key
+from dualwrite.kafka.admin.producers import producers_of
+from dualwrite.kafka.admin.records import stored_record
+from dualwrite.kafka.client.log_batches import Batch
+from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
+from dualwrite.kafka.client.retry import rounds
+from dualwrite.kafka.client.sockets import ConnectionLostError
+from dualwrite.state import PreparedTxnState
+
+
+class Ending(Enum):
+    """How the transaction of a record ended."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+    OPEN = "open"
+    """It has not ended: `read_committed` consumers wait for it."""
+
+    NONE = "not part of a transaction"
+    """The record was visible as soon as it was written."""
+
+
+_ENDINGS: Final = {Fate.COMMITTED: Ending.COMMITTED, Fate.ABORTED: Ending.ABORTED}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTransaction:
+    """The transaction of a record.
+
+    Args:
+        topic: The topic.
+        partition: The partition.
+        offset: The record's offset.
+        timestamp_ms: The timestamp of the first record in its batch.
+        producer_id: Who wrote it; None for a producer without an id.
+        epoch: The producer's epoch; None without a producer id.
+        is_marker: Whether the offset is not a record, but the marker by which a transaction ended.
+        ending: How the transaction ended.
+        opened: The transaction in its partition, if it is open.
+        described: The transactional id that has this producer id now, and what its coordinator says; None if none is listed.
+        hanging: Why it hangs, or might, if it is open and its coordinator will not end it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    producer_id: int | None
+    epoch: int | None
+    is_marker: bool
+    ending: Ending
+    opened: OpenTransaction | None = None
+    described: DescribedTransaction | None = None
+    hanging: HangingTransaction | None = None
+
+    @property
+    def transactional_id(self) -> str | None:
+        """The id, as Kafka sees it; None if no coordinator lists one, or it has another producer id by now."""
+        return None if self.described is None else self.described.transactional_id
+
+
+def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction:
+    """See `TransactionAdmin.transaction_of`."""
+    batch = stored_record(brokers, key, offset).batch
+    known = batch.producer_id >= 0
+    found = RecordTransaction(
+        *key,
+        offset,
+        timestamp_ms=batch.first_timestamp_ms,
+        producer_id=batch.producer_id if known else None,
+        epoch=batch.epoch if known else None,
+        is_marker=batch.is_control,
+        ending=Ending.NONE,
+    )
+    if not batch.is_transactional:
+        return found
+    ending, opened = _ended(brokers, key, offset, batch)
+    examiner = Examiner(brokers)
+    one = opened or OpenTransaction(*key, None, ActiveProducer(batch.producer_id, batch.epoch, -1, None, None, offset))
+    side = examiner.look([one])
+    hanging = next(iter(examiner.hanging([opened], side)), None) if opened is not None else None
+    return RecordTransaction(
+        *key,
+        offset,
+        timestamp_ms=found.timestamp_ms,
+        producer_id=found.producer_id,
+        epoch=found.epoch,
+        is_marker=found.is_marker,
+        ending=ending,
+        opened=opened,
+        described=side.description(one),
+        hanging=hanging,
+    )
+
+
+def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Ending, OpenTransaction | None]:
+    if batch.is_control:
+        return Ending.COMMITTED if batch.commits else Ending.ABORTED, None
+    for _ in rounds(brokers.deadline, pause=PAUSE):
+        opened = _open_at(brokers, key, offset, batch)
+        if opened is not None:
+            return Ending.OPEN, opened
+        ending = _ENDINGS.get(_fate(brokers, key, offset, batch))
+        if ending is not None:
+            return ending, None
+    raise BrokerUnavailableError(
+        f"How the transaction of {key[0]}-{key[1]} at {offset} ended could not be read.",
+        cause="its marker is more than 64 MiB further on, and consumers still wait for another transaction in between",
+        next_step="retry once `dualwrite stuck` does not show the partition any more",
+        servers=brokers.network.config.servers,
+    )
+
+
+def _open_at(brokers: Brokers, key: Key, offset: int, batch: Batch) -> OpenTransaction | None:
+    for described in producers_of(brokers, [key]):
+        if described.problem is not None:
+            raise described.problem
+        for opened in open_transactions(described):
+            start = opened.producer.transaction_start_offset
+            if opened.producer.producer_id == batch.producer_id and start is not None and start <= offset:
+                return opened
+    return None
+
+
+def _fate(brokers: Brokers, key: Key, offset: int, batch: Batch) -> Fate:
+    state = PreparedTxnState(batch.producer_id, batch.epoch)
+    try:
+        return fate_in_log(brokers.network, state, Place(*key, first_offset=offset, messages=1), brokers.turn())
+    except (LogNotReadableError, ConnectionLostError):
+        return Fate.OPEN

@@ -1,0 +1,211 @@
+"""What holds `read_committed` consumers back: in which partitions, by which open transaction, and which groups wait there."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dualwrite.admin.examiner import Examiner
+from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Name, OpenTransaction, Reason, open_transactions
+from dualwrite.kafka.admin.brokers import Brokers
+from dualwrite.kafka.admin.facts import RUNNING, BrokerProblem
+from dualwrite.kafka.admin.groups import (
+    GROUP_OFFSETS_TOPIC,
+    CommittedOffset,
+    GroupListing,
+    committed_offsets,
+    list_groups,
+    partition_of_group,
+)
+from dualwrite.kafka.admin.leaders import Key
+from dualwrite.kafka.admin.offsets import PartitionEnd, partition_ends
+from dualwrite.kafka.admin.producers import producers_of
+from dualwrite.state import TransactionDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The oldest open transaction of a partition: consumers wait for its end.
+
+    Args:
+        opened: The transaction in the partition.
+        transactional_id: The id that has its producer id; None if no coordinator lists one.
+        coordinator: The node id of that id's coordinator, if known.
+        description: What the coordinator says about the id, if it knows it.
+        hanging: Why no coordinator will end it, or might not; None if its coordinator will.
+    """
+
+    opened: OpenTransaction
+    transactional_id: str | None = None
+    coordinator: int | None = None
+    description: TransactionDescription | None = None
+    hanging: Reason | None = None
+
+    def age_ms(self, now_ms: int) -> int | None:
+        """Milliseconds since it began, as its coordinator knows; of one that hangs, since its last message. None if unknown."""
+        described = self.description
+        if self.hanging is None and described is not None and described.status in RUNNING and described.start_time_ms >= 0:
+            return now_ms - described.start_time_ms
+        return self.opened.producer.age_ms(now_ms)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WaitingGroup:
+    """A consumer group that can't read on.
+
+    Args:
+        group_id: The group.
+        offset: Its committed position; None if that is pending in the transaction itself, so that the group's members can't
+            begin (KIP-447).
+    """
+
+    group_id: str
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StuckPartition:
+    """A partition in which `read_committed` consumers wait.
+
+    Args:
+        end: How far it can be read, and how far it is written.
+        holder: What they wait for.
+        groups: The groups with members that have not read past the last stable offset, sorted.
+    """
+
+    end: PartitionEnd
+    holder: Holder
+    groups: tuple[WaitingGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StuckSearch:
+    """The result of `TransactionAdmin.stuck`.
+
+    Args:
+        partitions: Where consumers wait, the longest first.
+        searched: How many partitions were looked at.
+        unreadable: The partitions and topics that could not be looked at.
+        problems: The brokers that did not answer.
+    """
+
+    partitions: tuple[StuckPartition, ...]
+    searched: int
+    unreadable: tuple[PartitionEnd, ...] = ()
+    problems: tuple[BrokerProblem, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every partition was looked at, and every broker answered."""
+        return not self.unreadable and all(problem.covered for problem in self.problems)
+
+
+def find_stuck(brokers: Brokers, *, topic: str | None, group: str | None, longer_than_ms: int) -> StuckSearch:
+    """See `TransactionAdmin.stuck`."""
+    groups = list_groups(brokers)
+    if group is None:
+        ends = list(partition_ends(brokers, None if topic is None else [topic]))
+        members = [one for one in groups if one.has_members]
+    else:
+        members = [one for one in groups if one.group_id == group]
+        keys = {key for key in _of_groups(brokers, members) if topic in (None, key[0])}
+        topics = sorted({name for name, _ in keys})
+        ends = [end for end in partition_ends(brokers, topics) if (end.topic, end.partition) in keys] if topics else []
+    held = _held(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
+    now = int(time.time() * 1000)
+    found = _with_groups(brokers, [one for one in held if _age(one, now) >= longer_than_ms], members)
+    return StuckSearch(
+        partitions=tuple(sorted(found, key=lambda one: (-_age(one, now), one.end.topic, one.end.partition))),
+        searched=sum(end.problem is None for end in ends),
+        unreadable=tuple(end for end in ends if end.problem is not None),
+        problems=brokers.problems,
+    )
+
+
+def _age(found: StuckPartition, now_ms: int) -> int:
+    age = found.holder.age_ms(now_ms)
+    return now_ms if age is None else age  # an unknown age is no reason to leave it out
+
+
+def _of_groups(brokers: Brokers, groups: Sequence[GroupListing]) -> set[Key]:
+    """The partitions in which the groups have a position, and those in which Kafka stores the positions."""
+    keys = {(one.topic, one.partition) for one in committed_offsets(brokers, groups)}
+    return keys | {(GROUP_OFFSETS_TOPIC, index) for index in _homes(brokers, groups)}
+
+
+def _homes(brokers: Brokers, groups: Iterable[GroupListing]) -> dict[int, list[GroupListing]]:
+    """The groups by the partition of `__consumer_offsets` that has their positions."""
+    number = len(brokers.view([GROUP_OFFSETS_TOPIC]).partitions)
+    found: dict[int, list[GroupListing]] = defaultdict(list)
+    for group in groups if number else ():
+        found[partition_of_group(group.group_id, number)].append(group)
+    return found
+
+
+def _held(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> list[StuckPartition]:
+    """Those with an open transaction at the last stable offset, with what the coordinators say about it."""
+    oldest: dict[Key, OpenTransaction] = {}
+    for described in producers_of(brokers, waiting):
+        opened = open_transactions(described)
+        if opened:
+            oldest[described.topic, described.partition] = min(opened, key=_start)
+    holders = _holders(brokers, list(oldest.values())) if oldest else {}
+    return [StuckPartition(waiting[key], holders[opened.name]) for key, opened in oldest.items() if opened.name in holders]
+
+
+def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
+    """By the transaction's name; those that have ended since are left out."""
+    examiner = Examiner(brokers)
+    first = examiner.look(opened)
+    found = {one.opened.name: _hanging(one) for one in examiner.hanging(opened, first)}
+    found |= _healthy(first, opened)
+    cleared = [one for one in opened if one.name not in found]  # by the second look
+    return {**found, **(_healthy(examiner.look(cleared), cleared) if cleared else {})}
+
+
+def _hanging(found: HangingTransaction) -> Holder:
+    return Holder(found.opened, found.transactional_id, found.coordinator, found.description, found.reason)
+
+
+def _healthy(side: CoordinatorSide, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
+    """Those that their coordinators will end."""
+    found: dict[Name, Holder] = {}
+    for one in opened:
+        described = side.description(one)
+        if described is not None and side.verdict(one) is None:
+            found[one.name] = Holder(one, described.transactional_id, described.coordinator, described.description)
+    return found
+
+
+def _start(opened: OpenTransaction) -> int:
+    start = opened.producer.transaction_start_offset
+    assert start is not None
+    return start
+
+
+def _with_groups(brokers: Brokers, stuck: Sequence[StuckPartition], groups: Sequence[GroupListing]) -> list[StuckPartition]:
+    by_key: dict[Key, set[WaitingGroup]] = defaultdict(set)
+    ends = {(one.end.topic, one.end.partition): one.end for one in stuck}
+    offsets = {index for topic, index in ends if topic == GROUP_OFFSETS_TOPIC}
+    data = {key for key in ends if key[0] != GROUP_OFFSETS_TOPIC}
+    for one in committed_offsets(brokers, groups, data) if data else ():
+        if _waits(one, ends[one.topic, one.partition]):
+            by_key[one.topic, one.partition].add(WaitingGroup(one.group_id, one.offset))
+    if offsets:
+        homes = {index: found for index, found in _homes(brokers, groups).items() if index in offsets}
+        home = {group.group_id: index for index, found in homes.items() for group in found}
+        concerned = [group for found in homes.values() for group in found]
+        for one in committed_offsets(brokers, concerned, stable=True) if concerned else ():
+            if one.offset is None:
+                by_key[GROUP_OFFSETS_TOPIC, home[one.group_id]].add(WaitingGroup(one.group_id, None))
+    return [replace(one, groups=tuple(sorted(by_key[one.end.topic, one.end.partition], key=_by_name))) for one in stuck]
+
+
+def _waits(committed: CommittedOffset, end: PartitionEnd) -> bool:
+    return committed.offset is not None and end.last_stable_offset is not None and committed.offset <= end.last_stable_offset
+
+
+def _by_name(group: WaitingGroup) -> str:
+    return group.group_id

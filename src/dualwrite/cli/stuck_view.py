@@ -1,0 +1,99 @@
+"""The table of `dualwrite stuck` and `dualwrite watch`, and the orders that it can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from rich.table import Table
+
+from dualwrite.admin import Holder, StuckPartition, StuckSearch, WaitingGroup
+from dualwrite.cli.decided import Decided
+from dualwrite.cli.options import table_of
+from dualwrite.cli.transactions_view import decision_text, seconds_text
+
+_HEADINGS: Final = (
+    "Topic",
+    "Partition",
+    "LastStableOffset",
+    "HighWatermark",
+    "Records",
+    "Duration(s)",
+    "TransactionalId",
+    "ProducerId",
+    "ProducerEpoch",
+    "State",
+    "Groups",
+)
+_FEW: Final = 3
+
+Order = Callable[[StuckPartition, int], Any]
+
+ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
+    {
+        "duration": lambda one, now: -(one.holder.age_ms(now) or 0),
+        "records": lambda one, _: -one.end.records_behind,
+        "topic": lambda one, _: (one.end.topic, one.end.partition),
+        "id": lambda one, _: one.holder.transactional_id or "",
+        "groups": lambda one, _: -len(one.groups),
+    }
+)
+"""What the table can be sorted by; durations and numbers begin with the largest."""
+
+
+def stuck_table(
+    found: StuckSearch,
+    decided: Mapping[str, Decided],
+    now_ms: int,
+    *,
+    order: str = "duration",
+    backwards: bool = False,
+    every_group: bool = True,
+) -> Table:
+    """The table.
+
+    Args:
+        found: What is stuck.
+        decided: What the database decided, by transactional id; empty if none was asked.
+        now_ms: Milliseconds since 1970.
+        order: A key of ORDERS.
+        backwards: Whether the order is reversed.
+        every_group: Whether all groups are named, not only the first.
+    """
+    by = ORDERS[order]
+    rows = []
+    for one in sorted(found.partitions, key=lambda each: by(each, now_ms), reverse=backwards):
+        end, holder = one.end, one.holder
+        cells: list[Any] = [
+            end.topic,
+            end.partition,
+            end.last_stable_offset,
+            end.high_watermark,
+            end.records_behind,
+            seconds_text(holder.age_ms(now_ms)),
+            holder.transactional_id,
+            holder.opened.producer.producer_id,
+            holder.opened.producer.epoch,
+            _state(holder),
+            _groups(one.groups, every=every_group),
+        ]
+        if decided:
+            database = decided.get(holder.transactional_id or "")
+            cells.append(None if database is None else decision_text(database))
+        rows.append(cells)
+    return table_of((*_HEADINGS, "Database") if decided else _HEADINGS, rows)
+
+
+def _state(holder: Holder) -> str:
+    if holder.hanging is not None:
+        return f"{'hangs' if holder.hanging.is_conclusive else 'may hang'}: {holder.hanging.value}"
+    return "" if holder.description is None else holder.description.status.value
+
+
+def _groups(groups: tuple[WaitingGroup, ...], *, every: bool) -> str:
+    shown = groups if every else groups[:_FEW]
+    texts = [f"{one.group_id} ({'its offsets are pending' if one.offset is None else f'at {one.offset}'})" for one in shown]
+    if len(groups) > len(shown):
+        texts.append(f"{len(groups) - len(shown)} more")
+    return ", ".join(texts)

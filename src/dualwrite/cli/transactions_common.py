@@ -1,0 +1,65 @@
+"""What the commands over a cluster's transactions share: options, the tools, exit codes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+
+from dualwrite.admin import TransactionAdmin
+from dualwrite.cli.errors import error_text
+from dualwrite.cli.options import USAGE_ERROR, settings_for
+from dualwrite.errors import DualWriteError, RepairRefusedError, TransactionChangedError
+
+FOUND: Final = 1
+TIMEOUT: Final = 30.0
+
+Kafka = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka",
+        "--bootstrap-server",
+        metavar="HOST:PORT",
+        help="Bootstrap servers.",
+        show_default="DUALWRITE_KAFKA_BOOTSTRAP_SERVERS",
+    ),
+]
+Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
+Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition.")]
+Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help="A partition of the topic; repeatable.")]
+Broker = Annotated[
+    int | None, typer.Option("--broker", "--broker-id", help="Ask this broker about its replicas, instead of the leaders.")
+]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for Kafka.")]
+
+
+@contextmanager
+def admin_tools(kafka: str | None, kafka_config: list[str] | None, timeout: float) -> Iterator[TransactionAdmin]:
+    """The tools; an error that leaves nothing to show ends the command with exit code 2, a repair that is refused with 1."""
+    try:
+        with TransactionAdmin(settings=settings_for(None, kafka, kafka_config), timeout=timeout) as admin:
+            yield admin
+    except DualWriteError as error:
+        typer.echo(error_text(error), err=True)
+        refused = isinstance(error, RepairRefusedError | TransactionChangedError)
+        raise typer.Exit(FOUND if refused else USAGE_ERROR) from error
+
+
+def print_json(found: Any) -> None:
+    """Print a document."""
+    typer.echo(json.dumps(found, indent=2))
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return int(time.time() * 1000)
+
+
+def end(*, found: bool) -> None:
+    """Exit with code 1 if something was found, or something is missing."""
+    if found:
+        raise typer.Exit(FOUND)

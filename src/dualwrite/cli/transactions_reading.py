@@ -1,0 +1,231 @@
+"""The commands of `dualwrite transactions` that only read: what transactions there are, and whether they end (KIP-664)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from dualwrite.admin import DescribedTransaction, RecordTransaction, TransactionAdmin
+from dualwrite.cli.decided import Decided, Decisions
+from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, settings_for
+from dualwrite.cli.transactions_common import (
+    TIMEOUT,
+    Broker,
+    Kafka,
+    Partition,
+    Partitions,
+    Timeout,
+    Topic,
+    admin_tools,
+    end,
+    now_ms,
+    print_json,
+)
+from dualwrite.cli.transactions_json import (
+    described_json,
+    document,
+    listing_json,
+    producers_json,
+    record_json,
+    search_json,
+)
+from dualwrite.cli.transactions_view import (
+    show_described,
+    show_listings,
+    show_problems,
+    show_producers,
+    show_record,
+    show_search,
+)
+from dualwrite.settings import Settings
+
+app = typer.Typer()
+
+
+@app.command("list")
+def list_command(
+    *,
+    states: Annotated[
+        list[str] | None, typer.Option("--state", help="Only ids in this state, such as Ongoing; repeatable.")
+    ] = None,
+    producer_ids: Annotated[
+        list[int] | None, typer.Option("--producer-id", help="Only the id with this producer id; repeatable.")
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern", "--transactional-id-pattern", help="Only ids that this regular expression matches as a whole."
+        ),
+    ] = None,
+    longer: Annotated[
+        float | None,
+        typer.Option(
+            "--running-longer-than", metavar="SECONDS", min=0, help="Only ids with a transaction that is open for longer."
+        ),
+    ] = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """List the transactional ids that the coordinators know. Kafka leaves out those that you may not describe."""
+    with admin_tools(kafka, kafka_config, timeout) as admin:
+        answer = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
+    if as_json:
+        found = {"transactions": [listing_json(one) for one in answer]}
+        print_json(document("list", found, complete=answer.complete, problems=answer.problems))
+    else:
+        show_listings(answer)
+        show_problems(answer.problems)
+    end(found=bool(answer.problems))
+
+
+@app.command("describe")
+def describe_command(
+    *,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Transactional ids, as Kafka sees them.")] = None,
+    more: Annotated[
+        list[str] | None, typer.Option("--transactional-id", help="Another id, as Apache's tool takes it; repeatable.")
+    ] = None,
+    url: Url = None,
+    schema: Schema = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """Describe transactional ids: coordinator, state, producer, timeout, start, partitions.
+
+    With a database it also shows the id's row, its owner, and what recovery would do, and why. An id may then be one of the
+    database's, which stands for what Kafka knows it by.
+    """
+    named = [*(ids or ()), *(more or ())]
+    if not named:
+        raise typer.BadParameter("name at least one transactional id.", param_hint="ID")
+    settings = settings_for(url, kafka, kafka_config, schema)
+    with admin_tools(kafka, kafka_config, timeout) as admin:
+        described, decided = _described(admin, settings, named)
+    now = now_ms()
+    ok = all(one.description is not None for one in described) and not any(one.error for one in decided.values())
+    if as_json:
+        found = {"transactions": [described_json(one, decided.get(one.transactional_id), now) for one in described]}
+        print_json(document("describe", found, complete=all(one.problem is None for one in described)))
+    else:
+        show_described(described, decided, now)
+    end(found=not ok)
+
+
+@app.command("describe-producers")
+def describe_producers_command(
+    *,
+    topic: Topic,
+    partitions: Partitions = None,
+    broker: Broker = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """Show the producers that a topic's partitions remember, and where their open transactions begin."""
+    with admin_tools(kafka, kafka_config, timeout) as admin:
+        answer = admin.describe_producers(topic, partitions or (), broker=broker)
+    now = now_ms()
+    ok = all(one.problem is None for one in answer)
+    if as_json:
+        found = {"partitions": [producers_json(one, now) for one in answer]}
+        print_json(document("describe-producers", found, complete=answer.complete and ok, problems=answer.problems))
+    else:
+        show_producers(answer, now)
+        show_problems(answer.problems)
+    end(found=bool(answer.problems) or not ok)
+
+
+@app.command("find-hanging")
+def find_hanging_command(
+    *,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")] = None,
+    partitions: Partitions = None,
+    broker: Broker = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--max-transaction-timeout",
+            metavar="MINUTES",
+            min=0,
+            help="Examine open transactions whose last message is older.",
+            show_default="the broker's transaction.max.timeout.ms and 5 minutes",
+        ),
+    ] = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """Find open transactions that no coordinator will end: read_committed consumers wait behind them forever.
+
+    Old transactions that their coordinator will end, and prepared ones, are not among them.
+    """
+    with admin_tools(kafka, kafka_config, timeout) as admin:
+        search = admin.find_hanging(
+            topic=topic,
+            partitions=partitions or (),
+            broker=broker,
+            max_transaction_timeout=None if limit is None else limit * 60,
+        )
+    now = now_ms()
+    if as_json:
+        print_json(document("find-hanging", search_json(search, now), complete=search.complete, problems=search.problems))
+    else:
+        show_search(search, now)
+        show_problems(search.problems)
+    end(found=bool(search.hanging or search.problems) or not search.complete)
+
+
+@app.command("of")
+def of_command(
+    *,
+    topic: Topic,
+    partition: Partition,
+    offset: Annotated[int, typer.Option("--offset", min=0, help="The record's offset.")],
+    url: Url = None,
+    schema: Schema = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which transaction a record belongs to, whose it is, and how it ended.
+
+    The exit code is 1 if the transaction is still open. With a database it then shows what that decided about it.
+    """
+    settings = settings_for(url, kafka, kafka_config, schema)
+    with admin_tools(kafka, kafka_config, timeout) as admin:
+        found = admin.transaction_of(topic, partition, offset)
+        decided = _decided(settings, found)
+    if as_json:
+        print_json(document("of", {"record": record_json(found, decided, now_ms())}, complete=True))
+    else:
+        show_record(found, decided)
+    end(found=found.opened is not None)
+
+
+def _decided(settings: Settings, found: RecordTransaction) -> Decided | None:
+    if settings.database_url is None or found.opened is None or found.transactional_id is None:
+        return None
+    with Decisions(settings) as decisions:
+        return decisions.of(found.transactional_id)
+
+
+def _described(
+    admin: TransactionAdmin, settings: Settings, named: Iterable[str]
+) -> tuple[list[DescribedTransaction], dict[str, Decided]]:
+    with ExitStack() as opened:
+        decisions = None if settings.database_url is None else opened.enter_context(Decisions(settings))
+        if decisions is None:
+            return list(admin.describe(dict.fromkeys(named))), {}
+        names = dict.fromkeys(name for given in named for name in decisions.kafka_ids(given))
+        described = list(admin.describe(names))
+        return described, {name: decisions.of(name) for name in names}

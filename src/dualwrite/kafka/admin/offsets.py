@@ -1,0 +1,102 @@
+"""How far a partition has been written, and how far `read_committed` consumers can read it (ListOffsets)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.protocol.consumer import ListOffsetsRequest
+
+from dualwrite.errors import DualWriteError
+from dualwrite.kafka.admin.brokers import Brokers, batches
+from dualwrite.kafka.admin.leaders import Key, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.client.connection import Connection
+
+_LATEST: Final = -1
+_CLIENT: Final = -1
+_READ_UNCOMMITTED: Final = 0
+_READ_COMMITTED: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEnd:
+    """The end of a partition.
+
+    Args:
+        topic: The topic.
+        partition: The partition; -1 if the topic itself can't be described.
+        broker: The leader; None if there is none.
+        last_stable_offset: Where `read_committed` consumers stop; None if there is a problem.
+        high_watermark: Where all others stop; None if there is a problem.
+        problem: Why the leader gave no answer, if so.
+    """
+
+    topic: str
+    partition: int
+    broker: int | None
+    last_stable_offset: int | None = None
+    high_watermark: int | None = None
+    problem: DualWriteError | None = None
+
+    @property
+    def records_behind(self) -> int:
+        """How many offsets `read_committed` consumers can't read yet."""
+        if self.last_stable_offset is None or self.high_watermark is None:
+            return 0
+        return max(self.high_watermark - self.last_stable_offset, 0)
+
+
+def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int] = ()) -> Iterator[PartitionEnd]:
+    """Ask the leader of each partition for both ends; the high watermark first, so that new records make no difference.
+
+    Args:
+        brokers: The brokers, for this call.
+        topics: The topics; None for all.
+        partitions: Their partitions; empty for all.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    seen = brokers.view(topics)
+    chosen, refused = chosen_partitions(seen, partitions)
+    yield from (PartitionEnd(*key, None, problem=problem) for key, problem in refused.items())
+    for batch in batches(chosen):
+        written = ask_partitions(brokers, seen, batch, _LastOffset(_READ_UNCOMMITTED))
+        stable = ask_partitions(brokers, seen, batch, _LastOffset(_READ_COMMITTED))
+        for key, reply in stable.items():
+            problem = written[key].problem or reply.problem
+            if problem is None:
+                yield PartitionEnd(*key, reply.broker, reply.answer, written[key].answer)
+            else:
+                yield PartitionEnd(*key, reply.broker, problem=problem)
+
+
+class _LastOffset:
+    """The question for the offset after the last record that can be read."""
+
+    request_name = "ListOffsets"
+    failure = "The last offsets of {} could not be read"
+
+    def __init__(self, isolation: int) -> None:
+        self._isolation = isolation
+
+    def request(self, _: Connection, keys: Sequence[Key]) -> Any:
+        topic_request = ListOffsetsRequest.ListOffsetsTopic
+        partition_request = topic_request.ListOffsetsPartition
+        return ListOffsetsRequest(
+            replica_id=_CLIENT,
+            isolation_level=self._isolation,
+            topics=[
+                topic_request(
+                    name=topic, partitions=[partition_request(partition_index=each, timestamp=_LATEST) for each in indexes]
+                )
+                for topic, indexes in by_topic(keys).items()
+            ],
+        )
+
+    @staticmethod
+    def answers(answer: Any) -> Iterator[tuple[Key, int, Any]]:
+        for topic in answer.topics:
+            for found in topic.partitions:
+                yield (topic.name, found.partition_index), found.error_code, found.offset

@@ -1,0 +1,106 @@
+"""Which batch of a partition has a record: who wrote it, and whether it is part of a transaction (one Fetch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.protocol.consumer import FetchRequest
+
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.admin.brokers import Brokers
+from dualwrite.kafka.admin.leaders import Key, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.log_batches import Batch, batches
+
+_NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
+_ONE_BATCH: Final = 1  # a broker returns the first batch whole, however small the limit is (KIP-74)
+_READ_UNCOMMITTED: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record's batch.
+
+    Args:
+        broker: The partition's leader.
+        batch: The header of the batch that has the record.
+    """
+
+    broker: int | None
+    batch: Batch
+
+
+def stored_record(brokers: Brokers, key: Key, offset: int) -> StoredRecord:
+    """The batch with a record, committed or not.
+
+    Args:
+        brokers: The brokers, for this call.
+        key: The partition.
+        offset: The record's offset.
+
+    Raises:
+        UnknownTopicError: There is no such partition.
+        BrokerAuthorizationError: Read on the topic is missing.
+        BrokerUnavailableError: The leader gave no answer.
+        BrokerError: There is no record with this offset: not yet, or not any more.
+    """
+    seen = brokers.view([key[0]])
+    chosen, refused = chosen_partitions(seen, [key[1]])
+    for problem in refused.values():
+        raise problem
+    reply = ask_partitions(brokers, seen, chosen, _BatchAt(offset))[key]
+    if reply.problem is not None:
+        if isinstance(reply.problem, BrokerError) and reply.problem.facts.get("code") == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise _no_record(key, offset, "retention has deleted it, or it was not written yet") from reply.problem
+        raise reply.problem
+    found = next(batches(reply.answer.records), None)
+    if found is None:
+        raise _no_record(key, offset, f"the partition ends at {reply.answer.high_watermark}")
+    if not found.base_offset <= offset <= found.last_offset:
+        raise _no_record(key, offset, f"compaction has removed it; the next one is at {found.base_offset}")
+    return StoredRecord(reply.broker, found)
+
+
+class _BatchAt:
+    """The question for the batch at an offset."""
+
+    request_name = "Fetch"
+    failure = "The record of {} could not be read"
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def request(self, connection: Connection, keys: Sequence[Key]) -> Any:
+        topic_request = FetchRequest.FetchTopic
+        partition_request = topic_request.FetchPartition
+        return FetchRequest(
+            version=min(_NEWEST_BY_NAME, connection.version_of(FetchRequest)),
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=_ONE_BATCH,
+            isolation_level=_READ_UNCOMMITTED,
+            topics=[
+                topic_request(
+                    topic=topic,
+                    partitions=[
+                        partition_request(partition=each, fetch_offset=self._offset, partition_max_bytes=_ONE_BATCH)
+                        for each in indexes
+                    ],
+                )
+                for topic, indexes in by_topic(keys).items()
+            ],
+        )
+
+    @staticmethod
+    def answers(answer: Any) -> Iterator[tuple[Key, int, Any]]:
+        for topic in answer.responses:
+            for found in topic.partitions:
+                yield (topic.topic, found.partition_index), found.error_code, found
+
+
+def _no_record(key: Key, offset: int, cause: str) -> BrokerError:
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+    return BrokerError(f"There is no record {key[0]}-{key[1]} at {offset}.", cause=cause, code=int(code), name=code.name)

@@ -1,0 +1,192 @@
+"""`dualwrite stuck` on a real broker, and `dualwrite watch` in a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing import failpoints
+from fixtures.broker import make_topic
+from fixtures.fork_server import ForkedProcess
+from fixtures.open_transactions import left_open
+from fixtures.pace import ended, limit, until
+from fixtures.raw_producer import write_behind_the_coordinator
+
+NewName = Callable[[str], str]
+Run = Callable[..., tuple[int, str, str]]
+JsonOf = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def opened(trusting: DevCluster, new_name: NewName) -> Iterator[str]:
+    """A topic with an open transaction of the id of the same name."""
+    name = new_name("open")
+    make_topic(trusting, name)
+    producer = left_open(trusting.bootstrap_servers, name, name, messages=3)
+    yield name
+    del producer
+
+
+# --- stuck ------------------------------------------------------------------------------------------------------------
+
+
+def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
+    code, out, err = called("stuck", "--topic", opened, "--longer-than", "0")
+    assert (code, err) == (1, "")
+    headings, row = (line.split() for line in out.splitlines())
+    shown = dict(zip(headings, row, strict=False))
+    assert (shown["Topic"], shown["LastStableOffset"], shown["HighWatermark"], shown["Records"]) == (opened, "0", "3", "3")
+    assert (shown["TransactionalId"], shown["State"]) == (opened, "Ongoing")
+    code, found = called_json("stuck", "--topic", opened, "--longer-than", "0")
+    (one,) = found["stuck"]
+    assert (code, one["transactional_id"], one["records_behind"], one["groups"]) == (1, opened, 3, [])
+    code, out, err = called("stuck", "--topic", opened, "--longer-than", "600")
+    assert (code, out, err) == (0, "No consumer waits in 1 partition for a transaction older than 600 s.\n", "")
+
+
+def test_stuck_on_one_that_hangs(trusting: DevCluster, called: Run, called_json: JsonOf, new_name: NewName) -> None:
+    topic = new_name("hanging")
+    make_topic(trusting, topic)
+    write_behind_the_coordinator(trusting.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 60_000)
+    assert "hangs: no coordinator knows its producer id" in called("stuck", "--topic", topic)[1]
+    _, found = called_json("stuck", "--topic", topic)
+    assert [one["reason"] for one in found["stuck"]] == ["UNKNOWN_PRODUCER"]
+
+
+def test_stuck_with_the_database(
+    trusting: DevCluster, called: Run, called_json: JsonOf, new_name: NewName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    migration.upgrade(url)
+    topic = new_name("topic")
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
+    with ForkedProcess("cli.crashing_writer", [new_name("id"), topic, "1"], failpoints="after_db_commit#1=exit") as process:
+        assert ended(process) == failpoints.EXIT_CODE
+    arguments = ("stuck", "--topic", topic, "--longer-than", "0")
+    assert "commit: the database committed the transaction, and Kafka has it prepared" in called(*arguments)[1]
+    _, found = called_json(*arguments)
+    assert found["stuck"][0]["database"]["decision"] == "commit"
+
+
+def test_stuck_in_a_topic_that_is_not_there(called: Run, called_json: JsonOf, new_name: NewName) -> None:
+    topic = new_name("missing")
+    code, found = called_json("stuck", "--topic", topic)
+    assert (code, found["complete"], found["unreadable"][0]["topic"]) == (1, False, topic)
+    assert f"There is no topic '{topic}'" in called("stuck", "--topic", topic)[2]
+
+
+# --- watch ------------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (40, 200))
+        self.before = termios.tcgetattr(theirs)
+        self.theirs = theirs
+        command = [sys.executable, "-c", "import sys; from dualwrite.cli import main; sys.exit(main())", *arguments]
+        environment = os.environ | {"TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        )
+        self.screen = ""
+
+    def shows(self, text: str) -> bool:
+        while select.select([self.ours], [], [], 0)[0]:
+            self.screen += os.read(self.ours, 65536).decode(errors="replace")
+        return text in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.screen)
+
+    def wait_for(self, text: str) -> None:
+        until(lambda: self.shows(text), lambda: self.screen)
+
+    def press(self, key: str) -> None:
+        self.screen = ""
+        os.write(self.ours, key.encode())
+
+    @property
+    def is_restored(self) -> bool:
+        return termios.tcgetattr(self.theirs) == self.before and (self.shows("") and "\x1b[?1049l" in self.screen)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def watched(environment: None, opened: str) -> Iterator[Terminal]:
+    terminal = Terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1")
+    try:
+        terminal.wait_for(opened)
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.mark.slow
+def test_watch_shows_what_is_stuck_and_takes_keys(watched: Terminal) -> None:
+    assert watched.shows("1 partition of 1 stuck")
+    assert watched.shows("by duration")
+    watched.press("s")
+    watched.wait_for("by records")
+    watched.press("r")
+    watched.press("q")
+    assert ended(watched.process) == 0
+    assert watched.is_restored
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_watch_leaves_cleanly(watched: Terminal, number: signal.Signals, code: int) -> None:
+    watched.process.send_signal(number)
+    assert ended(watched.process) == code
+    assert watched.is_restored
+
+
+@pytest.mark.slow
+def test_watch_keeps_the_last_answer_without_kafka(trusting: DevCluster, environment: None, opened: str) -> None:
+    terminal = Terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1", "--timeout", str(limit(3)))
+    try:
+        terminal.wait_for(opened)
+        trusting.pause()
+        try:
+            terminal.wait_for("No newer answer")
+            terminal.press("s")
+            terminal.wait_for(opened)
+        finally:
+            trusting.resume()
+        until(lambda: terminal.press("s") or terminal.shows("") or "No newer answer" not in terminal.screen, terminal)
+        terminal.press("q")
+        assert ended(terminal.process) == 0
+    finally:
+        terminal.close()
+
+
+def test_watch_needs_a_terminal(called: Run) -> None:
+    code, _, err = called("watch")
+    assert code == 2
+    assert "dualwrite stuck --json" in err
+
+
+def test_watch_in_an_unknown_order(called: Run) -> None:
+    code, _, err = called("watch", "--sort", "colour")
+    assert code == 2
+    assert "duration, records, topic, id, groups" in " ".join(err.replace("│", " ").split())

@@ -1,0 +1,189 @@
+"""What holds consumers back, on real brokers: partitions, transactions, and the groups that wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
+from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.open_transactions import left_open
+from fixtures.pace import LIMIT, until
+from fixtures.raw_producer import write_behind_the_coordinator
+
+NewName = Callable[[str], str]
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def trusting() -> Iterator[DevCluster]:
+    with started(config={"transaction.partition.verification.enable": "false"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def servers(trusting: DevCluster) -> str:
+    return trusting.bootstrap_servers
+
+
+@pytest.fixture
+def admin(servers: str) -> Iterator[TransactionAdmin]:
+    with TransactionAdmin(servers, timeout=LIMIT) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(trusting: DevCluster, new_name: NewName) -> str:
+    name = new_name("topic")
+    make_topic(trusting, name)
+    return name
+
+
+@contextmanager
+def consuming(servers: str, group: str, topic: str, messages: int) -> Iterator[Consumer]:
+    """A member of a group that has read and committed so many messages, and stays."""
+    settings = {
+        "bootstrap.servers": servers,
+        "group.id": group,
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+    }
+    with closing(Consumer(settings)) as consumer:
+        consumer.subscribe([topic])
+        for _ in range(messages):
+            message = until(lambda: consumer.poll(0.1), "a message")
+            assert message.error() is None
+        if messages:
+            consumer.commit(asynchronous=False)
+        yield consumer
+
+
+def only(search: StuckSearch) -> StuckPartition:
+    (found,) = search.partitions
+    return found
+
+
+def test_nothing_is_stuck_without_an_open_transaction(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
+    producer = Producer({"bootstrap.servers": servers})
+    for _ in range(3):
+        producer.produce(topic, b"v")
+    assert producer.flush(LIMIT) == 0
+    left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    found = admin.stuck(topic=topic)
+    assert (found.partitions, found.searched, found.complete) == ((), 1, True)
+
+
+def test_an_open_transaction_holds_its_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    began = int(time.time() * 1000)
+    name = new_name("id")
+    producer = left_open(servers, name, topic, messages=4)
+    left_open(servers, new_name("behind"), topic).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    found = only(admin.stuck(topic=topic))
+    assert (found.end.last_stable_offset, found.end.high_watermark, found.end.records_behind) == (3, 9, 6)
+    holder = found.holder
+    assert (holder.transactional_id, holder.hanging, holder.coordinator) == (name, None, 1)
+    assert holder.opened.producer.transaction_start_offset == 3
+    now = int(time.time() * 1000)
+    age = holder.age_ms(now)
+    assert age is not None
+    assert 0 <= age <= now - began + 1000
+    assert admin.stuck(topic=topic, longer_than=3600).partitions == ()
+    producer.commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    assert admin.stuck(topic=topic).partitions == ()
+
+
+def test_a_hanging_transaction_holds_it_forever(servers: str, admin: TransactionAdmin, topic: str) -> None:
+    write_behind_the_coordinator(servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
+    holder = only(admin.stuck(topic=topic, longer_than=3599)).holder
+    assert (holder.transactional_id, holder.hanging) == (None, Reason.UNKNOWN_PRODUCER)
+
+
+def test_the_oldest_of_several_holds(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    names = [new_name("id") for _ in range(3)]
+    producers = [left_open(servers, name, topic) for name in names]
+    for name, producer in zip(names, producers, strict=True):
+        assert only(admin.stuck(topic=topic)).holder.transactional_id == name
+        producer.abort_transaction(LIMIT)
+        wait_for_markers(servers)
+
+
+def test_the_groups_that_wait(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    producer = left_open(servers, new_name("id"), topic)
+    waiting, gone = new_name("waiting"), new_name("gone")
+    with consuming(servers, gone, topic, 1):
+        pass
+    with consuming(servers, waiting, topic, 2):
+        found = only(admin.stuck(topic=topic))
+        assert found.groups == (WaitingGroup(waiting, 2),)
+        assert only(admin.stuck(group=waiting)).groups == (WaitingGroup(waiting, 2),)
+    assert only(admin.stuck(topic=topic, group=gone)).groups == (WaitingGroup(gone, 1),)
+    assert admin.stuck(group=new_name("unknown")).partitions == ()
+    del producer
+
+
+def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    """KIP-447: positions that were sent in a transaction hold the group's members back."""
+    group = new_name("group")
+    plain = Producer({"bootstrap.servers": servers})
+    plain.produce(topic, b"v")
+    assert plain.flush(LIMIT) == 0
+    name = new_name("id")
+    with consuming(servers, group, topic, 1) as consumer:
+        producer = left_open(servers, name, new_name("results"))
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], consumer.consumer_group_metadata(), LIMIT)
+        for search in (admin.stuck(topic=GROUP_OFFSETS_TOPIC), admin.stuck(group=group)):
+            found = only(search)
+            assert (found.end.topic, found.holder.transactional_id) == (GROUP_OFFSETS_TOPIC, name)
+            assert found.groups == (WaitingGroup(group, None),)
+        producer.commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    assert admin.stuck(group=group).partitions == ()
+
+
+def test_the_whole_cluster(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    producer = left_open(servers, new_name("id"), topic)
+    search = admin.stuck()
+    assert topic in {found.end.topic for found in search.partitions}
+    ages = [found.holder.age_ms(int(time.time() * 1000)) or 0 for found in search.partitions]
+    assert ages == sorted(ages, reverse=True)
+    del producer
+
+
+def test_what_can_not_be_looked_at(admin: TransactionAdmin, new_name: NewName) -> None:
+    name = new_name("missing")
+    found = admin.stuck(topic=name)
+    assert not found.complete
+    assert [one.topic for one in found.unreadable] == [name]
+
+
+@pytest.mark.parametrize(("group", "expected"), [("", 0), ("a", 47), ("order-service", None), ("\U0001f600", None)])
+def test_where_the_positions_of_a_group_are(group: str, expected: int | None) -> None:
+    """`Utils.abs(groupId.hashCode()) % partitions`: `"a".hashCode()` is 97."""
+    found = partition_of_group(group, 50)
+    assert 0 <= found < 50
+    if expected is not None:
+        assert found == expected
+
+
+def test_the_hash_is_javas(servers: str, admin: TransactionAdmin) -> None:
+    """Known values of `String.hashCode()`: "hello" 99162322, "polygenelubricants" -2147483648, "\\U0001f600" 1772899."""
+    large = 2**31
+    assert partition_of_group("hello", large) == 99_162_322
+    assert partition_of_group("polygenelubricants", large) == 0
+    assert partition_of_group("\U0001f600", large) == 1_772_899

@@ -1,0 +1,263 @@
+"""Ending transactions of real brokers: hanging ones by a marker, others by compare-and-set; and what is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from dualwrite.admin import Examined, HangingTransaction, OpenTransaction, Reason, TransactionAdmin
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import RepairRefusedError, TransactionChangedError, UnknownTopicError
+from dualwrite.kafka import probe
+from dualwrite.kafka.admin.facts import ActiveProducer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.state import TransactionDescription, TransactionStatus
+from fixtures.broker import make_topic, read_topic, started, wait_for_markers
+from fixtures.open_transactions import left_open
+from fixtures.pace import LIMIT
+from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.tiers import thinned
+
+NewName = Callable[[str], str]
+VERSIONS = ["4.2.2", "3.9.1"]
+TRUSTING = {"transaction.partition.verification.enable": "false"}
+PRODUCER_ID = 4_000_000
+
+
+@pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
+def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+    """A broker that accepts transactional batches without asking the coordinator, as every one did before 3.6."""
+    with started(kafka_version=request.param, config=TRUSTING) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def servers(trusting: DevCluster) -> str:
+    return trusting.bootstrap_servers
+
+
+@pytest.fixture
+def admin(servers: str) -> Iterator[TransactionAdmin]:
+    with TransactionAdmin(servers, timeout=LIMIT) as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(servers: str) -> Iterator[WireTransactionCoordinator]:
+    with closing(WireTransactionCoordinator(KafkaConfig.of(servers), timeout=LIMIT)) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(trusting: DevCluster, new_name: NewName) -> str:
+    name = new_name("topic")
+    make_topic(trusting, name)
+    return name
+
+
+def hang(servers: str, topic: str, producer_id: int = PRODUCER_ID, epoch: int = 0) -> int:
+    return write_behind_the_coordinator(servers, topic, producer_id, epoch, int(time.time() * 1000))
+
+
+def values(servers: str, topic: str) -> list[bytes | None]:
+    return [message.value() for message in read_topic(servers, topic)]
+
+
+def found(examined: Examined | None) -> Examined:
+    assert examined is not None
+    return examined
+
+
+# --- abort ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hanging_transaction_is_aborted_and_consumers_go_on(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
+    offset = hang(servers, topic)
+    left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)
+    assert values(servers, topic) == []
+    (hanging,) = admin.find_hanging(topic=topic, max_transaction_timeout=0).hanging
+    examined = found(admin.examine(topic, 0, start_offset=offset))
+    assert (examined.verdict, examined.hangs, examined.was_committed) == (hanging, True, False)
+    admin.abort(examined)
+    assert values(servers, topic) == [b"v"]
+    assert admin.find_hanging(topic=topic, max_transaction_timeout=0).open == 0
+    assert admin.examine(topic, 0, start_offset=offset) is None
+    with pytest.raises(TransactionChangedError, match="has ended meanwhile"):
+        admin.abort(examined)
+
+
+def test_it_can_be_named_by_its_producer(servers: str, admin: TransactionAdmin, topic: str) -> None:
+    hang(servers, topic, epoch=3)
+    assert admin.examine(topic, 0, producer_id=PRODUCER_ID, epoch=2) is None
+    assert admin.examine(topic, 0, producer_id=PRODUCER_ID + 1, epoch=3) is None
+    admin.abort(found(admin.examine(topic, 0, producer_id=PRODUCER_ID, epoch=3)), coordinator_epoch=0)
+    assert admin.find_hanging(topic=topic, max_transaction_timeout=0).open == 0
+
+
+def test_a_marker_of_an_older_coordinator_is_refused(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
+) -> None:
+    """The partition has a marker of this producer, so it knows its coordinator's epoch."""
+    name = new_name("id")
+    left_open(servers, name, topic).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    described = coordinator.describe(name)
+    assert described is not None
+    hang(servers, topic, described.producer_id, described.epoch + 1)
+    examined = found(admin.examine(topic, 0, producer_id=described.producer_id))
+    with pytest.raises(TransactionChangedError, match="newer coordinator epoch"):
+        admin.abort(examined, coordinator_epoch=-1, force=True)
+    assert admin.examine(topic, 0, producer_id=described.producer_id) is not None
+
+
+def test_a_transaction_that_its_coordinator_will_end_is_left_alone(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
+    name = new_name("id")
+    producer = left_open(servers, name, topic)
+    examined = found(admin.examine(topic, 0))
+    assert (examined.verdict, examined.transactional_id) == (None, name)
+    for force in (False, True):
+        with pytest.raises(RepairRefusedError, match="does not hang: its coordinator will end it") as refused:
+            admin.abort(examined, force=force)
+    assert "force-terminate" in str(refused.value)
+    producer.commit_transaction(LIMIT)
+    assert values(servers, topic) == [b"v"]
+
+
+def test_a_partition_that_is_not_there(admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    with pytest.raises(UnknownTopicError, match="There is no partition"):
+        admin.examine(topic, 7)
+    with pytest.raises(UnknownTopicError, match="There is no topic"):
+        admin.examine(new_name("missing"), 0)
+
+
+OPENED = OpenTransaction("t", 0, 1, ActiveProducer(7, 3, 0, 1_000, None, 550))
+
+
+def verdict_of(reason: Reason, status: TransactionStatus, epoch: int, producer_id: int = 7) -> Examined:
+    description = TransactionDescription(status, producer_id, epoch, 60_000, 1_000)
+    return Examined(OPENED, HangingTransaction(OPENED, reason, "id", 1, description), "id")
+
+
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_what_its_coordinator_may_have_committed_needs_force(epoch: int) -> None:
+    """Kafka 4.3.0 to 4.4.0 leave out the marker of a partition without a leader (KAFKA-20734)."""
+    examined = verdict_of(Reason.WITHOUT_PARTITION, TransactionStatus.COMPLETE_COMMIT, epoch)
+    assert examined.was_committed
+    assert "send them again" in str(examined.refusal())
+    assert examined.refusal(force=True) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "epoch", "producer_id"),
+    [
+        (TransactionStatus.COMPLETE_ABORT, 4, 7),
+        (TransactionStatus.COMPLETE_COMMIT, 5, 7),
+        (TransactionStatus.COMPLETE_COMMIT, 4, 8),
+        (TransactionStatus.EMPTY, 3, 7),
+    ],
+)
+def test_what_was_aborted_or_came_later_needs_none(status: TransactionStatus, epoch: int, producer_id: int) -> None:
+    examined = verdict_of(Reason.WITHOUT_PARTITION, status, epoch, producer_id)
+    assert not examined.was_committed
+    assert examined.refusal() is None
+
+
+def test_what_could_not_be_decided_needs_force() -> None:
+    examined = Examined(OPENED, HangingTransaction(OPENED, Reason.NOT_LISTED), None)
+    assert "could not be decided" in str(examined.refusal())
+    assert examined.refusal(force=True) is None
+
+
+# --- force-terminate --------------------------------------------------------------------------------------------------
+
+
+def described(admin: TransactionAdmin, name: str) -> TransactionDescription:
+    (one,) = admin.describe([name])
+    assert one.description is not None
+    return one.description
+
+
+def test_an_open_transaction_is_aborted_and_its_producer_fenced(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
+    name = new_name("id")
+    producer = left_open(servers, name, topic)
+    seen = described(admin, name)
+    admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    wait_for_markers(servers)
+    after = described(admin, name)
+    assert after.status in (TransactionStatus.COMPLETE_ABORT, TransactionStatus.EMPTY)
+    assert (after.producer_id, after.epoch) == (seen.producer_id, seen.epoch + 1)
+    with pytest.raises(KafkaException) as fenced:
+        producer.commit_transaction(LIMIT)
+    assert fenced.value.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.INVALID_TXN_STATE)
+    assert values(servers, topic) == []
+    with pytest.raises(TransactionChangedError, match="it is in state"):
+        admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+
+
+def test_the_transaction_of_a_successor_goes_on(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    name = new_name("id")
+    producer = left_open(servers, name, topic)
+    seen = described(admin, name)
+    successor = left_open(servers, name, topic)
+    with pytest.raises(TransactionChangedError, match="the open one has producer id") as refused:
+        admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    assert "nothing was done" in str(refused.value)
+    successor.commit_transaction(LIMIT)
+    assert values(servers, topic) == [b"v"]
+    del producer
+
+
+def test_a_transaction_that_changes_between_look_and_request(
+    servers: str,
+    admin: TransactionAdmin,
+    topic: str,
+    new_name: NewName,
+    coordinator: WireTransactionCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look shows the old transaction; the request itself compares."""
+    name = new_name("id")
+    producer = left_open(servers, name, topic)
+    seen = described(admin, name)
+    successor = left_open(servers, name, topic)
+    monkeypatch.setattr(WireTransactionCoordinator, "describe", lambda *_, **__: seen)
+    with pytest.raises(TransactionChangedError, match="Kafka answered"):
+        admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    successor.commit_transaction(LIMIT)
+    assert values(servers, topic) == [b"v"]
+    del producer
+
+
+def test_a_prepared_transaction_is_aborted(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
+) -> None:
+    if not probe(servers).two_phase:
+        pytest.skip("the broker has no two-phase commit")
+    name = new_name("id")
+    with closing(NativeProducer(KafkaConfig.of(servers), name, coordinator, two_phase=True)) as producer:
+        producer.init_transactions(timeout=LIMIT)
+        producer.begin_transaction()
+        producer.send(topic, b"v")
+        producer.prepare_transaction(timeout=LIMIT)
+        seen = described(admin, name)
+        admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+        wait_for_markers(servers)
+        assert described(admin, name).status is TransactionStatus.COMPLETE_ABORT
+    assert values(servers, topic) == []
+
+
+def test_an_id_that_is_not_there(admin: TransactionAdmin, new_name: NewName) -> None:
+    with pytest.raises(TransactionChangedError, match="does not know the id"):
+        admin.force_terminate(new_name("unknown"), producer_id=1, epoch=0)
