@@ -298,6 +298,10 @@ class UnknownTopicError(BrokerError):
     """The topic does not exist, and the broker does not create topics automatically."""
 
 
+class UnknownGroupError(BrokerError):
+    """There is no consumer group of this name, or the principal may not see it."""
+
+
 class MessageTooLargeError(BrokerError):
     """A message is larger than the producer or the broker accepts. Attributes: `size` (bytes), and `limit` if known."""
 

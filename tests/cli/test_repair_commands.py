@@ -87,7 +87,7 @@ def test_of(trusting: DevCluster, topic: str, run: Run, json_of: JsonOf, new_nam
     record = ("of", "--topic", topic, "--partition", "0", "--offset", "0")
     code, out, err = run(*record)
     assert (code, err) == (1, "")
-    lines = dict(line.split("  ", 1) for line in out.splitlines()[1:] if "  " in line)
+    lines = dict(line.split("  ", 1) for line in out.splitlines()[1:])
     assert out.splitlines()[0] == f"The record {topic}-0 at 0:"
     assert lines["Transaction"].strip() == "open"
     assert lines["TransactionalId"].strip() == f"{name} (coordinator: broker 1)"

@@ -18,8 +18,9 @@ from crash import worker
 from crash.cases import LEFT, PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
+from dualwrite.admin import Reason, TransactionAdmin
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite.errors import BrokerUnavailableError, RepairRefusedError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.topics import describe_topics
@@ -108,10 +109,24 @@ def end_without_leader(cluster: DevCluster, scene: Scene, node: int, value: byte
 
 @pytest.mark.soak
 def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene: Scene) -> None:
-    """Why the rule is needed; if this test fails, the bug is fixed in this release."""
+    """Why the rule is needed; if this test fails, the bug is fixed in this release.
+
+    The transaction hangs there. Aborting it loses what its coordinator has committed, so that takes force.
+    """
     node = make_topic_apart(forgetful, scene)
     assert end_without_leader(forgetful, scene, node, b"lost")[1] is TransactionStatus.COMPLETE_COMMIT
     assert (values(scene), values(scene, "read_uncommitted")) == ([], [b"lost"])
+    with TransactionAdmin(scene.bootstrap, timeout=LIMIT) as admin:
+        (held,) = admin.stuck(topic=scene.topic).partitions
+        assert held.holder.hanging is Reason.WITHOUT_PARTITION
+        examined = admin.examine(scene.topic, 0, start_offset=held.end.last_stable_offset)
+        assert examined is not None
+        assert (examined.hangs, examined.was_committed) == (True, True)
+        with pytest.raises(RepairRefusedError, match="KAFKA-20734"):
+            admin.abort(examined)
+        assert len(admin.stuck(topic=scene.topic).partitions) == 1
+        admin.abort(examined, force=True)
+        assert admin.stuck(topic=scene.topic).partitions == ()
 
 
 @pytest.mark.soak

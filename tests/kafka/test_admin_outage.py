@@ -5,33 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
 from fixtures.broker import make_topic, started
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, limit, until
 
 pytestmark = pytest.mark.slow
 
 IDS = [f"id-{number}" for number in range(8)]
 TOPIC = "topic"
+PARTITIONS = 6
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[DevCluster]:
     """Three brokers, with open transactions that all of them coordinate."""
     with started(nodes=3) as cluster:
-        make_topic(cluster, TOPIC, 6)
+        make_topic(cluster, TOPIC, PARTITIONS)
         producers = []
         for name in IDS:
-            producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name, "linger.ms": 0})
-            producer.init_transactions(LIMIT)
-            producer.begin_transaction()
-            producer.produce(TOPIC, b"v")
-            assert producer.flush(LIMIT) == 0
-            producers.append(producer)
+            producers.append(left_open(cluster.bootstrap_servers, name, TOPIC, partition=len(producers) % PARTITIONS))
         yield cluster
 
 
@@ -55,6 +51,7 @@ def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:
             answer = admin.list()
             described = {found.transactional_id: found for found in admin.describe(IDS)}
             (producers,) = admin.describe_producers(TOPIC, [0], broker=silent)
+            stuck = admin.stuck(topic=TOPIC)
         finally:
             three.resume(silent)
         assert [problem.broker for problem in answer.problems] == [silent]
@@ -62,6 +59,8 @@ def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:
         assert {name for name, node in before.items() if node != silent} <= {found.transactional_id for found in answer}
         assert all(described[name].description is not None for name, node in before.items() if node != silent)
         assert isinstance(producers.problem, BrokerUnavailableError)
+        assert silent in {problem.broker for problem in stuck.problems}
+        assert len(stuck.partitions) + len(stuck.unreadable) == PARTITIONS
 
 
 def test_a_broker_that_was_killed(three: DevCluster) -> None:
@@ -83,4 +82,6 @@ def test_a_broker_that_was_killed(three: DevCluster) -> None:
         search = admin.find_hanging(topic=TOPIC, max_transaction_timeout=0)
         assert (search.hanging, search.open) == ((), len(IDS))
         assert search.undecided == ()
+        stuck = admin.stuck(topic=TOPIC)
+        assert (len(stuck.partitions), stuck.unreadable, stuck.complete) == (PARTITIONS, (), True)
         three.start(down)

@@ -11,11 +11,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
 from dualwrite.devcluster import DevCluster
+from dualwrite.errors import UnknownGroupError
 from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
 from fixtures.broker import make_topic, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
-from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.raw_producer import send_offset_behind_the_coordinator, write_behind_the_coordinator
 
 NewName = Callable[[str], str]
 HOUR_MS = 3_600_000
@@ -133,7 +134,8 @@ def test_the_groups_that_wait(servers: str, admin: TransactionAdmin, topic: str,
         assert found.groups == (WaitingGroup(waiting, 2),)
         assert only(admin.stuck(group=waiting)).groups == (WaitingGroup(waiting, 2),)
     assert only(admin.stuck(topic=topic, group=gone)).groups == (WaitingGroup(gone, 1),)
-    assert admin.stuck(group=new_name("unknown")).partitions == ()
+    with pytest.raises(UnknownGroupError, match="may not describe it"):
+        admin.stuck(group=new_name("unknown"))
     del producer
 
 
@@ -153,6 +155,30 @@ def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin
             assert found.groups == (WaitingGroup(group, None),)
         producer.commit_transaction(LIMIT)
     wait_for_markers(servers)
+    assert admin.stuck(group=group).partitions == ()
+
+
+def test_offsets_that_hang_are_found_and_mended(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    """A position that was sent behind the coordinator's back: the group's members wait forever."""
+    group = new_name("group")
+    plain = Producer({"bootstrap.servers": servers})
+    plain.produce(topic, b"v")
+    assert plain.flush(LIMIT) == 0
+    with consuming(servers, group, topic, 1):
+        pass
+    send_offset_behind_the_coordinator(servers, group, topic, 4_000_001, 0, offset=1)
+    found = only(admin.stuck(group=group))
+    assert (found.end.topic, found.holder.hanging, found.groups) == (
+        GROUP_OFFSETS_TOPIC,
+        Reason.UNKNOWN_PRODUCER,
+        (WaitingGroup(group, None),),
+    )
+    place = (GROUP_OFFSETS_TOPIC, found.end.partition)
+    search = admin.find_hanging(topic=place[0], partitions=[place[1]], max_transaction_timeout=0)
+    assert [one.reason for one in search.hanging] == [Reason.UNKNOWN_PRODUCER]
+    examined = admin.examine(*place, producer_id=4_000_001, epoch=0)
+    assert examined is not None
+    admin.abort(examined)
     assert admin.stuck(group=group).partitions == ()
 
 

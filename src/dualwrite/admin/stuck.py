@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Name, OpenTransaction, Reason, open_transactions
+from dualwrite.errors import UnknownGroupError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import RUNNING, BrokerProblem
 from dualwrite.kafka.admin.groups import (
@@ -110,6 +111,12 @@ def find_stuck(brokers: Brokers, *, topic: str | None, group: str | None, longer
         members = [one for one in groups if one.has_members]
     else:
         members = [one for one in groups if one.group_id == group]
+        if not members and not brokers.problems:
+            raise UnknownGroupError(
+                f"There is no consumer group {group!r}.",
+                cause="its name is wrong, or the principal may not describe it (Kafka then leaves it out)",
+                next_step="check the name, and the ACL Describe on the group",
+            )
         keys = {key for key in _of_groups(brokers, members) if topic in (None, key[0])}
         topics = sorted({name for name, _ in keys})
         ends = [end for end in partition_ends(brokers, topics) if (end.topic, end.partition) in keys] if topics else []

@@ -171,6 +171,7 @@ class TransactionAdmin:
             longer_than: Only partitions whose transaction has been open for at least this many seconds.
 
         Raises:
+            UnknownGroupError: There is no such group, or the principal may not describe it.
             BrokerUnavailableError: No broker answered.
             BrokerAuthorizationError: The login was refused.
         """

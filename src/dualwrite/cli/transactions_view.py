@@ -127,7 +127,9 @@ def show_record(found: RecordTransaction, decided: Decided | None) -> None:
     if decided is not None:
         lines.append(("In the database", decision_text(decided)))
     typer.echo(f"The {what} {found.topic}-{found.partition} at {found.offset}:")
-    show_table(("", ""), lines)
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        typer.echo(f"{name:<{width}}  {text}")
 
 
 def decision_text(found: Decided) -> str:
