@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
+from dualwrite.stores.base import StateRow
+from dualwrite.stores.registry import store_from_url
+from dualwrite.testing import failpoints
 from fixtures import json_pages
-from fixtures.broker import started
+from fixtures.fork_server import ForkedProcess
+from fixtures.pace import ended
 
 Run = Callable[..., tuple[int, str, str]]
 JsonOf = Callable[..., tuple[int, Any]]
 
 
-@pytest.fixture(scope="module")
-def trusting() -> Iterator[DevCluster]:
-    """A broker that accepts transactional batches without asking the coordinator."""
-    with started(config={"transaction.partition.verification.enable": "false"}) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def environment(trusting: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", trusting.bootstrap_servers)
+def environment(trusting_broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", trusting_broker.bootstrap_servers)
     monkeypatch.delenv("DUALWRITE_DATABASE_URL", raising=False)
 
 
@@ -68,3 +68,45 @@ def run(called: Run) -> Run:
 def json_of(called_json: JsonOf) -> JsonOf:
     """As `called_json`, for `dualwrite transactions …`."""
     return lambda *arguments: called_json("transactions", *arguments)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A database with dualwrite's tables."""
+    made = f"sqlite:///{tmp_path}/app.db"
+    migration.upgrade(made)
+    return made
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """What a writer left: its id, its row, its topic."""
+
+    name: str
+    row: StateRow
+    topic: str
+
+    @property
+    def kafka_id(self) -> str:
+        return self.row.kafka_id(self.row.generation)
+
+
+@pytest.fixture
+def crashed(
+    environment: None, url: str, new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Crashed]:
+    """Runs a writer that dies at a failpoint of its first transaction."""
+    monkeypatch.setenv("DUALWRITE_LANES", "1")
+
+    def run_it(point: str) -> Crashed:
+        name, topic = new_name("id"), new_name("topic")
+        with monkeypatch.context() as patch:
+            patch.setenv("DUALWRITE_DATABASE_URL", url)
+            with ForkedProcess("cli.crashing_writer", [name, topic, "1"], failpoints=f"{point}#1=exit") as process:
+                assert ended(process) == failpoints.EXIT_CODE
+        with store_from_url(url) as store:
+            row = store.read(name)
+        assert row is not None
+        return Crashed(name, row, topic)
+
+    return run_it

@@ -9,64 +9,34 @@ from typing import Any
 
 import pytest
 
+from cli.conftest import Crashed
 from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from dualwrite.stores.registry import store_from_url
-from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic, wait_for_markers
-from fixtures.fork_server import ForkedProcess
 from fixtures.open_transactions import left_open
-from fixtures.pace import LIMIT, ended
+from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
 
 NewName = Callable[[str], str]
 Run = Callable[..., tuple[int, str, str]]
 JsonOf = Callable[..., tuple[int, Any]]
+Crash = Callable[[str], Crashed]
 PRODUCER_ID = 4_000_000
 
 
 @pytest.fixture
-def topic(trusting: DevCluster, new_name: NewName) -> str:
+def topic(trusting_broker: DevCluster, new_name: NewName) -> str:
     name = new_name("topic")
-    make_topic(trusting, name)
+    make_topic(trusting_broker, name)
     return name
 
 
 @pytest.fixture
-def hanging(trusting: DevCluster, topic: str) -> str:
+def hanging(trusting_broker: DevCluster, topic: str) -> str:
     """A topic with a hanging transaction."""
-    write_behind_the_coordinator(trusting.bootstrap_servers, topic, PRODUCER_ID, 0, int(time.time() * 1000))
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, PRODUCER_ID, 0, int(time.time() * 1000))
     return topic
-
-
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    made = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(made)
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
-    return made
-
-
-@pytest.fixture
-def crashed(
-    trusting: DevCluster, url: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], tuple[str, str, str]]:
-    """A writer that dies at a failpoint of its first transaction: its id, its id at Kafka, its topic."""
-
-    def made(point: str) -> tuple[str, str, str]:
-        name, topic = new_name("id"), new_name("topic")
-        monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
-        monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", trusting.bootstrap_servers)
-        with ForkedProcess("cli.crashing_writer", [name, topic, "1"], failpoints=f"{point}#1=exit") as process:
-            assert ended(process) == failpoints.EXIT_CODE
-        monkeypatch.delenv("DUALWRITE_DATABASE_URL")
-        with store_from_url(url) as store:
-            row = store.read(name)
-        assert row is not None
-        return name, row.kafka_id(row.generation), topic
-
-    return made
 
 
 def state(json_of: JsonOf, name: str) -> str:
@@ -74,16 +44,16 @@ def state(json_of: JsonOf, name: str) -> str:
     return str(found["transactions"][0]["state"])
 
 
-def committed(trusting: DevCluster, topic: str) -> int:
-    return len(read_topic(trusting.bootstrap_servers, topic))
+def committed(trusting_broker: DevCluster, topic: str) -> int:
+    return len(read_topic(trusting_broker.bootstrap_servers, topic))
 
 
 # --- of ---------------------------------------------------------------------------------------------------------------
 
 
-def test_of(trusting: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
+def test_of(trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
     name = new_name("id")
-    producer = left_open(trusting.bootstrap_servers, name, topic)
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
     record = ("of", "--topic", topic, "--partition", "0", "--offset", "0")
     code, out, err = run(*record)
     assert (code, err) == (1, "")
@@ -94,7 +64,7 @@ def test_of(trusting: DevCluster, topic: str, run: Run, json_of: JsonOf, new_nam
     code, found = json_of(*record)
     assert (code, found["record"]["ending"], found["record"]["transactional_id"]) == (1, "OPEN", name)
     producer.commit_transaction(LIMIT)
-    wait_for_markers(trusting.bootstrap_servers)
+    wait_for_markers(trusting_broker.bootstrap_servers)
     code, found = json_of(*record)
     assert (code, found["record"]["ending"], found["record"]["now"]["state"]) == (0, "COMMITTED", "CompleteCommit")
     code, out, err = run("of", "--topic", topic, "--partition", "0", "--offset", "2")
@@ -102,18 +72,18 @@ def test_of(trusting: DevCluster, topic: str, run: Run, json_of: JsonOf, new_nam
     assert f"There is no record {topic}-0 at 2" in err
 
 
-def test_of_with_the_database(crashed: Any, url: str, run: Run, json_of: JsonOf) -> None:
-    _, kafka_id, topic = crashed("after_db_commit")
-    record = ("of", "--topic", topic, "--partition", "0", "--offset", "0", "--url", url)
+def test_of_with_the_database(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
+    left = crashed("after_db_commit")
+    record = ("of", "--topic", left.topic, "--partition", "0", "--offset", "0", "--url", url)
     code, found = json_of(*record)
-    assert (code, found["record"]["transactional_id"], found["record"]["database"]["decision"]) == (1, kafka_id, "commit")
+    assert (code, found["record"]["transactional_id"], found["record"]["database"]["decision"]) == (1, left.kafka_id, "commit")
     assert "the database committed the transaction, and Kafka has it prepared" in run(*record)[1]
 
 
 # --- abort ------------------------------------------------------------------------------------------------------------
 
 
-def test_abort(trusting: DevCluster, hanging: str, run: Run) -> None:
+def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
     where = ("abort", "--topic", hanging, "--partition", "0")
     code, out, err = run(*where, "--start-offset", "0")
     assert code == 2
@@ -140,41 +110,38 @@ def test_abort_needs_to_know_which(hanging: str, run: Run) -> None:
     assert "--producer-epoch" in err
 
 
-def test_abort_refuses_one_that_does_not_hang(trusting: DevCluster, topic: str, run: Run, new_name: NewName) -> None:
-    producer = left_open(trusting.bootstrap_servers, new_name("id"), topic)
+def test_abort_refuses_one_that_does_not_hang(trusting_broker: DevCluster, topic: str, run: Run, new_name: NewName) -> None:
+    producer = left_open(trusting_broker.bootstrap_servers, new_name("id"), topic)
     code, _, err = run("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--force")
     assert code == 1
     assert "does not hang: its coordinator will end it" in err
     producer.commit_transaction(LIMIT)
-    assert committed(trusting, topic) == 1
+    assert committed(trusting_broker, topic) == 1
 
 
 def test_abort_refuses_what_the_database_has_committed(
-    trusting: DevCluster, crashed: Any, topic: str, url: str, run: Run
+    trusting_broker: DevCluster, crashed: Crash, topic: str, url: str, run: Run
 ) -> None:
     """A batch of the prepared transaction's producer on another partition: it hangs, and its records are the database's."""
-    name, _, _ = crashed("after_db_commit")
-    with store_from_url(url) as store:
-        row = store.read(name)
-    assert row is not None
-    assert row.prepared_state is not None
-    write_behind_the_coordinator(
-        trusting.bootstrap_servers, topic, row.prepared_state.producer_id, row.prepared_state.epoch, int(time.time() * 1000)
-    )
+    left = crashed("after_db_commit")
+    prepared = left.row.prepared_state
+    assert prepared is not None
+    now = int(time.time() * 1000)
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, prepared.producer_id, prepared.epoch, now)
     where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--url", url)
     code, _, err = run(*where)
     assert code == 1
     assert "The database has committed the transaction" in err
-    assert f"dualwrite recover --id {name}" in err
+    assert f"dualwrite recover --id {left.name}" in err
     assert run("find-hanging", "--topic", topic, "--max-transaction-timeout", "0")[0] == 1
 
 
 # --- force-terminate --------------------------------------------------------------------------------------------------
 
 
-def test_force_terminate(trusting: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
+def test_force_terminate(trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
     name = new_name("id")
-    producer = left_open(trusting.bootstrap_servers, name, topic)
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
     code, out, err = run("force-terminate", name)
     assert code == 2
     assert "Ongoing" in out
@@ -182,12 +149,12 @@ def test_force_terminate(trusting: DevCluster, topic: str, run: Run, json_of: Js
     code, out, err = run("force-terminate", name, "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "Aborted."
-    wait_for_markers(trusting.bootstrap_servers)
+    wait_for_markers(trusting_broker.bootstrap_servers)
     assert state(json_of, name) == "CompleteAbort"
     code, found = json_of("force-terminate", "--transactionalId", name, "--yes")
     assert run("forceTerminateTransaction", "--transactionalId", name, "--yes")[0] == 0
     assert (code, found["outcomes"]) == (0, [])
-    assert committed(trusting, topic) == 0
+    assert committed(trusting_broker, topic) == 0
     del producer
 
 
@@ -197,47 +164,47 @@ def test_force_terminate_needs_one_id(run: Run) -> None:
 
 
 def test_force_terminate_refuses_what_is_committed(
-    trusting: DevCluster, crashed: Any, url: str, run: Run, json_of: JsonOf
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
 ) -> None:
-    name, kafka_id, topic = crashed("after_db_commit")
-    for given in (name, kafka_id):
+    left = crashed("after_db_commit")
+    for given in (left.name, left.kafka_id):
         code, _, err = run("force-terminate", given, "--yes", "--url", url)
         assert code == 1
         assert "the database committed the transaction, and Kafka has it prepared" in err
-        assert f"dualwrite recover --id {name}" in err
-    assert state(json_of, kafka_id) == "Ongoing"
-    code, _, err = run("force-terminate", kafka_id, "--yes")
+        assert f"dualwrite recover --id {left.name}" in err
+    assert state(json_of, left.kafka_id) == "Ongoing"
+    code, _, err = run("force-terminate", left.kafka_id, "--yes")
     assert code == 1
     assert "its database has not been asked" in err
     assert main(["recover", "--yes", "--url", url]) == 0
-    assert committed(trusting, topic) == 1
+    assert committed(trusting_broker, left.topic) == 1
 
 
 def test_force_terminate_claims_an_id_of_the_database(
-    trusting: DevCluster, crashed: Any, url: str, run: Run, json_of: JsonOf
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
 ) -> None:
-    name, kafka_id, topic = crashed("after_prepare")
-    code, found = json_of("force-terminate", kafka_id, "--yes", "--url", url)
+    left = crashed("after_prepare")
+    code, found = json_of("force-terminate", left.kafka_id, "--yes", "--url", url)
     (outcome,) = found["outcomes"]
-    assert (code, outcome["transactional_id"], outcome["outcome"]) == (0, name, "ABORTED")
-    assert state(json_of, kafka_id) == "CompleteAbort"
-    assert committed(trusting, topic) == 0
+    assert (code, outcome["transactional_id"], outcome["outcome"]) == (0, left.name, "ABORTED")
+    assert state(json_of, left.kafka_id) == "CompleteAbort"
+    assert committed(trusting_broker, left.topic) == 0
 
 
 def test_force_terminate_without_the_database(
-    trusting: DevCluster, crashed: Any, run: Run, json_of: JsonOf, tmp_path: Path
+    trusting_broker: DevCluster, crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path
 ) -> None:
-    _, kafka_id, topic = crashed("after_prepare")
+    left = crashed("after_prepare")
     other = f"sqlite:///{tmp_path}/other.db"
     migration.upgrade(other)
-    code, _, err = run("force-terminate", kafka_id, "--yes", "--url", other)
+    code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", other)
     assert code == 1
     assert "--without-database" in err
-    code, _, err = run("force-terminate", kafka_id, "--yes", "--url", other, "--without-database")
+    code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", other, "--without-database")
     assert (code, err) == (0, "")
-    wait_for_markers(trusting.bootstrap_servers)
-    assert state(json_of, kafka_id) == "CompleteAbort"
-    assert committed(trusting, topic) == 0
+    wait_for_markers(trusting_broker.bootstrap_servers)
+    assert state(json_of, left.kafka_id) == "CompleteAbort"
+    assert committed(trusting_broker, left.topic) == 0
 
 
 # --- complete ---------------------------------------------------------------------------------------------------------
@@ -247,27 +214,27 @@ def test_force_terminate_without_the_database(
     ("point", "outcome", "messages"), [("after_db_commit", "COMMITTED", 1), ("after_prepare", "ABORTED", 0)]
 )
 def test_complete(
-    trusting: DevCluster, crashed: Any, url: str, run: Run, json_of: JsonOf, point: str, outcome: str, messages: int
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf, point: str, outcome: str, messages: int
 ) -> None:
-    name, kafka_id, topic = crashed(point)
-    code, out, err = run("complete", kafka_id, "--url", url)
+    left = crashed(point)
+    code, out, err = run("complete", left.kafka_id, "--url", url)
     assert code == 2
     assert "In the database:" in out
-    assert f"Claim {name}" in err
-    code, found = json_of("complete", kafka_id, "--url", url, "--yes")
+    assert f"Claim {left.name}" in err
+    code, found = json_of("complete", left.kafka_id, "--url", url, "--yes")
     (done,) = found["outcomes"]
-    assert (code, done["transactional_id"], done["outcome"]) == (0, name, outcome)
-    assert committed(trusting, topic) == messages
-    code, out, err = run("complete", name, "--url", url, "--yes")
+    assert (code, done["transactional_id"], done["outcome"]) == (0, left.name, outcome)
+    assert committed(trusting_broker, left.topic) == messages
+    code, out, err = run("complete", left.name, "--url", url, "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "Nothing is open on it: nothing to do."
 
 
 def test_complete_refuses_what_is_not_the_databases(
-    trusting: DevCluster, topic: str, url: str, run: Run, new_name: NewName
+    trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName
 ) -> None:
     name = new_name("id")
-    producer = left_open(trusting.bootstrap_servers, name, topic)
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
     code, _, err = run("complete", name, "--url", url, "--yes")
     assert code == 1
     assert "The database has no such id" in err
@@ -276,10 +243,10 @@ def test_complete_refuses_what_is_not_the_databases(
 
 
 def test_a_database_that_is_not_there(
-    trusting: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName, tmp_path: Path
+    trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName, tmp_path: Path
 ) -> None:
     name = new_name("id")
-    producer = left_open(trusting.bootstrap_servers, name, topic)
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
     for repair in ("complete", "force-terminate"):
         code, _, err = run(repair, name, "--url", f"sqlite:///{tmp_path}/empty.db", "--yes")
         assert code == 2

@@ -12,16 +12,13 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dualwrite import migration
+from cli.conftest import Crashed
 from dualwrite.devcluster import DevCluster
-from dualwrite.testing import failpoints
 from fixtures.broker import make_topic
-from fixtures.fork_server import ForkedProcess
 from fixtures.open_transactions import left_open
 from fixtures.pace import ended, limit, until
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -32,11 +29,11 @@ JsonOf = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def opened(trusting: DevCluster, new_name: NewName) -> Iterator[str]:
+def opened(trusting_broker: DevCluster, new_name: NewName) -> Iterator[str]:
     """A topic with an open transaction of the id of the same name."""
     name = new_name("open")
-    make_topic(trusting, name)
-    producer = left_open(trusting.bootstrap_servers, name, name, messages=3)
+    make_topic(trusting_broker, name)
+    producer = left_open(trusting_broker.bootstrap_servers, name, name, messages=3)
     yield name
     del producer
 
@@ -58,29 +55,21 @@ def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
     assert (code, out, err) == (0, "No consumer waits in 1 partition for a transaction older than 600 s.\n", "")
 
 
-def test_stuck_on_one_that_hangs(trusting: DevCluster, called: Run, called_json: JsonOf, new_name: NewName) -> None:
+def test_stuck_on_one_that_hangs(trusting_broker: DevCluster, called: Run, called_json: JsonOf, new_name: NewName) -> None:
     topic = new_name("hanging")
-    make_topic(trusting, topic)
-    write_behind_the_coordinator(trusting.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 60_000)
+    make_topic(trusting_broker, topic)
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 60_000)
     assert "hangs: no coordinator knows its producer id" in called("stuck", "--topic", topic)[1]
     _, found = called_json("stuck", "--topic", topic)
     assert [one["reason"] for one in found["stuck"]] == ["UNKNOWN_PRODUCER"]
 
 
-def test_stuck_with_the_database(
-    trusting: DevCluster, called: Run, called_json: JsonOf, new_name: NewName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(url)
-    topic = new_name("topic")
-    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
-    with ForkedProcess("cli.crashing_writer", [new_name("id"), topic, "1"], failpoints="after_db_commit#1=exit") as process:
-        assert ended(process) == failpoints.EXIT_CODE
-    arguments = ("stuck", "--topic", topic, "--longer-than", "0")
+def test_stuck_with_the_database(called: Run, called_json: JsonOf, crashed: Callable[[str], Crashed], url: str) -> None:
+    left = crashed("after_db_commit")
+    arguments = ("stuck", "--topic", left.topic, "--longer-than", "0", "--url", url)
     assert "commit: the database committed the transaction, and Kafka has it prepared" in called(*arguments)[1]
     _, found = called_json(*arguments)
-    assert found["stuck"][0]["database"]["decision"] == "commit"
+    assert (found["stuck"][0]["transactional_id"], found["stuck"][0]["database"]["decision"]) == (left.kafka_id, "commit")
 
 
 def test_stuck_in_a_topic_that_is_not_there(called: Run, called_json: JsonOf, new_name: NewName) -> None:
@@ -162,17 +151,17 @@ def test_watch_leaves_cleanly(watched: Terminal, number: signal.Signals, code: i
 
 
 @pytest.mark.slow
-def test_watch_keeps_the_last_answer_without_kafka(trusting: DevCluster, environment: None, opened: str) -> None:
+def test_watch_keeps_the_last_answer_without_kafka(trusting_broker: DevCluster, environment: None, opened: str) -> None:
     terminal = Terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1", "--timeout", str(limit(3)))
     try:
         terminal.wait_for(opened)
-        trusting.pause()
+        trusting_broker.pause()
         try:
             terminal.wait_for("No newer answer")
             terminal.press("s")
             terminal.wait_for(opened)
         finally:
-            trusting.resume()
+            trusting_broker.resume()
         until(lambda: terminal.press("s") or terminal.shows("") or "No newer answer" not in terminal.screen, terminal)
         terminal.press("q")
         assert ended(terminal.process) == 0

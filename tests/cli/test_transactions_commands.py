@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 
-from dualwrite import migration
+from cli.conftest import Crashed
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from dualwrite.stores.registry import store_from_url
-from dualwrite.testing import failpoints
 from fixtures import json_pages
 from fixtures.broker import make_topic
-from fixtures.fork_server import ForkedProcess
 from fixtures.open_transactions import left_open
-from fixtures.pace import LIMIT, ended
+from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
 
 NewName = Callable[[str], str]
@@ -28,21 +25,21 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def opened(trusting: DevCluster, new_name: NewName) -> Iterator[str]:
+def opened(trusting_broker: DevCluster, new_name: NewName) -> Iterator[str]:
     """An id with an open transaction, an hour old by its message, on the topic of the same name."""
     name = new_name("open")
-    make_topic(trusting, name)
-    producer = left_open(trusting.bootstrap_servers, name, name, timestamp=int(time.time() * 1000) - HOUR_MS)
+    make_topic(trusting_broker, name)
+    producer = left_open(trusting_broker.bootstrap_servers, name, name, timestamp=int(time.time() * 1000) - HOUR_MS)
     yield name
     producer.abort_transaction(LIMIT)
 
 
 @pytest.fixture
-def hanging(trusting: DevCluster, new_name: NewName) -> str:
+def hanging(trusting_broker: DevCluster, new_name: NewName) -> str:
     """A topic with a hanging transaction of producer 4000000."""
     topic = new_name("hanging")
-    make_topic(trusting, topic)
-    write_behind_the_coordinator(trusting.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
+    make_topic(trusting_broker, topic)
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
     return topic
 
 
@@ -95,25 +92,11 @@ def test_describe(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> 
 
 
 def test_describe_with_the_database(
-    trusting: DevCluster,
-    opened: str,
-    run: Run,
-    json_of: JsonOf,
-    new_name: NewName,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    opened: str, run: Run, json_of: JsonOf, crashed: Callable[[str], Crashed], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(url)
+    left = crashed("after_db_commit")
+    name, kafka_id, row = left.name, left.kafka_id, left.row
     monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
-    name = new_name("id")
-    with ForkedProcess("cli.crashing_writer", [name, new_name("topic"), "1"], failpoints="after_db_commit#1=exit") as process:
-        assert ended(process) == failpoints.EXIT_CODE
-    with store_from_url(url) as store:
-        row = store.read(name)
-    assert row is not None
-    kafka_id = row.kafka_id(row.generation)
     for given in (name, kafka_id):
         code, found = json_of("describe", given)
         (one,) = found["transactions"]

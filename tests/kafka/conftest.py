@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
+from fixtures.broker import make_topic
 from fixtures.pace import LIMIT
 
 Opener = Callable[..., Producer]
@@ -31,6 +33,30 @@ def coordinator_v4(broker_v4: DevCluster) -> Iterator[WireTransactionCoordinator
     made = WireTransactionCoordinator(KafkaConfig.of(broker_v4.bootstrap_servers), timeout=LIMIT)
     yield made
     made.close()
+
+
+@pytest.fixture
+def trusting(trusting_broker: DevCluster) -> DevCluster:
+    """Where transactions can be made to hang; a module may have one of another release."""
+    return trusting_broker
+
+
+@pytest.fixture
+def servers(trusting: DevCluster) -> str:
+    return trusting.bootstrap_servers
+
+
+@pytest.fixture
+def admin(servers: str) -> Iterator[TransactionAdmin]:
+    with TransactionAdmin(servers, timeout=LIMIT) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(trusting: DevCluster, new_name: Callable[[str], str]) -> str:
+    name = new_name("topic")
+    make_topic(trusting, name)
+    return name
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dualwrite.admin import Reason, TransactionAdmin
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
-from fixtures.broker import USERS, make_topic, started
+from fixtures.broker import TRUSTING, USERS, make_topic, started
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -35,7 +35,7 @@ HOUR_MS = 3_600_000
 AUTHORIZED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",  # the plain listener's clients, and the brokers themselves
-    "transaction.partition.verification.enable": "false",
+    **TRUSTING,
 }
 
 

@@ -21,7 +21,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.apache_tool import transactions_tool
-from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.broker import TRUSTING, make_topic, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, done, until
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -36,8 +36,8 @@ HANGING = {"unknown": Reason.UNKNOWN_PRODUCER, "elsewhere": Reason.WITHOUT_PARTI
 
 @pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
 def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
-    """A broker that accepts transactional batches without asking the coordinator, as every one did before 3.6."""
-    with started(kafka_version=request.param, config={"transaction.partition.verification.enable": "false"}) as cluster:
+    """The only one, so that the search finds nothing but what these tests make."""
+    with started(kafka_version=request.param, config=TRUSTING) as cluster:
         yield cluster
 
 
@@ -110,12 +110,6 @@ def scene(trusting: DevCluster) -> Iterator[Scene]:
         for producer in made.producers:
             if isinstance(producer, NativeProducer):
                 producer.close()
-
-
-@pytest.fixture
-def admin(trusting: DevCluster) -> Iterator[TransactionAdmin]:
-    with TransactionAdmin(trusting.bootstrap_servers, timeout=LIMIT) as made:
-        yield made
 
 
 # --- find-hanging ---------------------------------------------------------------------------------------------------------

@@ -10,40 +10,15 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import UnknownGroupError
 from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
-from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import send_offset_behind_the_coordinator, write_behind_the_coordinator
 
 NewName = Callable[[str], str]
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def trusting() -> Iterator[DevCluster]:
-    with started(config={"transaction.partition.verification.enable": "false"}) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def servers(trusting: DevCluster) -> str:
-    return trusting.bootstrap_servers
-
-
-@pytest.fixture
-def admin(servers: str) -> Iterator[TransactionAdmin]:
-    with TransactionAdmin(servers, timeout=LIMIT) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(trusting: DevCluster, new_name: NewName) -> str:
-    name = new_name("topic")
-    make_topic(trusting, name)
-    return name
 
 
 @contextmanager

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
 
 from dualwrite.admin import Ending, Reason, TransactionAdmin
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerError, UnknownTopicError
-from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
 
 NewName = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def trusting() -> Iterator[DevCluster]:
-    with started(config={"transaction.partition.verification.enable": "false"}) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def servers(trusting: DevCluster) -> str:
-    return trusting.bootstrap_servers
-
-
-@pytest.fixture
-def admin(servers: str) -> Iterator[TransactionAdmin]:
-    with TransactionAdmin(servers, timeout=LIMIT) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(trusting: DevCluster, new_name: NewName) -> str:
-    name = new_name("topic")
-    make_topic(trusting, name)
-    return name
 
 
 def test_each_record_of_a_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:

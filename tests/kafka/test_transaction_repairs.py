@@ -18,7 +18,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
-from fixtures.broker import make_topic, read_topic, started, wait_for_markers
+from fixtures.broker import TRUSTING, read_topic, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -26,39 +26,20 @@ from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
 VERSIONS = ["4.2.2", "3.9.1"]
-TRUSTING = {"transaction.partition.verification.enable": "false"}
 PRODUCER_ID = 4_000_000
 
 
 @pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
 def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
-    """A broker that accepts transactional batches without asking the coordinator, as every one did before 3.6."""
+    """Of each release; the older one has no EndTxn v5."""
     with started(kafka_version=request.param, config=TRUSTING) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def servers(trusting: DevCluster) -> str:
-    return trusting.bootstrap_servers
-
-
-@pytest.fixture
-def admin(servers: str) -> Iterator[TransactionAdmin]:
-    with TransactionAdmin(servers, timeout=LIMIT) as made:
-        yield made
 
 
 @pytest.fixture
 def coordinator(servers: str) -> Iterator[WireTransactionCoordinator]:
     with closing(WireTransactionCoordinator(KafkaConfig.of(servers), timeout=LIMIT)) as made:
         yield made
-
-
-@pytest.fixture
-def topic(trusting: DevCluster, new_name: NewName) -> str:
-    name = new_name("topic")
-    make_topic(trusting, name)
-    return name
 
 
 def hang(servers: str, topic: str, producer_id: int = PRODUCER_ID, epoch: int = 0) -> int:
