@@ -262,6 +262,20 @@ class NotSettledError(StoreError):
     """The id still has something to recover or to acknowledge, so it can't be forgotten or moved."""
 
 
+class PositionMovedError(StoreError):
+    """A consumer's position is not where it was when its messages were read: another consumer has gone on from there.
+
+    The transaction takes no effect on either side. Attributes: `group_id`, `topic`, `partition`, and the offsets `expected` and
+    `found` (None: none was stored).
+    """
+
+    group_id: str
+    topic: str
+    partition: int
+    expected: int | None
+    found: int | None
+
+
 class StoreCommitFailedError(StoreError):
     """The database did not commit: the transaction was rolled back completely and may be retried."""
 

@@ -7,10 +7,10 @@ chain of alembic migrations, with one call in a revision::
     from dualwrite.migration import downgrade_state_table, upgrade_state_table
 
     def upgrade() -> None:
-        upgrade_state_table(op, "0006")
+        upgrade_state_table(op, "0007")
 
     def downgrade() -> None:
-        downgrade_state_table(op, "base", from_revision="0006")
+        downgrade_state_table(op, "base", from_revision="0007")
 
 Either way the table's revision is stored in `kafka_transaction_state_version`, so the two may be mixed: steps that have already
 run are skipped. The scripts are in the repository's folder `migrations`, and in a wheel in `dualwrite/_migrations`.

@@ -14,6 +14,7 @@ from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
+from dualwrite.stores.positions import Move, Positions
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -133,6 +134,20 @@ class Transaction(Generic[H]):
         self._check()
         offsets, group = progress_of(consumer)
         self._producer.send_offsets_to_transaction(offsets, group, timeout=self._timeout)
+
+    def move_positions(self, positions: Positions, group_id: str, moves: Iterable[Move]) -> None:
+        """Move the positions of a consumer group in the database, as part of the transaction.
+
+        Args:
+            positions: Those of the writer's store (`writer.store.positions`).
+            group_id: The group.
+            moves: Each partition's position when its messages were read, and after them.
+
+        Raises:
+            PositionMovedError: Another consumer has gone on from there; let it end the block, which rolls back both sides.
+        """
+        self._check()
+        positions.move(self._store_transaction, group_id, moves)
 
     def end(self) -> None:
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""

@@ -25,6 +25,7 @@ TABLES: Final = frozenset(
         "kafka_transaction_state_version",
         "kafka_transaction_store",
         "kafka_transaction_lease",
+        "kafka_consumed_offset",
         "kafka_job",
         "kafka_job_batch",
         "kafka_job_attempt",

@@ -144,13 +144,13 @@ def test_the_command(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert output("current") == "none (newest: 0006)\n"
-    assert output("upgrade") == "Upgraded from nothing to 0006.\n"
-    assert output("upgrade", "--url", url) == "Already at revision 0006.\n"
-    assert output("current", "--url", url) == "0006 (newest: 0006)\n"
+    assert output("current") == "none (newest: 0007)\n"
+    assert output("upgrade") == "Upgraded from nothing to 0007.\n"
+    assert output("upgrade", "--url", url) == "Already at revision 0007.\n"
+    assert output("current", "--url", url) == "0007 (newest: 0007)\n"
     assert "CREATE TABLE" in output("sql")
     refused = run(db.app, ["downgrade", "--url", url, "--revision", "base"], input="n\n")
     assert refused.exit_code == 1
-    assert migration.current(url) == "0006"
+    assert migration.current(url) == "0007"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2

@@ -12,6 +12,7 @@ from store_scene import ID
 from dualwrite import migration
 from dualwrite.errors import StateTableMissingError
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.table import lease_table
@@ -90,16 +91,22 @@ def test_an_upgrade_to_0005_that_was_killed_can_be_finished(mariadb_server: Mari
     engine.dispose()
 
 
-def test_an_upgrade_to_0006_that_was_killed_can_be_finished(mariadb_server: MariaDBServer) -> None:
-    url = mariadb_server.create_database("half_0006")
+@pytest.mark.parametrize(
+    ("revision", "before", "table"),
+    [("0006", "0005", "kafka_transaction_lease"), ("0007", "0006", "kafka_consumed_offset")],
+)
+def test_an_upgrade_that_was_killed_can_be_finished(
+    mariadb_server: MariaDBServer, revision: str, before: str, table: str
+) -> None:
+    url = mariadb_server.create_database(f"half_{revision}")
     migration.upgrade(url)
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE kafka_transaction_state_version SET version_num = '0005'")
+        connection.exec_driver_sql(f"UPDATE kafka_transaction_state_version SET version_num = '{before}'")
     migration.upgrade(url)
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE kafka_transaction_lease")
-    migration.downgrade(url, "0005")
+        connection.exec_driver_sql(f"DROP TABLE {table}")
+    migration.downgrade(url, before)
     migration.upgrade(url)
     with SqlStateStore.from_url(url) as store:
         store.check()
@@ -118,6 +125,22 @@ def test_leases_need_the_newest_revision(older_url: str) -> None:
             lambda: store.leases.release(["shop.1"], "tests"),
         ):
             with pytest.raises(StateTableMissingError, match=r"kafka_transaction_lease is missing(.|\n)*db upgrade"):
+                call()
+
+
+def test_positions_need_the_newest_revision(older_url: str) -> None:
+    migration.upgrade(older_url, "0006")
+    with SqlStateStore.from_url(older_url) as store:
+        store.check()
+        move = Move(None, Position("orders", 0, 1))
+        for call in (
+            store.positions.prepare,
+            store.positions.groups,
+            lambda: store.positions.read("billing"),
+            lambda: store.positions.reset("billing", [move]),
+            lambda: store.positions.forget("billing"),
+        ):
+            with pytest.raises(StateTableMissingError, match=r"kafka_consumed_offset(.|\n)*db upgrade"):
                 call()
 
 

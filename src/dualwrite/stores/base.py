@@ -24,6 +24,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity, copied, mark_words
 from dualwrite.stores.leases import LeaseStore
+from dualwrite.stores.positions import Positions
 from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
@@ -404,6 +405,11 @@ class TxnStateStore(ABC):
     @property
     def leases(self) -> LeaseStore | None:
         """Leases on numbered ids, for pools; None if this store has none: then a pool uses fixed ids."""
+        return None
+
+    @property
+    def positions(self) -> Positions | None:
+        """Positions of consumer groups, for consuming as part of a dual write; None if this store keeps none."""
         return None
 
     # --- which database this is ---------------------------------------------------------------------------------------------

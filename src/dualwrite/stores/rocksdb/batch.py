@@ -9,6 +9,7 @@ from dualwrite.errors import TransactionControlError, UsageError, WriterClosedEr
 from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.errors import is_undecodable
 from dualwrite.stores.rocksdb.keys import Encoding, Key, Pickled, SortKey
+from dualwrite.stores.rocksdb.locks import Hold, lock_for
 from dualwrite.stores.rocksdb.merging import Entry, merged
 from dualwrite.stores.rocksdb.opening import DEFAULT_FAMILY, STATE_FAMILY
 from dualwrite.stores.rocksdb.state_family import Changes
@@ -147,6 +148,7 @@ class TransactionBatch:
         self._database = database
         self._transactional_id = transactional_id
         self._families: dict[str, ColumnFamilyBatch] = {}
+        self._holds: dict[str, Hold] = {}
         self._ended = False
 
     def column_family(self, name: str) -> ColumnFamilyBatch:
@@ -245,9 +247,22 @@ class TransactionBatch:
                 "The transaction that this batch belonged to has ended.", transactional_id=self._transactional_id
             )
 
+    def lock(self, name: str, doing: str, timeout: float) -> None:
+        """Lock a name until the transaction ends; locking it again has no effect. An id's own lock has the id as its name.
+
+        Raises:
+            ClaimTimeoutError: Another transaction of this process held it for that long.
+        """
+        self.check_open()
+        if name not in self._holds:
+            self._holds[name] = hold = Hold(name, "", doing)
+            lock_for(self._database.locks, hold, timeout)
+
     def end(self) -> None:
-        """Make the batch unusable."""
+        """Make the batch unusable, and release its locks."""
         self._ended = True
+        for hold in self._holds.values():
+            hold.release()
 
     def begin_unit(self) -> None:
         """See StoreTransaction."""

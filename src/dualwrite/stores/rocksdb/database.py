@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocksdict import DbClosedError, Options, Rdict, WriteBatch
+from rocksdict import DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
 from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
 from dualwrite.stores.rocksdb.errors import call_failed, forked, is_closed, is_read_only, sentence
@@ -186,6 +186,27 @@ class OpenDatabase:
         except Exception as error:  # all that rocksdict raises
             raise self.failed(f"creating the column family {name!r}", error) from error
 
+    def write(self, family: str, changes: Mapping[bytes, bytes | None], doing: str) -> None:
+        """Write keys of one column family in one synced batch; None deletes a key.
+
+        Raises:
+            DualWriteError: RocksDB's error, translated; after an I/O error the batch may or may not be in the log.
+        """
+        handle = self.handle()
+        batch = WriteBatch(raw_mode=handle.raw)
+        try:
+            column_family = handle.rdict.get_column_family_handle(family)
+            for key, value in changes.items():
+                if value is None:
+                    batch.delete(key, column_family)
+                else:
+                    batch.put(key, value, column_family)
+            handle.rdict.write(batch, synced())
+        except Exception as error:  # all that rocksdict raises
+            if not is_closed(error) and not is_read_only(error):
+                self.write_failed()
+            raise self.failed(doing, error) from error
+
     def unknown_family(self, name: str) -> UsageError:
         """The error for an unknown column family."""
         known = ""
@@ -259,3 +280,10 @@ def _is_raw(rdict: Rdict) -> bool:
 def _close(rdict: Rdict) -> None:
     with suppress(Exception):  # a flush that fails after an I/O error; it is closed anyway, and what was synced is kept
         rdict.close()
+
+
+def synced() -> WriteOptions:
+    """Our own options, not the Rdict's, which may disable the log (rocksdict's default enables it) or its sync."""
+    options = WriteOptions()
+    options.sync = True
+    return options

@@ -14,6 +14,8 @@ import weakref
 from contextlib import suppress
 from typing import Final
 
+from dualwrite.errors import ClaimTimeoutError
+
 _SLICE: Final = 1.0
 """Seconds after which a waiter checks again by itself: an interrupted waiter may not have passed on the wake-up."""
 
@@ -88,6 +90,28 @@ class IdLocks:
             gate = current.gate
             del current  # a waiter must not keep it alive
             _pass_through(gate, min(left, _SLICE))
+
+
+def lock_for(locks: IdLocks, hold: Hold, timeout: float) -> None:
+    """Wait until `hold` has its lock.
+
+    Args:
+        locks: The database's locks.
+        hold: The hold; the caller must release it, also if this raises.
+        timeout: Seconds to wait.
+
+    Raises:
+        ClaimTimeoutError: Another thread held it until then.
+    """
+    blocker = locks.acquire(hold, time.monotonic() + timeout)
+    if blocker is not None:
+        raise ClaimTimeoutError(
+            f"A lock was not released within {timeout:g} s while {hold.doing}.",
+            cause=f"the lock is held by {blocker}",
+            next_step="let that thread commit or roll back its transaction, then try again",
+            timeout=timeout,
+            blocker=str(blocker),
+        )
 
 
 def _pass_through(gate: threading.Lock, timeout: float) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from rocksdict import WriteBatch, WriteOptions
+from rocksdict import WriteBatch
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.errors import (
@@ -20,7 +20,7 @@ from dualwrite.errors import (
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.rocksdb.database import Handle, OpenDatabase
+from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, synced
 from dualwrite.stores.rocksdb.errors import CLOSED, is_closed, is_read_only, is_undecodable, sentence
 from dualwrite.stores.rocksdb.keys import Key, Pickled
 from dualwrite.stores.rocksdb.locks import Hold
@@ -88,7 +88,7 @@ class StateFamily:
             text = str(identity)
             state = handle.rdict.get_column_family_handle(STATE_FAMILY)
             batch.put(self._key(handle, IDENTITY_KEY), text.encode() if handle.raw else text, state)
-            handle.rdict.write(batch, _synced())
+            handle.rdict.write(batch, synced())
         except Exception as error:  # all that rocksdict raises
             if not is_closed(error) and not is_read_only(error):
                 self.database.write_failed()
@@ -171,7 +171,7 @@ class StateFamily:
         except Exception as error:  # the database was closed meanwhile
             raise self.database.failed(hold.doing, error, hold.transactional_id) from error
         try:
-            handle.rdict.write(batch, _synced())
+            handle.rdict.write(batch, synced())
         except Exception as error:  # all that rocksdict raises
             if not is_closed(error) and not is_read_only(error):
                 self.database.write_failed()
@@ -202,7 +202,7 @@ class StateFamily:
         if handle is not recorded_in:
             raise self._commit_failed(row.transactional_id, "it was reopened since the state was recorded")
         try:
-            handle.rdict.write(batch, _synced())
+            handle.rdict.write(batch, synced())
         except Exception as error:
             if is_closed(error) or is_read_only(error):
                 cause = CLOSED if is_closed(error) else sentence(error)
@@ -250,13 +250,6 @@ class StateFamily:
     def _key(self, handle: Handle, transactional_id: str) -> Any:
         """In raw mode UTF-8; otherwise the str, which rocksdict stores as UTF-8 with a byte 2 before it."""
         return transactional_id.encode() if handle.raw else transactional_id
-
-
-def _synced() -> WriteOptions:
-    """Our own options, not the Rdict's, which may disable the log (rocksdict's default enables it) or its sync."""
-    options = WriteOptions()
-    options.sync = True
-    return options
 
 
 def _data_of(value: Pickled) -> bytes:

@@ -16,12 +16,14 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity, file_marks
 from dualwrite.stores.leases import LeaseStore
+from dualwrite.stores.positions import Positions
 from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.errors import sentence
 from dualwrite.stores.rocksdb.keys import Encoding
 from dualwrite.stores.rocksdb.leases import RocksDBLeases
 from dualwrite.stores.rocksdb.locks import Hold
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener
+from dualwrite.stores.rocksdb.positions import RocksDBPositions
 from dualwrite.stores.rocksdb.shared import databases
 from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, RowChange, StateFamily
 from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
@@ -130,6 +132,11 @@ class RocksDBStore(TxnStateStore):
     def leases(self) -> LeaseStore:
         """See TxnStateStore; they are kept in memory, for this process."""
         return RocksDBLeases(lambda: self._joined().database.leases, self._is_to_be_made)
+
+    @property
+    def positions(self) -> Positions:
+        """See TxnStateStore."""
+        return RocksDBPositions(lambda: self._joined().database, self._is_to_be_made)
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore; `sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""

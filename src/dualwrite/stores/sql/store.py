@@ -38,6 +38,7 @@ from dualwrite.stores.base import (
 )
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
+from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
@@ -45,6 +46,7 @@ from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for, dialect_of
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.leases import SqlLeases
+from dualwrite.stores.sql.positions import SqlPositions
 from dualwrite.stores.sql.schema import engine_in_schema
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of, lease_table, state_row
@@ -227,6 +229,11 @@ class SqlStateStore(TxnStateStore):
     def leases(self) -> LeaseStore:
         """See TxnStateStore."""
         return SqlLeases(self._short)
+
+    @property
+    def positions(self) -> Positions:
+        """See TxnStateStore."""
+        return SqlPositions(self._short, self.description)
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore."""

@@ -1,4 +1,4 @@
-"""The tables `kafka_transaction_state`, `kafka_transaction_store` and `kafka_transaction_lease`, and the translation of rows.
+"""The tables of every release of dualwrite but those of jobs, and the translation of the state's rows.
 
 They belong to a separate MetaData, so that autogenerate of the user's alembic does not treat them as the user's tables.
 """
@@ -12,17 +12,20 @@ from sqlalchemy import BigInteger, Boolean, Column, DateTime, Dialect, Integer, 
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from dualwrite.delivery import Delivery, delivery_text
+from dualwrite.delivery import MAX_TOPIC_LENGTH, Delivery, delivery_text
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import MAX_OWNER_LENGTH, StateRow
 from dualwrite.stores.documents import lost_text, parse_lost
+from dualwrite.stores.positions import MAX_GROUP_LENGTH
 
 TABLE_NAME: Final = "kafka_transaction_state"
 STORE_TABLE_NAME: Final = "kafka_transaction_store"
 LEASE_TABLE_NAME: Final = "kafka_transaction_lease"
+POSITION_TABLE_NAME: Final = "kafka_consumed_offset"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
+_UUID_LENGTH: Final = 36
 _MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 
@@ -93,6 +96,19 @@ lease_table: Final = Table(
     Column("leased_until", UtcDateTime, nullable=False),
 )
 """One row for each id that was ever leased. An id that was given back has the owner ''."""
+
+
+position_table: Final = Table(
+    POSITION_TABLE_NAME,
+    metadata,
+    Column("group_id", String(MAX_GROUP_LENGTH), primary_key=True),
+    Column("topic", String(MAX_TOPIC_LENGTH), primary_key=True),
+    Column("partition_number", Integer, primary_key=True, autoincrement=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("topic_id", String(_UUID_LENGTH), nullable=False, server_default=""),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+"""One row for each consumer group and partition that was read: where to go on."""
 
 
 def state_row(columns: RowMapping) -> StateRow:

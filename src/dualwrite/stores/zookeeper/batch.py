@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Create
 from kazoo.protocol.states import ZnodeStat
 from kazoo.security import ACL
 
@@ -60,6 +61,12 @@ class ZooKeeperBatch:
         self._check_open()
         self._request.create(path, value, acl, ephemeral, sequence)
         self._take_last()
+
+    def creates(self, path: str) -> bool:
+        """Whether a node with this path is created in the batch."""
+        self._check_open()
+        whole = f"{self._connection.client.chroot}{path}"
+        return any(isinstance(operation, Create) and operation.path == whole for operation in self._request.operations)
 
     def set_data(self, path: str, value: bytes, version: int = -1) -> None:
         """Set a node's data, if it has this version (-1: any)."""

@@ -17,12 +17,14 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
+from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
 from dualwrite.stores.zookeeper.leases import ZooKeeperLeases
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.stores.zookeeper.paths import STATE_ROOT
+from dualwrite.stores.zookeeper.positions import ZooKeeperPositions
 from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES
 from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
 from dualwrite.stores.zookeeper.url import parse_url
@@ -154,6 +156,11 @@ class ZooKeeperStore(TxnStateStore):
     def leases(self) -> LeaseStore:
         """See TxnStateStore; a lease lasts as long as the client's session, whatever its length."""
         return ZooKeeperLeases(self._nodes, self._change_timeout)
+
+    @property
+    def positions(self) -> Positions:
+        """See TxnStateStore."""
+        return ZooKeeperPositions(self._nodes)
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore."""

@@ -38,7 +38,7 @@ import pytest
 
 _PARTS = (
     *("claims", "concurrency", "demands", "fencing", "forgetting", "in_flight"),
-    *("lasting", "leases", "scene", "settling", "simulation", "transactions", "units"),
+    *("lasting", "leases", "positions", "scene", "settling", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
@@ -53,6 +53,7 @@ from dualwrite.testing.stores.lasting import (  # noqa: E402
     UnansweredConformance,
 )
 from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
+from dualwrite.testing.stores.positions import PositionConformance  # noqa: E402
 from dualwrite.testing.stores.scene import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene  # noqa: E402
 from dualwrite.testing.stores.settling import GenerationConformance, SettlingConformance  # noqa: E402
 from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance  # noqa: E402
@@ -78,6 +79,7 @@ class StoreConformance(
     StoredErrorConformance,
     UnansweredConformance,
     LeaseConformance,
+    PositionConformance,
 ):
     """The whole suite; each of its parts can also be used alone."""
 
@@ -94,6 +96,7 @@ __all__ = [
     "LeasesEnd",
     "ListingConformance",
     "OutcomeConformance",
+    "PositionConformance",
     "ProcessConformance",
     "RowConformance",
     "SettlingConformance",

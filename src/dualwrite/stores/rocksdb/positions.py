@@ -1,0 +1,108 @@
+"""Positions in RocksDB: keys in the column family `kafka_consumed_offset`, written in the same batch as the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+from dualwrite.errors import StoredStateError
+from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.position_text import parse_position, position_text
+from dualwrite.stores.positions import Move, Partition, Position, Positions, check_expected, in_order
+from dualwrite.stores.rocksdb.database import OpenDatabase
+from dualwrite.stores.rocksdb.locks import Hold, lock_for
+
+FAMILY: Final = "kafka_consumed_offset"
+
+_SEPARATOR: Final = b"\0"  # can't occur in a group's id or in a topic
+_DIGITS: Final = 10
+_LOCK_TIMEOUT: Final = 30.0  # seconds
+
+
+class RocksDBPositions(Positions):
+    """See Positions. Only one process can open the database; its threads lock a position until their transaction has ended.
+
+    Keys and values are bytes in either mode of rocksdict.
+
+    Args:
+        database: Gives the open database, with the locks that all stores of this process on it share.
+        is_to_be_made: Whether there is no database yet: reading must not create one at a mistyped path.
+    """
+
+    def __init__(self, database: Callable[[], OpenDatabase], is_to_be_made: Callable[[], bool]) -> None:
+        self._database = database
+        self._is_to_be_made = is_to_be_made
+
+    def prepare(self) -> None:
+        """See Positions; creates the column family."""
+        self._database().make_family(FAMILY, None)
+
+    def read(self, group_id: str) -> Mapping[Partition, Position]:
+        """See Positions."""
+        return {position.key: position for _, position in self._stored(group_id.encode() + _SEPARATOR)}
+
+    def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
+        """See Positions."""
+        family = transaction.handle.column_family(FAMILY)
+        for one in in_order(moves):
+            key = _key(group_id, one.key)
+            transaction.handle.lock(_lock_name(key), f"moving the position {one.after}", _LOCK_TIMEOUT)
+            check_expected(group_id, one, _found(one.key, family.get(key)))
+            family.put(key, position_text(one.after))
+
+    def reset(self, group_id: str, moves: Iterable[Move]) -> None:
+        """See Positions."""
+        self.prepare()
+        database = self._database()
+        changes: dict[bytes, bytes | None] = {}
+        with ExitStack() as holds:
+            for one in in_order(moves):
+                key = _key(group_id, one.key)
+                hold = Hold(_lock_name(key), "", f"resetting the position {one.after}")
+                holds.callback(hold.release)
+                lock_for(database.locks, hold, _LOCK_TIMEOUT)
+                check_expected(group_id, one, _found(one.key, database.family(FAMILY).get(key)))
+                changes[key] = position_text(one.after)
+            database.write(FAMILY, changes, "resetting positions")
+
+    def forget(self, group_id: str) -> int:
+        """See Positions."""
+        found = dict.fromkeys(key for key, _ in self._stored(group_id.encode() + _SEPARATOR))
+        if found:
+            self._database().write(FAMILY, found, "forgetting the positions of a group")
+        return len(found)
+
+    def groups(self, prefix: str = "") -> list[str]:
+        """See Positions."""
+        return sorted({key.split(_SEPARATOR)[0].decode() for key, _ in self._stored(prefix.encode())})
+
+    def _stored(self, start: bytes) -> Iterator[tuple[bytes, Position]]:
+        if self._is_to_be_made():
+            return
+        self.prepare()
+        database = self._database()
+        try:
+            rows = database.family(FAMILY).items(from_key=start)
+            for key, value in rows:
+                if not isinstance(key, bytes) or not key.startswith(start):
+                    break
+                _, topic, partition = key.split(_SEPARATOR)
+                yield key, parse_position((topic.decode(), int(partition)), value)
+        except StoredStateError:
+            raise
+        except Exception as error:  # rocksdict has no exception class of its own
+            raise database.failed("reading positions", error) from error
+
+
+def _key(group_id: str, partition: Partition) -> bytes:
+    return _SEPARATOR.join((group_id.encode(), partition[0].encode(), b"%0*d" % (_DIGITS, partition[1])))
+
+
+def _lock_name(key: bytes) -> str:
+    """No transactional id begins with this character."""
+    return _SEPARATOR.decode() + key.decode()
+
+
+def _found(partition: Partition, value: Any) -> Position | None:
+    return None if value is None else parse_position(partition, value)

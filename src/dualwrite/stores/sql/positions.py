@@ -1,0 +1,145 @@
+"""Positions in a SQL database: rows of `kafka_consumed_offset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from dualwrite.errors import PositionMovedError, StateTableMissingError, StoreError
+from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
+from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.short import ShortTransactions
+from dualwrite.stores.sql.table import POSITION_TABLE_NAME
+from dualwrite.stores.sql.table import position_table as t
+
+_OF_GROUP: Final = t.c.group_id == bindparam("group")
+_OF_ONE: Final = (_OF_GROUP, t.c.topic == bindparam("of_topic"), t.c.partition_number == bindparam("of_partition"))
+_LOOK: Final = select(t.c.group_id).where(t.c.group_id == "").limit(1)
+_READ: Final = select(t).where(_OF_GROUP)
+_READ_ONE: Final = select(t).where(*_OF_ONE)
+_MOVE: Final = (
+    update(t)
+    .where(*_OF_ONE, t.c.next_offset == bindparam("expected"), t.c.topic_id == bindparam("expected_id"))
+    .values(next_offset=bindparam("next"), topic_id=bindparam("next_id"), updated_at=bindparam("now"))
+)
+_INSERT: Final = insert(t)
+_COUNT: Final = select(func.count()).select_from(t).where(_OF_GROUP)
+_DELETE: Final = delete(t).where(_OF_GROUP)
+_GROUPS: Final = select(t.c.group_id).where(func.substr(t.c.group_id, 1, bindparam("length")) == bindparam("prefix")).distinct()
+
+Execute = Callable[..., Any]
+
+
+class SqlPositions(Positions):
+    """See Positions. The statements run through `tx.session`, which every SQL store offers, whatever its `tx.db` is.
+
+    Args:
+        short: Runs our own transactions.
+        description: The database's address, for errors.
+    """
+
+    def __init__(self, short: ShortTransactions, description: str) -> None:
+        self._short = short
+        self._description = description
+
+    def prepare(self) -> None:
+        """See Positions; `dualwrite db upgrade` creates the table."""
+        self._query(lambda connection: connection.execute(_LOOK).first(), "looking for positions")
+
+    def read(self, group_id: str) -> Mapping[Partition, Position]:
+        """See Positions."""
+        found = self._query(
+            lambda connection: connection.execute(_READ, {"group": group_id}).all(), "reading the positions of a group"
+        )
+        return {position.key: position for position in map(_position, found)}
+
+    def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
+        """See Positions; an update whose condition does not hold changes no row, the primary key rejects a second insert."""
+        execute = transaction.session.execute
+        for one in in_order(moves):
+            try:
+                _move(execute, group_id, one)
+            except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
+                raise moved(group_id, one, None) from error
+
+    def reset(self, group_id: str, moves: Iterable[Move]) -> None:
+        """See Positions."""
+        ordered = in_order(moves)
+        done = False
+
+        def work(connection: Connection) -> None:
+            nonlocal done
+            for one in ordered:
+                try:
+                    _move(connection.execute, group_id, one)
+                except PositionMovedError as error:
+                    if not (done and error.found == one.after.offset):  # a COMMIT whose answer was lost has moved it
+                        raise
+            done = True
+
+        try:
+            self._short.run(work, "moving the positions of a group")
+        except StoreError as error:
+            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # inserted meanwhile
+                raise
+            raise moved(group_id, ordered[0], None) from error
+
+    def forget(self, group_id: str) -> int:
+        """See Positions."""
+        counted = 0  # the maximum over all attempts: a COMMIT whose answer was lost may have deleted them already
+
+        def work(connection: Connection) -> None:
+            nonlocal counted
+            counted = max(counted, connection.execute(_COUNT, {"group": group_id}).scalar_one())
+            connection.execute(_DELETE, {"group": group_id})
+
+        self._short.run(work, "forgetting the positions of a group")
+        return counted
+
+    def groups(self, prefix: str = "") -> list[str]:
+        """See Positions."""
+        parameters = {"prefix": prefix, "length": len(prefix)}
+        return sorted(
+            self._query(lambda connection: connection.scalars(_GROUPS, parameters).all(), "listing the groups with positions")
+        )
+
+    def _query(self, work: Callable[[Connection], Any], doing: str) -> Any:
+        try:
+            return self._short.query(work, doing)
+        except StateTableMissingError as error:
+            raise StateTableMissingError(
+                f"The table {POSITION_TABLE_NAME} in {self._description} is missing or out of date.",
+                cause="the database was last upgraded for an earlier release",
+                next_step=error.next_step,
+            ) from error
+
+
+def _move(execute: Execute, group_id: str, one: Move) -> None:
+    where = {"group": group_id, "of_topic": one.after.topic, "of_partition": one.after.partition}
+    now = datetime.now(UTC)
+    if one.before is not None:
+        values = {"next": one.after.offset, "next_id": one.after.topic_id, "now": now}
+        condition = {"expected": one.before.offset, "expected_id": one.before.topic_id}
+        if execute(_MOVE, {**where, **condition, **values}).rowcount == 1:
+            return
+    found = execute(_READ_ONE, where).first()
+    if one.before is not None or found is not None:
+        raise moved(group_id, one, None if found is None else _position(found))
+    row = {
+        "group_id": group_id,
+        "topic": one.after.topic,
+        "partition_number": one.after.partition,
+        "next_offset": one.after.offset,
+        "topic_id": one.after.topic_id,
+        "updated_at": now,
+    }
+    execute(_INSERT, row)
+
+
+def _position(row: Any) -> Position:
+    return Position(row.topic, row.partition_number, row.next_offset, row.topic_id, row.updated_at)

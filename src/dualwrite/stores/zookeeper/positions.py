@@ -1,0 +1,154 @@
+"""Positions in ZooKeeper: nodes `/kafka_consumed_offset/<group>/<topic>/<partition>`, set in the multi of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, RolledBackError
+
+from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.position_text import parse_position, position_text
+from dualwrite.stores.positions import Move, Partition, Position, Positions, check_expected, in_order, moved
+from dualwrite.stores.zookeeper.nodes import StateNodes
+from dualwrite.stores.zookeeper.paths import node_name
+
+T = TypeVar("T")
+
+ROOT: Final = "/kafka_consumed_offset"
+
+
+class ZooKeeperPositions(Positions):
+    """See Positions. A node is set on the condition of the version that was read, so the multi fails if it was set meanwhile.
+
+    Args:
+        nodes: The store's nodes, for the connection.
+    """
+
+    def __init__(self, nodes: StateNodes) -> None:
+        self._nodes = nodes
+        self._ask = nodes.connection.ask
+        self._acl = nodes.connection.acl
+
+    def prepare(self) -> None:
+        """See Positions; creates the root."""
+        self._run(lambda: self._create(ROOT), "creating the root of the positions")
+
+    def read(self, group_id: str) -> Mapping[Partition, Position]:
+        """See Positions."""
+        return self._run(lambda: self._read(group_id), "reading the positions of a group")
+
+    def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
+        """See Positions; missing parents are created in the same multi."""
+        batch = transaction.handle
+        for one in in_order(moves):
+            path = _path(group_id, one.key)
+            version = _checked(batch.get, group_id, one, path)
+            if version is not None:
+                batch.set_data(path, position_text(one.after), version)
+                continue
+            for parent in _parents(path):
+                if not batch.creates(parent) and batch.exists(parent) is None:
+                    batch.create(parent, acl=self._acl)
+            batch.create(path, position_text(one.after), acl=self._acl)
+
+    def reset(self, group_id: str, moves: Iterable[Move]) -> None:
+        """See Positions."""
+        self._run(lambda: self._reset(group_id, in_order(moves)), "resetting positions")
+
+    def forget(self, group_id: str) -> int:
+        """See Positions; deletes node by node, the partitions of a topic before the topic."""
+
+        def work() -> int:
+            found = self._read(group_id)
+            for key in found:
+                self._delete(_path(group_id, key))
+            for topic in self._children(_folder(group_id)):
+                self._delete(f"{_folder(group_id)}/{topic}")
+            self._delete(_folder(group_id))
+            return len(found)
+
+        return self._run(work, "forgetting the positions of a group")
+
+    def groups(self, prefix: str = "") -> list[str]:
+        """See Positions."""
+        names = self._run(lambda: self._children(ROOT), "listing the groups with positions")
+        return sorted(name for name in map(unquote, names) if name.startswith(prefix))
+
+    # --- nodes ------------------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[], T], doing: str) -> T:
+        return self._nodes.query(work, doing)
+
+    def _read(self, group_id: str) -> dict[Partition, Position]:
+        found = {}
+        for topic in self._children(_folder(group_id)):
+            for partition in self._children(f"{_folder(group_id)}/{topic}"):
+                key = (unquote(topic), int(partition))
+                with suppress(NoNodeError):  # forgotten meanwhile
+                    found[key] = parse_position(key, self._get(_path(group_id, key))[0])
+        return found
+
+    def _reset(self, group_id: str, moves: list[Move]) -> None:
+        request = self._nodes.connection.client.transaction()
+        for one in moves:
+            path = _path(group_id, one.key)
+            version = _checked(self._get, group_id, one, path)
+            if version is None:
+                for parent in _parents(path):
+                    self._create(parent)
+                request.create(path, position_text(one.after), acl=self._acl)
+            else:
+                request.set_data(path, position_text(one.after), version)
+        results = self._ask(lambda _: request.commit_async()) if moves else []
+        for one, result in zip(moves, results, strict=True):
+            if isinstance(result, BadVersionError | NodeExistsError | NoNodeError):  # changed between the read and the multi
+                raise moved(group_id, one, self._read(group_id).get(one.key)) from result
+        for result in results:
+            if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
+                raise result
+
+    def _children(self, path: str) -> list[str]:
+        try:
+            _, found = self._ask(lambda client: [client.sync_async(path), client.get_children_async(path)])
+        except NoNodeError:
+            return []
+        return list(found)
+
+    def _get(self, path: str) -> Any:
+        _, found = self._ask(lambda client: [client.sync_async(path), client.get_async(path)])
+        return found
+
+    def _create(self, path: str) -> None:
+        with suppress(NodeExistsError):
+            self._ask(lambda client: client.create_async(path, b"", acl=self._acl))
+
+    def _delete(self, path: str) -> None:
+        with suppress(NoNodeError):
+            self._ask(lambda client: client.delete_async(path))
+
+
+def _checked(get: Callable[[str], Any], group_id: str, one: Move, path: str) -> int | None:
+    """The version of the node, whose position is the expected one; None if there is no node, as expected."""
+    try:
+        data, stat = get(path)
+    except NoNodeError:
+        check_expected(group_id, one, None)
+        return None
+    check_expected(group_id, one, parse_position(one.key, data))
+    return int(stat.version)
+
+
+def _folder(group_id: str) -> str:
+    return f"{ROOT}/{node_name(group_id)}"
+
+
+def _path(group_id: str, partition: Partition) -> str:
+    return f"{_folder(group_id)}/{node_name(partition[0])}/{partition[1]}"
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(2, len(parts))]
