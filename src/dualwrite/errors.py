@@ -286,6 +286,39 @@ class StoreCommitUnknownError(StoreError):
     """COMMIT was sent and not answered: the database may or may not have committed. The outcome must be read, never guessed."""
 
 
+# --- consuming --------------------------------------------------------------------------------------------------------
+
+
+class MessageFailedError(DualWriteError):
+    """A message could not be processed, however often it was tried; its position was not moved. Its `__cause__` says why.
+
+    Attributes: `topic`, `partition`, `offset`, `attempts`.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    attempts: int
+
+
+class MessagesDeletedError(DualWriteError):
+    """Retention has deleted messages before they were read. Nothing was changed.
+
+    Attributes: `topic`, `partition`, `position`, `first_offset`.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    first_offset: int
+
+
+class TopicReplacedError(DualWriteError):
+    """A topic was deleted and created again since it was read: the positions mean other messages. Attributes: `topic`."""
+
+    topic: str
+
+
 # --- Kafka's side -----------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
@@ -125,15 +125,16 @@ class Transaction(Generic[H]):
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         hit("after_send")
 
-    def send_offsets(self, consumer: Any) -> None:
+    def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction (KIP-447), so that consume, write and produce are one unit.
 
         Args:
             consumer: A confluent-kafka Consumer with `enable.auto.commit` set to false.
+            offsets: The next offset to read of each partition, if it is not what the consumer has returned so far.
         """
         self._check()
-        offsets, group = progress_of(consumer)
-        self._producer.send_offsets_to_transaction(offsets, group, timeout=self._timeout)
+        positions, group = progress_of(consumer, offsets)
+        self._producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
 
     def move_positions(self, positions: Positions, group_id: str, moves: Iterable[Move]) -> None:
         """Move the positions of a consumer group in the database, as part of the transaction.
@@ -262,9 +263,9 @@ class UnitTransaction(Transaction[H]):
         self._check()
         self.messages += messages
 
-    def send_offsets(self, consumer: Any) -> None:
+    def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Refused: a consumer's positions are those of one transaction, not of a unit among others."""
-        del consumer
+        del consumer, offsets
         raise UsageError(
             "A unit of a group can't commit a consumer's positions.",
             transactional_id=self._transactional_id,

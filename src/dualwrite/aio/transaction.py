@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
@@ -108,9 +108,9 @@ class AsyncTransaction(Generic[A]):
         self._thread.check()
         self._unsent += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
-    async def send_offsets(self, consumer: Any) -> None:
+    async def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction; see `Transaction.send_offsets`. Not in a unit of `run`."""
-        await self.run_sync(lambda transaction: transaction.send_offsets(consumer))
+        await self.run_sync(lambda transaction: transaction.send_offsets(consumer, offsets))
 
     async def run_sync(
         self, function: Callable[Concatenate[Transaction[Any], P], T], /, *args: P.args, **kwargs: P.kwargs

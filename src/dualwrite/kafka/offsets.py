@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -83,12 +84,22 @@ def _unreadable(written: object) -> UsageError:
     )
 
 
-def progress_of(consumer: Any) -> tuple[list[ConsumedOffset], GroupMetadata]:
-    """The positions of a confluent-kafka Consumer and its group, without partitions from which nothing was read."""
+def progress_of(
+    consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None
+) -> tuple[list[ConsumedOffset], GroupMetadata]:
+    """The positions of a confluent-kafka Consumer and its group, without partitions from which nothing was read.
+
+    Args:
+        consumer: The consumer.
+        offsets: The next offset of each partition, instead of what the consumer has returned so far.
+    """
+    group = GroupMetadata.from_librdkafka(consumer.consumer_group_metadata())
+    if offsets is not None:
+        return [ConsumedOffset(*key, offset) for key, offset in offsets.items()], group
     positions = consumer.position(consumer.assignment())
-    offsets = [
+    found = [
         ConsumedOffset(p.topic, p.partition, p.offset, p.leader_epoch if p.leader_epoch is not None else -1)
         for p in positions
         if p.offset >= 0
     ]
-    return offsets, GroupMetadata.from_librdkafka(consumer.consumer_group_metadata())
+    return found, group

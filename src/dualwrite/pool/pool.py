@@ -115,6 +115,11 @@ class WriterPool(Generic[H]):
         return len(self._writers)
 
     @property
+    def store(self) -> TxnStateStore:
+        """The database."""
+        return self._store
+
+    @property
     def transactional_ids(self) -> tuple[str, ...]:
         """The transactional ids of the writers that can be used now."""
         return self._writers.transactional_ids

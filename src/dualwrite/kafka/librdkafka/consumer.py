@@ -1,0 +1,231 @@
+"""A member of a consumer group whose positions come from somewhere else than Kafka, over confluent-kafka.
+
+The rebalance callbacks run inside `take` and `wait`, never beside the caller's work: whoever is between two calls of them owns
+what `owned` says, as far as a member can know.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from dualwrite.errors import BrokerError, ConfigurationError
+from dualwrite.kafka.librdkafka.errors import broker_error
+
+log = logging.getLogger(__name__)
+
+Partition = tuple[str, int]
+Begin = Callable[[list[Partition]], Mapping[Partition, int]]
+
+BEGINNING: Final = OFFSET_BEGINNING
+"""A place to begin: the first record that retention has left."""
+
+END: Final = OFFSET_END
+"""A place to begin: after the last record."""
+
+_OURS: Final = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",  # a position that retention has passed must be noticed
+}
+_STEP: Final = 0.1
+_PASSING: Final = frozenset(
+    {
+        "_ALL_BROKERS_DOWN",
+        "_TRANSPORT",
+        "_RESOLVE",
+        "_TIMED_OUT",
+        "_MAX_POLL_EXCEEDED",  # it has left the group, and joins it again
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "COORDINATOR_NOT_AVAILABLE",
+        "NOT_COORDINATOR",
+        "UNKNOWN_TOPIC_OR_PART",
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+    }
+)
+"""librdkafka's names of errors after which it goes on by itself."""
+
+_END_OF_PARTITION: Final = "_PARTITION_EOF"
+_OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
+
+
+class GroupConsumer:
+    """Subscribes to topics, and begins each partition where `begin` says.
+
+    Args:
+        settings: For confluent-kafka's Consumer, with `group.id`. `isolation.level` is `read_committed` unless it is set.
+        topics: The topics.
+        begin: Called with the partitions that were assigned; returns the offset to begin at, or BEGINNING or END, for each.
+
+    Raises:
+        ConfigurationError: A setting is missing, unknown, or one that must not be set.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], topics: Iterable[str], begin: Begin) -> None:
+        for name, value in _OURS.items():
+            if name in settings and settings[name] != value:
+                raise ConfigurationError(
+                    f"The consumer's setting {name!r} can't be changed.",
+                    cause="positions are stored with the data, and begin where they are stored",
+                    next_step="leave it out; where a new group begins is an option of the processor",
+                )
+        if not settings.get("group.id"):
+            raise ConfigurationError("The consumer has no group.id.", next_step="give the setting group.id")
+        self.group_id = str(settings["group.id"])
+        self._begin = begin
+        self._incremental = _is_incremental(settings)
+        self._terms: dict[Partition, object] = {}  # a new object for each time that a partition was assigned
+        self._waiting = False
+        try:
+            self._consumer = Consumer({"isolation.level": "read_committed", **settings, **_OURS})
+            self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+        except KafkaException as error:
+            raise ConfigurationError(f"The consumer can't be made: {error.args[0].str()}.") from error
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer itself, for positions that are sent in a Kafka transaction."""
+        return self._consumer
+
+    def owned(self) -> Mapping[Partition, object]:
+        """The partitions that are assigned now, each with the term of this assignment: another one has another term."""
+        return dict(self._terms)
+
+    def take(self, most: int, timeout: float) -> list[Message]:
+        """The next messages: waits for the first one, and adds what has arrived.
+
+        Args:
+            most: How many at most.
+            timeout: Seconds to wait for the first.
+
+        Raises:
+            BrokerError: Kafka refuses to go on: an ACL is missing, a position is out of range, a fatal error.
+        """
+        first = self._checked([found] if (found := self._consumer.poll(timeout)) is not None else [])
+        more = self._checked(self._consumer.consume(most - len(first), 0)) if first and most > 1 else []
+        return [*first, *more]
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass without messages, and without losing the assignment (`max.poll.interval.ms`)."""
+        deadline = time.monotonic() + seconds
+        self._waiting = True
+        self._consumer.pause(_partitions(self._terms))
+        try:
+            while True:
+                found = self._consumer.poll(min(_STEP, max(deadline - time.monotonic(), 0)))
+                for message in self._checked([] if found is None else [found]):  # it had been fetched before the pause
+                    self._consumer.seek(_place_of(message))
+                if time.monotonic() >= deadline:
+                    return
+        finally:
+            self._waiting = False
+            self._consumer.resume(_partitions(self._terms))
+
+    def seek(self, places: Mapping[Partition, int]) -> None:
+        """Go on at other offsets, for those partitions that are still assigned; each has a new term from then on."""
+        for (topic, partition), offset in places.items():
+            if (topic, partition) in self._terms:
+                self._consumer.seek(TopicPartition(topic, partition, offset))
+                self._terms[topic, partition] = object()  # what has come before does not continue there
+
+    def show_progress(self, places: Mapping[Partition, int]) -> None:
+        """Commit the offsets to Kafka, for monitors only; an error changes nothing."""
+        offsets = [TopicPartition(*key, offset) for key, offset in places.items()]
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            log.debug("%s: offsets were not committed for monitors: %s", self.group_id, error)
+
+    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
+        """The group's committed offsets at Kafka, for those partitions that have one."""
+        try:
+            found = self._consumer.committed([TopicPartition(*key) for key in partitions], timeout)
+        except KafkaException as error:
+            raise broker_error(error, self.group_id, "reading the group's offsets") from error
+        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
+
+    def first_offset(self, partition: Partition, timeout: float) -> int:
+        """The first offset that retention has left."""
+        try:
+            return int(self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout, cached=False)[0])
+        except KafkaException as error:
+            raise broker_error(error, self.group_id, "reading a partition's first offset") from error
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    # --- rebalances -------------------------------------------------------------------------------------------------------
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        keys = [(one.topic, one.partition) for one in partitions]
+        begin = self._begin(keys) if keys else {}
+        places = [TopicPartition(*key, begin[key]) for key in keys]
+        if self._incremental:
+            consumer.incremental_assign(places)
+        else:
+            self._terms.clear()
+            consumer.assign(places)
+        self._terms.update((key, object()) for key in keys)
+        if self._waiting and places:
+            consumer.pause(places)
+        log.info("%s: assigned %s", self.group_id, ", ".join(f"{t}-{p} at {begin[t, p]}" for t, p in keys) or "nothing")
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for one in partitions:
+            self._terms.pop((one.topic, one.partition), None)
+        if self._incremental:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
+        log.info("%s: gave up %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
+
+    # --- parts ------------------------------------------------------------------------------------------------------------
+
+    def _checked(self, found: list[Message]) -> list[Message]:
+        messages = []
+        for one in found:
+            error = one.error()
+            if error is None:
+                messages.append(one)
+            elif error.name() == _END_OF_PARTITION or (error.name() in _PASSING and not error.fatal()):
+                log.debug("%s: %s", self.group_id, error)
+            else:
+                raise _refused(error, one)
+        return messages
+
+
+def _partitions(keys: Iterable[Partition]) -> list[TopicPartition]:
+    return [TopicPartition(*key) for key in keys]
+
+
+def _place_of(message: Message) -> TopicPartition:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    return TopicPartition(topic, partition, offset)
+
+
+def _is_incremental(settings: Mapping[str, Any]) -> bool:
+    """Whether partitions come and go one by one: in the protocol of KIP-848, and with the cooperative assignors (KIP-429)."""
+    if settings.get("group.protocol") == "consumer":
+        return True
+    return "cooperative" in str(settings.get("partition.assignment.strategy", ""))
+
+
+def _refused(error: KafkaError, message: Message) -> BrokerError:
+    where = "" if message.topic() is None else f" of {message.topic()}-{message.partition()}"
+    out_of_range = error.name() == _OUT_OF_RANGE
+    return BrokerError(
+        f"Consuming{where} failed: {error.str()}.",
+        cause="retention has deleted the messages at the position while the consumer was behind" if out_of_range else None,
+        next_step="`dualwrite offsets reset` moves the position; the messages in between are lost" if out_of_range else None,
+        code=error.code(),
+        name=error.name(),
+    )

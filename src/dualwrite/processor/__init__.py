@@ -1,0 +1,6 @@
+"""Consume, transform, dual write: each message takes effect once, in the database and in the topics that are written."""
+
+from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.processor import DualProcessor
+
+__all__ = ["DualProcessor", "ProcessorOptions"]

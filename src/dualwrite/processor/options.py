@@ -1,0 +1,58 @@
+"""How a processor batches, retries, and treats messages that can't be processed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dualwrite.errors import ConfigurationError
+
+Start = Literal["earliest", "latest"]
+OnGap = Literal["stop", "skip"]
+OnNewTopic = Literal["stop", "begin"]
+
+_CHOICES: Final = {"start": ("earliest", "latest"), "on_gap": ("stop", "skip"), "on_new_topic": ("stop", "begin")}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorOptions:
+    """Options of a DualProcessor.
+
+    Args:
+        batch: The most messages that one transaction processes.
+        attempts: How often a message is tried whose processing raises an exception, before it counts as one that can't be
+            processed.
+        dead_letter_topic: Where such a message goes, with the error and its origin in headers, in the same transaction as its
+            position; None: the processor stops with MessageFailedError.
+        start: Where a partition begins that has no position, in the database or at Kafka. A partition that was added to a topic
+            of which the group has read others begins at its first message in any case.
+        on_gap: If retention has deleted messages behind a position: "stop" with an error, or "skip" them, with a warning.
+        on_new_topic: If the topic was deleted and created again: "stop" with an error, or "begin" with its first message.
+        pause: Seconds before the first retry; doubled each time.
+        longest_pause: Seconds between two retries at most.
+
+    Raises:
+        ConfigurationError: A value is not allowed.
+    """
+
+    batch: int = 500
+    attempts: int = 5
+    dead_letter_topic: str | None = None
+    start: Start = "earliest"
+    on_gap: OnGap = "stop"
+    on_new_topic: OnNewTopic = "stop"
+    pause: float = 0.1
+    longest_pause: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "attempts"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ConfigurationError(f"{name} must be an integer of at least 1, not {number!r}.")
+        for name in ("pause", "longest_pause"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+                raise ConfigurationError(f"{name} must be a number of seconds above 0, not {seconds!r}.")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")

@@ -1,0 +1,137 @@
+"""A topic of numbers, a processor that books each in the database and answers it in another topic, and the comparison."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Producer
+
+import dualwrite
+from crash.events import Events
+from dualwrite.devcluster import DevCluster
+from dualwrite.processor import DualProcessor, ProcessorOptions
+from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT, until
+
+PARTITIONS = 4
+GENTLE = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 10}
+
+
+class ProcessorScene:
+    """Input and output topics, a group, and a database.
+
+    Args:
+        events: The database with its table of numbers.
+        broker: The cluster.
+        new_name: Makes names.
+    """
+
+    def __init__(self, events: Events, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+        self.events = events
+        self.broker = broker
+        self.source, self.target, self.group = new_name("source"), new_name("target"), new_name("group")
+        self.prefix = new_name("processor")
+        make_topic(broker, self.source, PARTITIONS)
+        make_topic(broker, self.target, PARTITIONS)
+
+    def produce(self, numbers: Sequence[int]) -> None:
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers})
+        for number in numbers:
+            producer.produce(self.source, b"%d" % number, partition=number % PARTITIONS)
+        assert producer.flush(LIMIT) == 0
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        every = {"bootstrap.servers": self.broker.bootstrap_servers, "group.id": self.group, **GENTLE, **more}
+        return {name: value for name, value in every.items() if value is not None}
+
+    def book(self, message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        """What is processed: a row, and an answer."""
+        number = int(message.value())
+        self.events.write(tx.db, self.group, number)
+        tx.send(self.target, b"%d" % number)
+
+    @contextmanager
+    def writer(self, name: str = "1") -> Iterator[dualwrite.DualWriter[Any]]:
+        with dualwrite.connect(
+            self.events.database, kafka=self.broker.bootstrap_servers, transactional_id=f"{self.prefix}.{name}"
+        ) as made:
+            yield made
+
+    @contextmanager
+    def running(
+        self,
+        handle: Callable[..., None] | None = None,
+        *,
+        name: str = "1",
+        options: ProcessorOptions | None = None,
+        **settings: Any,
+    ) -> Iterator[Running]:
+        """A processor in a thread of its own; its error is raised at the end, unless it was looked at."""
+        with self.writer(name) as writer:
+            processor = DualProcessor(
+                writer, self.settings(**settings), [self.source], handle=handle or self.book, options=options
+            )
+            with self.started(processor) as running:
+                yield running
+
+    @contextmanager
+    def started(self, processor: DualProcessor) -> Iterator[Running]:
+        """The same for a processor."""
+        running = Running(processor)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+    def answers(self) -> list[int]:
+        return sorted(int(message.value()) for message in read_topic(self.broker.bootstrap_servers, self.target))
+
+    def agree(self) -> list[int]:
+        """The numbers that both sides have, each as often as it is there; they must be the same."""
+        rows = sorted(self.events.numbers(self.group))
+        assert rows == self.answers()
+        return rows
+
+    def wait_for(self, numbers: Sequence[int]) -> None:
+        """Wait until as many rows are there."""
+        until(
+            lambda: len(self.events.numbers(self.group)) >= len(numbers),
+            lambda: f"{len(self.events.numbers(self.group))} of {len(numbers)} rows",
+        )
+
+
+class Running:
+    """A processor in a thread."""
+
+    def __init__(self, processor: DualProcessor) -> None:
+        self.processor = processor
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.processor.run()
+        except BaseException as error:  # noqa: BLE001  (raised in the test's thread)
+            self.error = error
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def ended(self) -> BaseException | None:
+        """The error with which it has ended by itself."""
+        self._thread.join(LIMIT)
+        assert self.has_ended
+        found, self.error = self.error, None
+        return found
+
+    def stop(self) -> None:
+        self.processor.stop()
+        self._thread.join(LIMIT)
+        assert self.has_ended
+        if self.error is not None:
+            raise self.error

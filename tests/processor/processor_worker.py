@@ -1,0 +1,50 @@
+"""The processor that tests kill: it books each number of a topic, and answers it in another topic, until SIGTERM.
+
+python -m processor.processor_worker URL BOOTSTRAP GROUP SOURCE TARGET ID BATCH [NAME=VALUE …]
+
+ID ends with `*` for a pool with this prefix, whose leases last a few seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import dualwrite
+from dualwrite.processor import DualProcessor, ProcessorOptions
+from processor.ledger import book
+
+GENTLE = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500", "fetch.wait.max.ms": "10"}
+LEASE = 3.0
+
+
+def main() -> None:
+    url, servers, group, source, target, name, batch, *more = sys.argv[1:]
+    settings = {"bootstrap.servers": servers, "group.id": group, **GENTLE, **dict(text.split("=", 1) for text in more)}
+    settings = {key: value for key, value in settings.items() if value}
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        number = int(message.value())
+        book(tx.db, url, group, number)
+        tx.send(target, message.value(), key=message.value())
+
+    with ExitStack() as opened:
+        runner: Any
+        if name.endswith("*"):
+            pool = dualwrite.create_pool(
+                url, kafka=servers, prefix=name[:-1], size=1, options=dualwrite.PoolOptions(lease=LEASE)
+            )
+            runner = opened.enter_context(pool)
+        else:
+            runner = opened.enter_context(dualwrite.connect(url, kafka=servers, transactional_id=name))
+        processor = DualProcessor(
+            runner, settings, [source], handle=handle, options=ProcessorOptions(batch=int(batch), pause=0.05, longest_pause=0.5)
+        )
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        processor.run()
+
+
+if __name__ == "__main__":
+    main()

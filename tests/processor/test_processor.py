@@ -1,0 +1,215 @@
+"""DualProcessor on real brokers and databases: each message takes effect once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from processor_scene import PARTITIONS, ProcessorScene
+
+import dualwrite
+from crash.databases import Databases
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import ConfigurationError, MessageFailedError, TopicReplacedError
+from dualwrite.processor import DualProcessor, ProcessorOptions
+from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
+
+NewName = Callable[[str], str]
+PROTOCOLS = ["classic", "consumer"]
+FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    with Databases(tmp_path_factory.mktemp("processor")) as made:
+        yield made
+
+
+@pytest.fixture
+def make_scene(databases: Databases, broker: DevCluster, new_name: NewName) -> Callable[[str], ProcessorScene]:
+    return lambda database: ProcessorScene(databases.scene(database, broker).events, broker, new_name)
+
+
+@pytest.fixture
+def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
+    return make_scene("postgresql")
+
+
+@pytest.mark.parametrize("database", thinned(["sqlite", "postgresql", "mariadb"], quick=["sqlite"]))
+def test_each_message_takes_effect_once(make_scene: Callable[[str], ProcessorScene], database: str) -> None:
+    scene = make_scene(database)
+    scene.produce(range(50))
+    with scene.running(options=FAST):
+        scene.wait_for(range(50))
+        scene.produce(range(50, 100))
+        scene.wait_for(range(100))
+    assert scene.agree() == list(range(100))
+    with scene.running(options=FAST):
+        scene.produce(range(100, 110))
+        scene.wait_for(range(110))
+    assert scene.agree() == list(range(110))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> None:
+    """Rebalances while messages are processed: the second joins, the first leaves."""
+    more = {} if protocol == "classic" else {"group.protocol": "consumer"}
+    if protocol == "consumer":
+        more |= dict.fromkeys(("session.timeout.ms", "heartbeat.interval.ms"))  # the group's, in this protocol
+    scene.produce(range(100))
+    with scene.running(options=FAST, **more):
+        with scene.running(name="2", options=FAST, **more) as second:
+            until(lambda: len(second.processor.positions) or None, "the second has partitions", pause=0.1)
+            scene.produce(range(100, 200))
+            scene.wait_for(range(200))
+        scene.produce(range(200, 250))
+        scene.wait_for(range(250))
+    assert scene.agree() == list(range(250))
+
+
+def test_processors_share_a_pool(scene: ProcessorScene) -> None:
+    scene.produce(range(200))
+    with (
+        dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2) as pool,
+        ExitStack() as opened,
+    ):
+        for _ in range(2):
+            processor = DualProcessor(pool, scene.settings(), [scene.source], handle=scene.book, options=FAST)
+            opened.enter_context(scene.started(processor))
+        scene.wait_for(range(200))
+    assert scene.agree() == list(range(200))
+
+
+def test_a_message_that_can_not_be_processed_stops_it(scene: ProcessorScene) -> None:
+    scene.produce(range(8))
+
+    def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        if message.value() == b"5":
+            raise ValueError("five")
+
+    with scene.running(book, options=FAST) as running:
+        error = running.ended()
+    assert isinstance(error, MessageFailedError)
+    assert (error.topic, error.partition, error.offset, error.attempts) == (scene.source, 1, 1, 5)
+    assert "ValueError: five" in str(error)
+    done = scene.agree()
+    assert 5 not in done
+    with scene.running(options=FAST):
+        scene.wait_for(range(8))
+    assert scene.agree() == list(range(8))
+
+
+def test_it_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewName) -> None:
+    dead = new_name("dead")
+    make_topic(scene.broker, dead)
+    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
+    producer.produce(scene.source, b"bad", key=b"k", partition=1, headers={"origin": b"test"})
+    assert producer.flush(LIMIT) == 0
+    scene.produce(range(8))
+    with scene.running(options=ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)):
+        scene.wait_for(range(8))
+        (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead), "the dead letter")
+    assert scene.agree() == list(range(8))
+    headers = dict(letter.headers())
+    assert (letter.key(), letter.value(), headers["origin"]) == (b"k", b"bad", b"test")
+    assert headers["dualwrite.topic"] == scene.source.encode()
+    assert (headers["dualwrite.partition"], headers["dualwrite.offset"]) == (b"1", b"0")
+    assert (headers["dualwrite.attempts"], headers["dualwrite.error"]) == (b"2", b"ValueError")
+
+
+def test_batches(scene: ProcessorScene) -> None:
+    scene.produce(range(100))
+    sizes = []
+
+    def book(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            scene.book(message, tx)
+
+    with scene.writer() as writer:
+        processor = DualProcessor(writer, scene.settings(), [scene.source], handle_batch=book, options=FAST)
+        with scene.started(processor):
+            scene.wait_for(range(100))
+    assert scene.agree() == list(range(100))
+    assert max(sizes) <= FAST.batch
+
+
+def test_a_paused_consumer_can_not_commit(scene: ProcessorScene) -> None:
+    """It loses its partitions while it works on a batch: what it has written is rolled back."""
+    scene.produce(range(PARTITIONS))
+    slow: list[int] = []
+
+    def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        if not slow:
+            slow.append(1)
+            until(lambda: len(scene.events.numbers(scene.group)) >= PARTITIONS, "another has processed them")
+
+    with scene.running(book, options=FAST, **{"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}):
+        until(lambda: slow, "the first works")
+        with scene.running(name="2", options=FAST):
+            scene.wait_for(range(PARTITIONS))
+            scene.produce(range(PARTITIONS, 4 * PARTITIONS))
+            scene.wait_for(range(4 * PARTITIONS))
+    assert scene.agree() == list(range(4 * PARTITIONS))
+
+
+def test_a_topic_that_was_made_again_is_noticed(scene: ProcessorScene) -> None:
+    scene.produce(range(8))
+    with scene.running(options=FAST):
+        scene.wait_for(range(8))
+    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin.delete_topics([scene.source])[scene.source].result(LIMIT)
+    until(lambda: scene.source not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
+    make_topic(scene.broker, scene.source, PARTITIONS)
+    scene.produce(range(8, 16))
+    with scene.running(options=FAST) as running:
+        assert isinstance(running.ended(), TopicReplacedError)
+    with scene.running(options=ProcessorOptions(on_new_topic="begin")):
+        scene.wait_for(range(16))
+    assert scene.agree() == list(range(16))
+
+
+def test_the_database_goes_away_for_a_while(scene: ProcessorScene) -> None:
+    scene.produce(range(20))
+    with scene.running(options=FAST):
+        scene.wait_for(range(20))
+        engine = scene.events.database
+        with engine.connect() as connection:
+            connection.execute(sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"))
+        engine.dispose()
+        scene.produce(range(20, 60))
+        scene.wait_for(range(60))
+    assert scene.agree() == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either handle or handle_batch"),
+        ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
+        ({"handle": print, "topics": "orders"}, "list of at least one topic"),
+        ({"handle": print, "topics": []}, "list of at least one topic"),
+        ({"handle": print, "consumer": {}}, "A group id must be"),
+    ],
+)
+def test_what_it_can_not_be_made_of(scene: ProcessorScene, arguments: dict[str, Any], message: str) -> None:
+    given = {"topics": [scene.source], "consumer": scene.settings(), **arguments}
+    with scene.writer() as writer, pytest.raises(ConfigurationError, match=message):
+        DualProcessor(writer, given.pop("consumer"), given.pop("topics"), **given)
+
+
+@pytest.mark.parametrize("setting", ["enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"])
+def test_settings_that_are_ours(scene: ProcessorScene, setting: str) -> None:
+    with scene.running(**{setting: "latest" if "reset" in setting else True}) as running:
+        error = running.ended()
+    assert isinstance(error, ConfigurationError)
+    assert setting in str(error)

@@ -1,0 +1,228 @@
+"""Processors are killed, paused and taken over, at every step: each number is booked once, and answered once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import product
+
+import pytest
+from confluent_kafka import Producer
+
+import dualwrite
+from crash.cases import WRITER_POINTS
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing.mariadb import MariaDBServer
+from dualwrite.testing.postgres import PostgresServer
+from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.broker import make_topic, read_topic, started, wait_for_markers
+from fixtures.fork_server import ForkedProcess
+from fixtures.pace import LIMIT, ended, until
+from fixtures.tiers import thinned
+from processor.ledger import booked, make_ledger
+
+pytestmark = pytest.mark.slow
+
+NewName = Callable[[str], str]
+DATABASES = ["postgresql", "mariadb", "sqlite", "rocksdb", "zookeeper"]
+PARTITIONS = 6
+BATCH = 5
+
+
+class Crashing:
+    """Input, output, a group, a database, and the processes on them."""
+
+    def __init__(self, url: str, servers: str, new_name: NewName) -> None:
+        self.url = url
+        self.servers = servers
+        self.group, self.source, self.target = new_name("group"), new_name("source"), new_name("target")
+        self.prefix = new_name("processor")
+        self.produced = 0
+        self._processes = ExitStack()
+
+    def produce(self, count: int) -> None:
+        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
+        for number in range(self.produced, self.produced + count):
+            producer.produce(self.source, b"%d" % number, partition=number % PARTITIONS)
+        assert producer.flush(LIMIT) == 0
+        self.produced += count
+
+    def start(self, name: str = "1", failpoints: str = "", batch: int = BATCH, *more: str) -> ForkedProcess:
+        arguments = [self.url, self.servers, self.group, self.source, self.target, f"{self.prefix}.{name}", str(batch), *more]
+        if name == "*":
+            arguments[5] = f"{self.prefix}*"
+        process = ForkedProcess("processor.processor_worker", arguments, failpoints=failpoints)
+        self._processes.callback(_kill, process)
+        return process
+
+    def booked(self) -> list[int]:
+        return booked(self.url, self.group)
+
+    def answered(self) -> list[int]:
+        return sorted(int(message.value() or b"") for message in read_topic(self.servers, self.target))
+
+    def wait_for_all(self) -> None:
+        until(lambda: len(self.booked()) >= self.produced, lambda: f"{len(self.booked())} of {self.produced}", pause=0.3)
+
+    def check(self) -> None:
+        """Both sides have each number once."""
+        wait_for_markers(self.servers)
+        expected = list(range(self.produced))
+        for found in (self.booked(), self.answered()):
+            assert found == expected, Counter(found) - Counter(expected) or Counter(expected) - Counter(found)
+
+    def close(self) -> None:
+        self._processes.close()
+
+
+def _kill(process: ForkedProcess) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        ended(process)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """A new SQLite file or RocksDB folder each time, one database on each server."""
+    with ExitStack() as servers:
+        made: dict[str, str] = {}
+
+        def url_of(database: str) -> str:
+            if database in ("sqlite", "rocksdb"):
+                name = tmp_path_factory.mktemp("processor") / "data"
+                url = f"{database}:///{name}"
+            elif database in made:
+                return made[database]
+            elif database == "zookeeper":
+                url = f"{servers.enter_context(ZooKeeperServer()).url}"
+            else:
+                kind = PostgresServer if database == "postgresql" else MariaDBServer
+                url = servers.enter_context(kind()).create_database("processor")
+            make_ledger(url)
+            made[database] = url
+            return url
+
+        yield url_of
+
+
+@pytest.fixture
+def crashing(urls: Callable[[str], str], broker: DevCluster, new_name: NewName) -> Iterator[Callable[[str], Crashing]]:
+    with ExitStack() as opened:
+
+        def make(database: str) -> Crashing:
+            found = Crashing(urls(database), broker.bootstrap_servers, new_name)
+            for topic in (found.source, found.target):
+                make_topic(broker, topic, PARTITIONS)
+            opened.callback(found.close)
+            return found
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    ("database", "point"),
+    thinned(
+        product(DATABASES, WRITER_POINTS),
+        kept=[
+            *product(["postgresql"], WRITER_POINTS),
+            *product(DATABASES[1:], ["after_prepare", "after_db_commit"]),
+        ],
+    ),
+)
+def test_a_processor_that_is_killed(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
+    scene = crashing(database)
+    scene.produce(30)
+    killed = scene.start(failpoints=f"{point}#3=kill", batch=2)
+    assert ended(killed) == -signal.SIGKILL
+    running = scene.start()
+    if database == "rocksdb":  # only one process can open it
+        time.sleep(1)
+        until(lambda: len(scene.answered()) == scene.produced or None, "all are answered", pause=0.3)
+    else:
+        scene.wait_for_all()
+    running.send_signal(signal.SIGTERM)
+    assert ended(running) == 0
+    scene.check()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_one_that_is_paused_past_its_session_and_wakes_up(crashing: Callable[[str], Crashing], protocol: str) -> None:
+    """SIGSTOP in the middle of a transaction, takeover by another member, SIGCONT: it can't commit what it had begun."""
+    scene = crashing("postgresql")
+    more = () if protocol == "classic" else ("group.protocol=consumer", "session.timeout.ms=", "heartbeat.interval.ms=")
+    scene.produce(60)
+    paused = scene.start("1", "after_send#7=stop", 4, *more)
+    until(lambda: _is_stopped(paused), "it stops")
+    other = scene.start("2", "", BATCH, *more)
+    until(lambda: len(scene.booked()) >= scene.produced, lambda: f"{len(scene.booked())} booked", seconds=2 * LIMIT, pause=0.5)
+    paused.send_signal(signal.SIGCONT)
+    scene.produce(60)
+    scene.wait_for_all()
+    for process in (paused, other):
+        process.send_signal(signal.SIGTERM)
+    assert [ended(process) for process in (paused, other)] == [0, 0]
+    scene.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "zookeeper", "sqlite"])
+def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, protocol: str) -> None:
+    """Three processors of one group, random kills, pauses past the session, and kills of the broker, for a minute."""
+    chance = random.Random(7)
+    more = () if protocol == "classic" else ("group.protocol=consumer", "session.timeout.ms=", "heartbeat.interval.ms=")
+    with started() as cluster, ExitStack() as opened:
+        scene = Crashing(urls(database), cluster.bootstrap_servers, new_name)
+        opened.callback(scene.close)
+        for topic in (scene.source, scene.target):
+            make_topic(cluster, topic, PARTITIONS)
+        processes = [scene.start("*", "", BATCH, *more) for _ in range(3)]
+        done = Counter[str]()
+        until_then = time.monotonic() + 60
+        while time.monotonic() < until_then:
+            scene.produce(200)
+            time.sleep(chance.uniform(0.5, 3))
+            place = chance.randrange(3)
+            what = chance.choice(["kill", "kill", "pause", "stop", "broker"])
+            done[what] += 1
+            if what == "kill":
+                processes[place].kill()
+                ended(processes[place])
+            elif what == "stop":
+                processes[place].send_signal(signal.SIGTERM)
+                assert ended(processes[place]) == 0
+            elif what == "pause":
+                processes[place].send_signal(signal.SIGSTOP)
+                time.sleep(chance.uniform(1, 9))
+                processes[place].send_signal(signal.SIGCONT)
+            else:
+                cluster.kill()
+                cluster.start()
+            processes[place : place + 1] = [_running(scene, processes[place], *more)]
+        until(
+            lambda: len(scene.booked()) >= scene.produced,
+            lambda: f"{len(scene.booked())} of {scene.produced}",
+            seconds=3 * LIMIT,
+            pause=1,
+        )
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        assert [ended(process) for process in processes] == [0, 0, 0]
+        dualwrite.recover(scene.url, kafka=scene.servers, prefix=scene.prefix)
+        scene.check()
+        print(f"\n{database}, {protocol}: {scene.produced} messages, {dict(done)}")  # noqa: T201  (the counts of a soak run)
+
+
+def _running(scene: Crashing, process: ForkedProcess, *more: str) -> ForkedProcess:
+    return process if process.poll() is None else scene.start("*", "", BATCH, *more)
+
+
+def _is_stopped(process: ForkedProcess) -> bool:
+    with open(f"/proc/{process.pid}/stat") as file:  # noqa: PTH123
+        return file.read().rpartition(")")[2].split()[0] == "T"
