@@ -15,7 +15,7 @@ import dualwrite
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from processor.ledger import book
 
-GENTLE = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500", "fetch.wait.max.ms": "10"}
+GENTLE = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "300", "fetch.wait.max.ms": "10"}
 LEASE = 3.0
 
 

@@ -22,6 +22,7 @@ from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.describing import describe_transactions
 from dualwrite.kafka.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
 from dualwrite.kafka.admin.listing import Filter, Listed, list_transactions, statuses
+from dualwrite.kafka.admin.offsets import PartitionEnd, first_offsets, partition_ends
 from dualwrite.kafka.admin.producers import describe_producers
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
@@ -176,6 +177,33 @@ class TransactionAdmin:
             BrokerAuthorizationError: The login was refused.
         """
         return find_stuck(self._brokers(), topic=topic, group=group, longer_than_ms=int(longer_than * 1000))
+
+    def ends(self, topics: Iterable[str], partitions: Collection[int] = ()) -> builtins.list[PartitionEnd]:
+        """How far the partitions of topics are written, and how far they can be read (ListOffsets).
+
+        Args:
+            topics: The topics.
+            partitions: Only these of their partitions; empty for all.
+
+        Raises:
+            BrokerUnavailableError: No broker answered.
+            BrokerAuthorizationError: The login was refused.
+        """
+        return builtins.list(partition_ends(self._brokers(), sorted(topics), frozenset(partitions)))
+
+    def first_offsets(self, topic: str, partitions: Collection[int] = ()) -> dict[tuple[str, int], int]:
+        """The first offset that retention has left in each partition of a topic.
+
+        Raises:
+            UnknownTopicError: There is no such topic or partition.
+            BrokerUnavailableError: A partition's leader gave no answer.
+            BrokerAuthorizationError: The login was refused, or Describe on the topic is missing.
+        """
+        found = first_offsets(self._brokers(), [topic], frozenset(partitions))
+        for reply in found.values():
+            if reply.problem is not None:
+                raise reply.problem
+        return {key: int(reply.answer) for key, reply in found.items()}
 
     def transaction_of(self, topic: str, partition: int, offset: int) -> RecordTransaction:
         """Which transaction a record belongs to, whose it is, and how it ended.

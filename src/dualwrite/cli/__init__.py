@@ -30,6 +30,7 @@ COMMANDS = {
     "transactions": "List, describe, examine and end the transactions of a Kafka cluster.",
     "stuck": "Show which open transactions hold consumers back, and where.",
     "watch": "Show the same live in the terminal.",
+    "offsets": "Show and move the positions of consumer groups in the database.",
     "doctor": "Report which guarantee a cluster and a database give, what weakens it, and how to improve it.",
     "forget": "Remove transactional ids that are no longer used.",
     "demo": "Write real flights atomically to a database and Kafka, with workers that are killed.",

@@ -10,10 +10,11 @@ from kafka.protocol.consumer import ListOffsetsRequest
 
 from dualwrite.errors import DualWriteError
 from dualwrite.kafka.admin.brokers import Brokers, batches
-from dualwrite.kafka.admin.leaders import Key, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.admin.leaders import Key, PartitionReply, ask_partitions, by_topic, chosen_partitions
 from dualwrite.kafka.client.connection import Connection
 
 _LATEST: Final = -1
+_EARLIEST: Final = -2
 _CLIENT: Final = -1
 _READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
@@ -62,8 +63,8 @@ def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: C
     chosen, refused = chosen_partitions(seen, partitions)
     yield from (PartitionEnd(*key, None, problem=problem) for key, problem in refused.items())
     for batch in batches(chosen):
-        written = ask_partitions(brokers, seen, batch, _LastOffset(_READ_UNCOMMITTED))
-        stable = ask_partitions(brokers, seen, batch, _LastOffset(_READ_COMMITTED))
+        written = ask_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED))
+        stable = ask_partitions(brokers, seen, batch, _Offset(_READ_COMMITTED))
         for key, reply in stable.items():
             problem = written[key].problem or reply.problem
             if problem is None:
@@ -72,14 +73,32 @@ def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: C
                 yield PartitionEnd(*key, reply.broker, problem=problem)
 
 
-class _LastOffset:
-    """The question for the offset after the last record that can be read."""
+def first_offsets(brokers: Brokers, topics: Sequence[str], partitions: Collection[int] = ()) -> dict[Key, PartitionReply]:
+    """The first offset that retention has left in each partition.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+        UnknownTopicError: There is no such topic or partition.
+    """
+    seen = brokers.view(topics)
+    chosen, refused = chosen_partitions(seen, partitions)
+    for problem in refused.values():
+        raise problem
+    found: dict[Key, PartitionReply] = {}
+    for batch in batches(chosen):
+        found |= ask_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED, _EARLIEST))
+    return found
+
+
+class _Offset:
+    """The question for the offset after the last record that can be read, or for the first."""
 
     request_name = "ListOffsets"
-    failure = "The last offsets of {} could not be read"
+    failure = "The offsets of {} could not be read"
 
-    def __init__(self, isolation: int) -> None:
+    def __init__(self, isolation: int, timestamp: int = _LATEST) -> None:
         self._isolation = isolation
+        self._timestamp = timestamp
 
     def request(self, _: Connection, keys: Sequence[Key]) -> Any:
         topic_request = ListOffsetsRequest.ListOffsetsTopic
@@ -89,7 +108,8 @@ class _LastOffset:
             isolation_level=self._isolation,
             topics=[
                 topic_request(
-                    name=topic, partitions=[partition_request(partition_index=each, timestamp=_LATEST) for each in indexes]
+                    name=topic,
+                    partitions=[partition_request(partition_index=each, timestamp=self._timestamp) for each in indexes],
                 )
                 for topic, indexes in by_topic(keys).items()
             ],

@@ -1,0 +1,225 @@
+"""`dualwrite offsets`: the positions of consumer groups in the database: list, reset, forget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from dualwrite.admin import PartitionEnd, TransactionAdmin
+from dualwrite.cli.options import (
+    AsJson,
+    Kafka,
+    KafkaSettings,
+    Schema,
+    Url,
+    Yes,
+    ask,
+    counted,
+    refuse,
+    settings_for,
+    show_table,
+    store_for,
+)
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.settings import Settings
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.positions import Move, Partition, Position, Positions
+
+_TIMEOUT: Final = 30.0
+_EDGES: Final = ("earliest", "latest")
+
+app = typer.Typer(no_args_is_help=True)
+
+Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A position, and the partition as Kafka has it.
+
+    Args:
+        group: The consumer group.
+        position: What is stored.
+        end: Where the partition ends, if Kafka was asked.
+        replaced: Whether the topic is another one of the same name.
+    """
+
+    group: str
+    position: Position
+    end: PartitionEnd | None = None
+    replaced: bool = False
+
+    @property
+    def behind(self) -> int | None:
+        """How many offsets are still to be read, without those of open transactions."""
+        if self.replaced or self.end is None or self.end.last_stable_offset is None:
+            return None
+        return max(self.end.last_stable_offset - self.position.offset, 0)
+
+
+@app.command("list")
+def list_command(
+    *,
+    group: Annotated[str | None, typer.Option("--group", help="Only this consumer group.", show_default="all")] = None,
+    prefix: Annotated[str, typer.Option("--prefix", help="Only groups that start with this prefix.")] = "",
+    url: Url = None,
+    schema: Schema = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the positions in the database; with Kafka's address also how far each partition is written."""
+    settings = settings_for(url, kafka, kafka_config, schema)
+    with store_for(settings) as store:
+        positions = _positions_of(store)
+        groups = [group] if group is not None else positions.groups(prefix)
+        found = [_Shown(name, one) for name in groups for one in sorted(positions.read(name).values())]
+    trouble = None
+    if found and "bootstrap.servers" in settings.kafka:
+        try:
+            found = _with_kafka(found, settings)
+        except BrokerError as error:
+            trouble = error
+    if as_json:
+        typer.echo(json.dumps({"positions": [_json(one) for one in found]}, indent=2))
+    elif found:
+        _show(found)
+    else:
+        typer.echo("No consumer group has positions here.")
+    if trouble is not None:
+        raise trouble
+
+
+@app.command("reset")
+def reset_command(
+    *,
+    group: Group,
+    topic: Annotated[str, typer.Option("--topic", help="The topic.")],
+    partitions: Annotated[
+        list[int] | None, typer.Option("--partition", min=0, help="A partition; repeatable.", show_default="all")
+    ] = None,
+    to: Annotated[str, typer.Option("--to", metavar="earliest|latest|OFFSET", help="Where to go on.")],
+    url: Url = None,
+    schema: Schema = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move a group's positions in the database, all or none, unless they move meanwhile.
+
+    A consumer that is running can't commit what it has begun before, and goes on at the new position. Messages in between are
+    processed again, or never.
+    """
+    settings = settings_for(url, kafka, kafka_config, schema)
+    if "bootstrap.servers" not in settings.kafka:
+        refuse("Kafka's address is needed to check the offsets: use --kafka, or DUALWRITE_KAFKA_BOOTSTRAP_SERVERS.")
+    with store_for(settings) as store:
+        positions = _positions_of(store)
+        stored = positions.read(group)
+        moves = [Move(stored.get(one.key), one) for one in _targets(settings, topic, partitions or (), to)]
+        if not as_json:
+            rows = [(*one.key, None if one.before is None else one.before.offset, one.after.offset) for one in moves]
+            show_table(("topic", "partition", "position", "new position"), rows)
+        ask(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
+        positions.reset(group, moves)
+    if as_json:
+        typer.echo(json.dumps({"positions": [_json(_Shown(group, one.after)) for one in moves]}, indent=2))
+    else:
+        typer.echo("Moved.")
+
+
+@app.command("forget")
+def forget_command(
+    *,
+    group: Group,
+    url: Url = None,
+    schema: Schema = None,
+    yes: Yes = False,
+) -> None:
+    """Remove the positions of a group that does not consume any more. If it does, it begins as a new one."""
+    with store_for(settings_for(url, None, None, schema)) as store:
+        positions = _positions_of(store)
+        count = len(positions.read(group))
+        if not count:
+            typer.echo(f"The group {group!r} has no positions.")
+            return
+        ask(f"Forget {counted(count, 'position')} of the group {group!r}?", yes=yes)
+        typer.echo(f"Forgot {counted(positions.forget(group), 'position')}.")
+
+
+def _positions_of(store: TxnStateStore) -> Positions:
+    positions = store.positions
+    if positions is None:
+        refuse(f"{store.description} keeps no positions.")
+    return positions
+
+
+def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str) -> list[Position]:
+    if to not in _EDGES and not (to.isascii() and to.isdecimal()):
+        raise typer.BadParameter(f"{to!r} is not earliest, latest or an offset.", param_hint="--to")
+    chosen = frozenset(partitions)
+    with TransactionAdmin(settings=settings, timeout=_TIMEOUT) as admin:
+        first = admin.first_offsets(topic, chosen)
+        last = {(end.topic, end.partition): end for end in admin.ends([topic], chosen)}
+    identity = topic_ids(settings.kafka, [topic], timeout=_TIMEOUT).get(topic, "")
+    found = []
+    for key, least in sorted(first.items()):
+        end = last[key]
+        if end.problem is not None:
+            raise end.problem
+        most = end.high_watermark or 0
+        offset = {"earliest": least, "latest": end.last_stable_offset or 0}.get(to)
+        if offset is None:
+            offset = int(to)
+            if not least <= offset <= most:
+                raise typer.BadParameter(f"{key[0]}-{key[1]} has the offsets {least} to {most}.", param_hint="--to")
+        found.append(Position(*key, offset, identity))
+    return found
+
+
+def _with_kafka(found: list[_Shown], settings: Settings) -> list[_Shown]:
+    topics = sorted({one.position.topic for one in found})
+    with TransactionAdmin(settings=settings, timeout=_TIMEOUT) as admin:
+        ends: Mapping[Partition, PartitionEnd] = {(end.topic, end.partition): end for end in admin.ends(topics)}
+    ids = topic_ids(settings.kafka, topics, timeout=_TIMEOUT)
+    return [
+        _Shown(
+            one.group,
+            one.position,
+            ends.get(one.position.key),
+            replaced=bool(one.position.topic_id) and ids.get(one.position.topic, "") not in ("", one.position.topic_id),
+        )
+        for one in found
+    ]
+
+
+def _show(found: Iterable[_Shown]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for one in found:
+        end = None if one.end is None else one.end.last_stable_offset
+        note = "another topic of this name: see on_new_topic" if one.replaced else None
+        at = one.position.updated_at
+        updated = None if at is None else f"{at:%Y-%m-%d %H:%M:%S%z}"
+        rows.append((one.group, *one.position.key, one.position.offset, end, one.behind, updated, note))
+    show_table(("group", "topic", "partition", "position", "last stable offset", "behind", "updated", ""), rows)
+
+
+def _json(one: _Shown) -> dict[str, Any]:
+    position = one.position
+    return {
+        "group": one.group,
+        "topic": position.topic,
+        "partition": position.partition,
+        "offset": position.offset,
+        "topic_id": position.topic_id or None,
+        "updated_at": None if position.updated_at is None else position.updated_at.isoformat(),
+        "last_stable_offset": None if one.end is None else one.end.last_stable_offset,
+        "behind": one.behind,
+        "replaced": one.replaced,
+    }

@@ -1,0 +1,147 @@
+"""`dualwrite offsets` on a real broker and database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from dualwrite import migration
+from dualwrite.cli import main
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.stores.positions import Move, Position
+from dualwrite.stores.registry import store_from_url
+from fixtures.broker import make_topic
+from fixtures.pace import LIMIT, until
+
+NewName = Callable[[str], str]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path}/app.db"
+    migration.upgrade(made)
+    return made
+
+
+@pytest.fixture
+def topic(broker: DevCluster, new_name: NewName) -> str:
+    """Two partitions with five messages each."""
+    name = new_name("topic")
+    make_topic(broker, name, 2)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for number in range(10):
+        producer.produce(name, b"v", partition=number % 2)
+    assert producer.flush(LIMIT) == 0
+    return name
+
+
+@pytest.fixture
+def run(url: str, broker: DevCluster, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_it(*arguments: str, kafka: bool = True) -> tuple[int, str, str]:
+        capsys.readouterr()
+        more = ("--kafka", broker.bootstrap_servers) if kafka else ()
+        code = main(["offsets", *arguments, "--url", url, *more])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_it
+
+
+@pytest.fixture
+def stored(url: str, topic: str, broker: DevCluster) -> str:
+    """The group `billing` has read three messages of partition 0."""
+    identity = topic_ids(broker.bootstrap_servers, [topic])[topic]
+    with store_from_url(url) as store:
+        assert store.positions is not None
+        store.positions.reset("billing", [Move(None, Position(topic, 0, 3, identity))])
+    return topic
+
+
+def positions(url: str, group: str = "billing") -> dict[int, int]:
+    with store_from_url(url) as store:
+        assert store.positions is not None
+        return {key[1]: position.offset for key, position in store.positions.read(group).items()}
+
+
+def test_list(stored: str, run: Run) -> None:
+    code, out, err = run("list")
+    assert (code, err) == (0, "")
+    headings, row = out.splitlines()
+    assert headings.split()[:4] == ["group", "topic", "partition", "position"]
+    assert row.split()[:6] == ["billing", stored, "0", "3", "5", "2"]
+    code, out, _ = run("list", "--json", "--group", "billing")
+    (one,) = json.loads(out)["positions"]
+    assert (one["offset"], one["last_stable_offset"], one["behind"], one["replaced"]) == (3, 5, 2, False)
+    assert run("list", "--prefix", "other") == (0, "No consumer group has positions here.\n", "")
+    code, out, _ = run("list", kafka=False)
+    assert (code, out.splitlines()[1].split()[:4]) == (0, ["billing", stored, "0", "3"])
+
+
+def test_list_shows_a_topic_that_was_made_again(stored: str, run: Run, broker: DevCluster) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.delete_topics([stored])[stored].result(LIMIT)
+    until(lambda: stored not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
+    make_topic(broker, stored, 2)
+    until(lambda: "another topic of this name" in run("list")[1], "the new topic is known")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--to", "earliest"), {0: 0, 1: 0}),
+        (("--to", "latest"), {0: 5, 1: 5}),
+        (("--to", "2", "--partition", "0"), {0: 2}),
+    ],
+)
+def test_reset(stored: str, run: Run, url: str, arguments: tuple[str, ...], expected: dict[int, int]) -> None:
+    where = ("reset", "--group", "billing", "--topic", stored, *arguments)
+    code, out, err = run(*where)
+    assert code == 2
+    assert "There is no terminal to ask on: add --yes" in err
+    assert positions(url) == {0: 3}
+    code, out, err = run(*where, "--yes")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "Moved."
+    assert positions(url) == expected
+    code, out, _ = run(*where, "--yes", "--json")
+    assert {one["partition"]: one["offset"] for one in json.loads(out)["positions"]} == expected
+
+
+@pytest.mark.parametrize("to", ["6", "yesterday", "-1"])
+def test_reset_to_what_is_not_there(stored: str, run: Run, url: str, to: str) -> None:
+    code, _, _ = run("reset", "--group", "billing", "--topic", stored, "--to", to, "--yes")
+    assert code == 2
+    assert positions(url) == {0: 3}
+
+
+def test_reset_in_a_topic_that_is_not_there(run: Run, new_name: NewName) -> None:
+    code, _, err = run("reset", "--group", "billing", "--topic", new_name("missing"), "--to", "earliest", "--yes")
+    assert code == 1
+    assert "There is no topic" in err
+
+
+def test_reset_needs_kafka(stored: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    code, _, err = run("reset", "--group", "billing", "--topic", stored, "--to", "earliest", "--yes", kafka=False)
+    assert code == 2
+    assert "--kafka" in err
+
+
+def test_forget(stored: str, run: Run, url: str) -> None:
+    def forget(*more: str) -> Any:
+        return run("forget", "--group", "billing", *more, kafka=False)
+
+    code, _, err = forget()
+    assert code == 2
+    assert "Forget 1 position" in err
+    assert forget("--yes") == (0, "Forgot 1 position.\n", "")
+    assert positions(url) == {}
+    assert forget("--yes") == (0, "The group 'billing' has no positions.\n", "")
