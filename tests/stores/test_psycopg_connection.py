@@ -15,6 +15,7 @@ import psycopg_pool
 import pytest
 import sqlalchemy as sa
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
@@ -163,6 +164,22 @@ def test_a_commit_that_surely_failed_leaves_the_source_usable(any_source: SqlSta
         store.begin(claim).handle.execute("SELECT * FROM nowhere")
     gc.collect()
     recorded(store, claim).commit()
+    assert count(dsn) == 1
+
+
+def test_a_transaction_is_not_garbage_while_its_handle_is_used(any_source: SqlStateStore, dsn: str) -> None:
+    """Its end, a rollback, would wait for psycopg's lock, which the statement that runs holds: forever, in one thread."""
+    store = any_source
+    handle = store.begin(claim_of(store)).handle
+    gc.collect()  # as it may happen in the middle of a statement
+    assert handle.info.transaction_status is TransactionStatus.INTRANS
+    cursor = handle.cursor()
+    del handle
+    gc.collect()
+    assert cursor.connection.info.transaction_status is TransactionStatus.INTRANS
+    del cursor
+    gc.collect()
+    recorded(store, claim_of(store)).commit()
     assert count(dsn) == 1
 
 

@@ -76,6 +76,7 @@ class PsycopgAccess(Access):
         raw = _recipe_connection(connection)
         guarded = view_of(GuardedPsycopgConnection, raw.original)
         guarded.guard = connection.guard
+        guarded.owner = connection
         return guarded
 
     def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> NoReturn:

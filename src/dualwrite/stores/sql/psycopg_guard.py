@@ -20,9 +20,11 @@ class GuardedPsycopgConnection(ConnectionView):
     replace the transaction raises before anything is sent, so the transaction stays intact and usable.
     """
 
-    __slots__ = ("guard",)
+    __slots__ = ("guard", "owner")
 
     guard: Guard
+    owner: object
+    """What rolls the transaction back when it is garbage: it must not be while a statement runs, which holds psycopg's lock."""
 
     # --- what works while the transaction is open -------------------------------------------------------------------------
 
