@@ -17,6 +17,7 @@ from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, MessageFailedError, TopicReplacedError
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
@@ -176,6 +177,21 @@ def test_a_topic_that_was_made_again_is_noticed(scene: ProcessorScene) -> None:
     with scene.running(options=ProcessorOptions(on_new_topic="begin")):
         scene.wait_for(range(16))
     assert scene.agree() == list(range(16))
+
+
+def test_a_position_that_is_reset_while_it_runs(scene: ProcessorScene) -> None:
+    """Forwards: what is in between is never processed. Backwards, while nothing comes: it is processed again."""
+    scene.produce(range(8))
+    with scene.writer("operator") as operator, scene.running(options=FAST):
+        scene.wait_for(range(8))
+        positions = operator.store.positions
+        assert positions is not None
+        stored = positions.read(scene.group)
+        positions.reset(
+            scene.group, [Move(one, Position(one.topic, one.partition, 1, one.topic_id)) for one in stored.values()]
+        )
+        scene.wait_for(range(12))
+    assert scene.agree() == sorted([*range(8), *range(4, 8)])
 
 
 def test_the_database_goes_away_for_a_while(scene: ProcessorScene) -> None:

@@ -142,7 +142,7 @@ def forget_command(
     schema: Schema = None,
     yes: Yes = False,
 ) -> None:
-    """Remove the positions of a group that does not consume any more. If it does, it begins as a new one."""
+    """Remove the positions of a group that does not consume any more. If it does, it begins at its offset at Kafka."""
     with store_for(settings_for(url, None, None, schema)) as store:
         positions = _positions_of(store)
         count = len(positions.read(group))

@@ -30,15 +30,15 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.kafka.librdkafka import consumer as places
+from dualwrite.kafka.librdkafka.batch import Batch, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.pool.pool import WriterPool
-from dualwrite.processor.batches import Batch, name_of, partition_of
 from dualwrite.processor.dead_letters import dead_letter_headers
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.starts import BEGINNING, END, Seen, begin_of, topics_of
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.positions import Partition, Position, Positions, validate_group_id
+from dualwrite.stores.positions import Move, Partition, Position, Positions, validate_group_id
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
@@ -48,6 +48,9 @@ Unit = Callable[[Transaction[Any]], None]
 
 _TURN: Final = 1.0
 """Seconds that one wait for messages may take; `stop` is noticed after it."""
+
+_IDLE: Final = 5.0
+"""Seconds without messages after which the positions are read again."""
 
 _ASSIGNING: Final = 60.0
 """Seconds for reading positions when partitions are assigned; librdkafka waits for it."""
@@ -102,6 +105,7 @@ class DualProcessor:
         self._group = validate_group_id(str(consumer.get("group.id", "")))
         self._stored: dict[Partition, Position] = {}
         self._ids: Mapping[str, str] = {}
+        self._looked_at = time.monotonic()
         self._stopped = threading.Event()
         self._consumer: GroupConsumer | None = None
 
@@ -140,13 +144,35 @@ class DualProcessor:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
-        batch = Batch.of(consumer.take(self._options.batch, _TURN), consumer.owned())
-        if not batch.messages or self._process(consumer, batch):
+        begin = {key: position.offset for key, position in self._stored.items()}
+        batch = consumer.take(self._options.batch, _TURN).from_offsets(begin)  # a message that was processed does not come back
+        if not batch.messages:
+            self._look_again(consumer)
+            return
+        self._looked_at = time.monotonic()
+        if self._process(consumer, batch):
             return
         for one in batch.one_by_one():
             kept = one.still_owned(consumer.owned())
             if self._stopped.is_set() or (kept.messages and not self._process_one(consumer, kept)):
                 return
+
+    def _look_again(self, consumer: GroupConsumer) -> None:
+        """Notice, while nothing comes, that a position was reset."""
+        if time.monotonic() - self._looked_at < _IDLE:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            found = self._positions.read(self._group)
+        except StoreError as error:
+            log.warning("%s: %s", self._group, error)
+            return
+        owned = consumer.owned()
+        moved = {key: one for key, one in found.items() if key in owned and _at(found, key) != _at(self._stored, key)}
+        if moved:
+            log.warning("%s: positions were moved: %s", self._group, ", ".join(map(str, moved.values())))
+            self._stored |= moved
+            consumer.seek({key: position.offset for key, position in moved.items()})
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
         """Process a batch in one transaction, or give up what is not ours any more; False if its processing raised an error."""
@@ -169,7 +195,7 @@ class DualProcessor:
         pause = self._options.pause
         while tried < self._options.attempts:
             if tried:
-                consumer.wait(pause)
+                consumer.wait(pause, self._stopped)
                 pause = min(2 * pause, self._options.longest_pause)
                 if self._stopped.is_set():
                     return False
@@ -239,7 +265,7 @@ class DualProcessor:
             else:
                 self._moved(consumer, batch)
                 return
-            consumer.wait(pause)
+            consumer.wait(pause, self._stopped)
             pause = min(2 * pause, self._options.longest_pause)
             if self._stopped.is_set():
                 return
@@ -283,7 +309,13 @@ class DualProcessor:
         return work
 
     def _move(self, tx: Transaction[Any], batch: Batch) -> None:
-        tx.move_positions(self._positions, self._group, batch.moves(self._stored, self._ids))
+        tx.move_positions(self._positions, self._group, self._moves(batch))
+
+    def _moves(self, batch: Batch) -> list[Move]:
+        return [
+            Move(self._stored.get(key), Position(*key, offset, self._ids.get(key[0], "")))
+            for key, offset in batch.after().items()
+        ]
 
     def _moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         after = batch.after()
@@ -312,7 +344,7 @@ class DualProcessor:
         if elsewhere:
             log.warning("%s: going on where another consumer has left %s", self._group, elsewhere)
             consumer.seek(elsewhere)
-        return Batch.of([message for message in batch.messages if partition_of(message) not in moved], batch.terms)
+        return batch.only(after.keys() - moved)
 
     # --- assignment -------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ what `owned` says, as far as a member can know.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -14,11 +15,11 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from dualwrite.errors import BrokerError, ConfigurationError
+from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
 from dualwrite.kafka.librdkafka.errors import broker_error
 
 log = logging.getLogger(__name__)
 
-Partition = tuple[str, int]
 Begin = Callable[[list[Partition]], Mapping[Partition, int]]
 
 BEGINNING: Final = OFFSET_BEGINNING
@@ -96,8 +97,11 @@ class GroupConsumer:
         """The partitions that are assigned now, each with the term of this assignment: another one has another term."""
         return dict(self._terms)
 
-    def take(self, most: int, timeout: float) -> list[Message]:
+    def take(self, most: int, timeout: float) -> Batch:
         """The next messages: waits for the first one, and adds what has arrived.
+
+        A rebalance may come between two of them. Messages of a partition that was given up since are left out, even if it came
+        back: it was begun anew.
 
         Args:
             most: How many at most.
@@ -106,21 +110,38 @@ class GroupConsumer:
         Raises:
             BrokerError: Kafka refuses to go on: an ACL is missing, a position is out of range, a fatal error.
         """
-        first = self._checked([found] if (found := self._consumer.poll(timeout)) is not None else [])
-        more = self._checked(self._consumer.consume(most - len(first), 0)) if first and most > 1 else []
-        return [*first, *more]
+        found: list[Message] = []
+        terms: dict[Partition, object] = {}
+        while len(found) < most:
+            message = self._polled(0 if found else timeout)
+            if message is None:
+                break
+            key = partition_of(message)
+            term = self._terms.get(key)
+            if term is None:
+                continue
+            if terms.setdefault(key, term) is not term:
+                found = [one for one in found if partition_of(one) != key]
+                terms[key] = term
+            found.append(message)
+        return Batch(found, terms).still_owned(self._terms)
 
-    def wait(self, seconds: float) -> None:
-        """Let time pass without messages, and without losing the assignment (`max.poll.interval.ms`)."""
+    def wait(self, seconds: float, stopped: threading.Event) -> None:
+        """Let time pass without messages, and without losing the assignment (`max.poll.interval.ms`).
+
+        Args:
+            seconds: How long.
+            stopped: Ends the wait.
+        """
         deadline = time.monotonic() + seconds
         self._waiting = True
         self._consumer.pause(_partitions(self._terms))
         try:
             while True:
-                found = self._consumer.poll(min(_STEP, max(deadline - time.monotonic(), 0)))
-                for message in self._checked([] if found is None else [found]):  # it had been fetched before the pause
+                message = self._polled(min(_STEP, max(deadline - time.monotonic(), 0)))
+                if message is not None:  # it had been fetched before the pause
                     self._consumer.seek(_place_of(message))
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or stopped.is_set():
                     return
         finally:
             self._waiting = False
@@ -187,17 +208,16 @@ class GroupConsumer:
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 
-    def _checked(self, found: list[Message]) -> list[Message]:
-        messages = []
-        for one in found:
-            error = one.error()
-            if error is None:
-                messages.append(one)
-            elif error.name() == _END_OF_PARTITION or (error.name() in _PASSING and not error.fatal()):
-                log.debug("%s: %s", self.group_id, error)
-            else:
-                raise _refused(error, one)
-        return messages
+    def _polled(self, timeout: float) -> Message | None:
+        """The next message. The rebalance callbacks run here, before it."""
+        message = self._consumer.poll(timeout)
+        error = None if message is None else message.error()
+        if message is None or error is None:
+            return message
+        if error.name() != _END_OF_PARTITION and (error.name() not in _PASSING or error.fatal()):
+            raise _refused(error, message)
+        log.debug("%s: %s", self.group_id, error)
+        return None
 
 
 def _partitions(keys: Iterable[Partition]) -> list[TopicPartition]:

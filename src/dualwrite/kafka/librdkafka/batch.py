@@ -1,12 +1,13 @@
-"""A batch of messages: what it moves, its parts that are still ours, its messages one by one. No I/O."""
+"""A batch of messages, and the terms of the assignments that they came under. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualwrite.stores.positions import Move, Partition, Position
+Partition = tuple[str, int]
+"""A topic, and one of its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,18 @@ class Batch:
     messages: Sequence[Any]
     terms: Mapping[Partition, object]
 
-    @classmethod
-    def of(cls, messages: Sequence[Any], owned: Mapping[Partition, object]) -> Batch:
-        """The batch of what has just come."""
-        kept = [message for message in messages if partition_of(message) in owned]
-        return cls(kept, {key: owned[key] for key in map(partition_of, kept)})
+    def only(self, keys: Collection[Partition]) -> Batch:
+        """The messages of these partitions."""
+        return Batch([one for one in self.messages if partition_of(one) in keys], {key: self.terms[key] for key in keys})
 
     def still_owned(self, owned: Mapping[Partition, object]) -> Batch:
         """Without the partitions that were given up since, even if they came back: they were begun anew."""
-        kept = [message for message in self.messages if owned.get(key := partition_of(message)) is self.terms[key]]
-        return Batch(kept, {key: self.terms[key] for key in map(partition_of, kept)})
+        return self.only({key for key, term in self.terms.items() if owned.get(key) is term})
+
+    def from_offsets(self, begin: Mapping[Partition, int]) -> Batch:
+        """Without messages before these offsets."""
+        kept = [one for one in self.messages if one.offset() >= begin.get(partition_of(one), 0)]
+        return Batch(kept, self.terms)
 
     def one_by_one(self) -> Iterator[Batch]:
         """A batch for each message."""
@@ -41,17 +44,6 @@ class Batch:
     def after(self) -> dict[Partition, int]:
         """The next offset of each partition."""
         return {partition_of(message): message.offset() + 1 for message in self.messages}
-
-    def moves(self, stored: Mapping[Partition, Position], topic_ids: Mapping[str, str]) -> list[Move]:
-        """How the positions move.
-
-        Args:
-            stored: The position of each partition when it was read, where there is one.
-            topic_ids: Kafka's id of each topic.
-        """
-        return [
-            Move(stored.get(key), Position(*key, offset, topic_ids.get(key[0], ""))) for key, offset in self.after().items()
-        ]
 
 
 def partition_of(message: Any) -> Partition:
