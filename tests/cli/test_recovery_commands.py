@@ -19,14 +19,18 @@ from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import FencedError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Settlement
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import ended
+from fixtures.pace import LIMIT, ended
+from fixtures.terminal import Terminal
 
 LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 5, 1000), 0, datetime(2026, 1, 1, tzinfo=UTC))
+
+_MANY = 40
 
 
 @dataclass
@@ -457,3 +461,19 @@ def test_a_writer_that_was_opening_while_its_id_was_forgotten_is_fenced(
 
     with failpoints.armed("before_take_over", failpoints.only_at(1, forget)), pytest.raises(FencedError):
         dualwrite.connect(transactional_id="old")
+
+
+@pytest.mark.slow
+def test_recover_shows_how_far_it_is(scene: Scene) -> None:
+    """In a terminal; a file or a pipe gets none of it."""
+    with store_from_url(scene.url) as store:
+        for number in range(_MANY):
+            store.take_generation(store.claim(f"many-{number:02}", "tests", timeout=LIMIT), ProducerKind.NATIVE_TWO_PHASE)
+    terminal = Terminal("recover", "--yes", "--prefix", "many-")
+    try:
+        terminal.wait_for("transactional id")
+        assert terminal.shows("Recovering")
+        assert terminal.shows(f"{_MANY}/{_MANY}")
+        assert ended(terminal.process) == 0
+    finally:
+        terminal.close()

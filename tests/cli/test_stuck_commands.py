@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import select
 import signal
-import subprocess
-import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +15,7 @@ from fixtures.broker import make_topic
 from fixtures.open_transactions import left_open
 from fixtures.pace import ended, limit, until
 from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.terminal import Terminal
 
 NewName = Callable[[str], str]
 Run = Callable[..., tuple[int, str, str]]
@@ -82,44 +76,6 @@ def test_stuck_in_a_topic_that_is_not_there(called: Run, called_json: JsonOf, ne
 # --- watch ------------------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """A command in a terminal of its own."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (40, 200))
-        self.before = termios.tcgetattr(theirs)
-        self.theirs = theirs
-        command = [sys.executable, "-c", "import sys; from dualwrite.cli import main; sys.exit(main())", *arguments]
-        environment = os.environ | {"TERM": "xterm-256color"}
-        self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
-        )
-        self.screen = ""
-
-    def shows(self, text: str) -> bool:
-        while select.select([self.ours], [], [], 0)[0]:
-            self.screen += os.read(self.ours, 65536).decode(errors="replace")
-        return text in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.screen)
-
-    def wait_for(self, text: str) -> None:
-        until(lambda: self.shows(text), lambda: self.screen)
-
-    def press(self, key: str) -> None:
-        self.screen = ""
-        os.write(self.ours, key.encode())
-
-    @property
-    def is_restored(self) -> bool:
-        return termios.tcgetattr(self.theirs) == self.before and (self.shows("") and "\x1b[?1049l" in self.screen)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.ours)
-        os.close(self.theirs)
-
-
 @pytest.fixture
 def watched(environment: None, opened: str) -> Iterator[Terminal]:
     terminal = Terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1")
@@ -140,6 +96,19 @@ def test_watch_shows_what_is_stuck_and_takes_keys(watched: Terminal) -> None:
     watched.press("q")
     assert ended(watched.process) == 0
     assert watched.is_restored
+
+
+@pytest.mark.slow
+def test_a_narrow_terminal_gets_the_columns_that_matter(environment: None, opened: str) -> None:
+    terminal = Terminal("stuck", "--topic", opened, "--longer-than", "0", columns=90)
+    try:
+        terminal.wait_for("Groups")
+        assert ended(terminal.process) == 1
+        assert terminal.shows("TransactionalId")
+        assert not terminal.shows("HighWatermark")
+        assert opened in "".join(terminal.screen.split()), "an id is folded, not cut off"
+    finally:
+        terminal.close()
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
 from fixtures.tiers import thinned
+from processor.conftest import BRISK
 from processor.ledger import booked, make_ledger
 
 pytestmark = pytest.mark.slow
@@ -31,14 +32,6 @@ NewName = Callable[[str], str]
 DATABASES = ["postgresql", "mariadb", "sqlite", "rocksdb", "zookeeper"]
 PARTITIONS = 6
 BATCH = 5
-BRISK = {
-    "group.min.session.timeout.ms": "500",
-    "group.initial.rebalance.delay.ms": "0",
-    "group.consumer.min.session.timeout.ms": "500",
-    "group.consumer.session.timeout.ms": "2000",
-    "group.consumer.min.heartbeat.interval.ms": "200",
-    "group.consumer.heartbeat.interval.ms": "300",
-}
 
 
 class Crashing:
@@ -116,13 +109,6 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], s
             return url
 
         yield url_of
-
-
-@pytest.fixture(scope="module")
-def brisk() -> Iterator[DevCluster]:
-    """A broker that gives the partitions of a dead member to others soon, in both protocols."""
-    with started(config=BRISK) as cluster:
-        yield cluster
 
 
 @pytest.fixture

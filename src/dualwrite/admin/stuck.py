@@ -204,10 +204,16 @@ def _with_groups(brokers: Brokers, stuck: Sequence[StuckPartition], groups: Sequ
         homes = {index: found for index, found in _homes(brokers, groups).items() if index in offsets}
         home = {group.group_id: index for index, found in homes.items() for group in found}
         concerned = [group for found in homes.values() for group in found]
-        for one in committed_offsets(brokers, concerned, stable=True) if concerned else ():
+        for one in _pending(brokers, concerned) if concerned else ():
             if one.offset is None:
                 by_key[GROUP_OFFSETS_TOPIC, home[one.group_id]].add(WaitingGroup(one.group_id, None))
     return [replace(one, groups=tuple(sorted(by_key[one.end.topic, one.end.partition], key=_by_name))) for one in stuck]
+
+
+def _pending(brokers: Brokers, groups: Sequence[GroupListing]) -> Iterable[CommittedOffset]:
+    """Their stable positions in every partition by name: asked for all, Kafka leaves out what had no position before."""
+    every = {(one.topic, one.partition) for one in brokers.view(None).partitions}
+    return committed_offsets(brokers, groups, {key for key in every if not key[0].startswith("__")}, stable=True)
 
 
 def _waits(committed: CommittedOffset, end: PartitionEnd) -> bool:

@@ -101,7 +101,9 @@ def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
 
 def table_of(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
     """A table; None is an empty cell."""
-    table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")  # an id that is cut off can't be copied
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return table
@@ -113,3 +115,9 @@ def show(table: Table) -> None:
     if not console.is_terminal:
         console.width = _WIDTH_OF_A_FILE
     console.print(table)
+
+
+def terminal_width() -> int | None:
+    """The terminal's columns; None if the output goes to a file or a pipe."""
+    console = Console()
+    return console.width if console.is_terminal else None

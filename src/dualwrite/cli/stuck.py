@@ -12,7 +12,7 @@ import typer
 
 from dualwrite.admin import StuckSearch
 from dualwrite.cli.decided import Decided, Decisions
-from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, counted, settings_for, show
+from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, counted, settings_for, show, terminal_width
 from dualwrite.cli.stuck_view import stuck_table
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import document, stuck_json
@@ -57,7 +57,7 @@ def stuck(
         print_json(document("stuck", stuck_json(found, decided, now), complete=found.complete, problems=found.problems))
     else:
         if found.partitions:
-            show(stuck_table(found, decided, now))
+            show(stuck_table(found, decided, now, width=terminal_width()))
         else:
             typer.echo(
                 f"No consumer waits in {counted(found.searched, 'partition')} for a transaction older than {longer:g} s."

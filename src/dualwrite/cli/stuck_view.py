@@ -26,6 +26,8 @@ _HEADINGS: Final = (
     "State",
     "Groups",
 )
+_FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
+_WIDE: Final = 140
 _FEW: Final = 3
 
 Order = Callable[[StuckPartition, int], Any]
@@ -50,6 +52,7 @@ def stuck_table(
     order: str = "duration",
     backwards: bool = False,
     every_group: bool = True,
+    width: int | None = None,
 ) -> Table:
     """The table.
 
@@ -60,12 +63,14 @@ def stuck_table(
         order: A key of ORDERS.
         backwards: Whether the order is reversed.
         every_group: Whether all groups are named, not only the first.
+        width: The terminal's columns; a narrow one gets the most important ones only. None: there is enough room.
     """
+    shown = [name for name in _HEADINGS if width is None or width >= _WIDE or name not in _FOR_WIDE]
     by = ORDERS[order]
     rows = []
     for one in sorted(found.partitions, key=lambda each: by(each, now_ms), reverse=backwards):
         end, holder = one.end, one.holder
-        cells: list[Any] = [
+        values = (
             end.topic,
             end.partition,
             end.last_stable_offset,
@@ -77,12 +82,13 @@ def stuck_table(
             holder.opened.producer.epoch,
             _state(holder),
             _groups(one.groups, every=every_group),
-        ]
+        )
+        cells: list[Any] = [value for name, value in zip(_HEADINGS, values, strict=True) if name in shown]
         if decided:
             database = decided.get(holder.transactional_id or "")
             cells.append(None if database is None else decision_text(database))
         rows.append(cells)
-    return table_of((*_HEADINGS, "Database") if decided else _HEADINGS, rows)
+    return table_of((*shown, "Database") if decided else shown, rows)
 
 
 def _state(holder: Holder) -> str:

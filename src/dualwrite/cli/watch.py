@@ -152,7 +152,15 @@ class _Screen:
         lines += [Text(f"No newer answer: {seen.error}", style="red")] if seen.error is not None else []
         lines += [Text(f"Not complete: {problem}", style="red") for problem in found.problems if not problem.covered]
         if found.partitions:
-            table = stuck_table(found, seen.decided, now_ms(), order=self._order, backwards=self._backwards, every_group=False)
+            table = stuck_table(
+                found,
+                seen.decided,
+                now_ms(),
+                order=self._order,
+                backwards=self._backwards,
+                every_group=False,
+                width=self._console.width,
+            )
             lines += [Text(""), table]
         return Group(*lines)
 

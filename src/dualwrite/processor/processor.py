@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dualwrite.errors import (
+    BrokerUnavailableError,
     ConfigurationError,
     DualWriteError,
     FencedError,
@@ -104,6 +105,7 @@ class DualProcessor:
         self._positions = _positions_of(runner.store)
         self._group = validate_group_id(str(consumer.get("group.id", "")))
         self._stored: dict[Partition, Position] = {}
+        self._next: dict[Partition, int] = {}
         self._ids: Mapping[str, str] = {}
         self._looked_at = time.monotonic()
         self._stopped = threading.Event()
@@ -144,8 +146,7 @@ class DualProcessor:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
-        begin = {key: position.offset for key, position in self._stored.items()}
-        batch = consumer.take(self._options.batch, _TURN).from_offsets(begin)  # a message that was processed does not come back
+        batch = consumer.take(self._options.batch, _TURN).from_offsets(self._next)  # what was processed does not come back
         if not batch.messages:
             self._look_again(consumer)
             return
@@ -172,7 +173,7 @@ class DualProcessor:
         if moved:
             log.warning("%s: positions were moved: %s", self._group, ", ".join(map(str, moved.values())))
             self._stored |= moved
-            consumer.seek({key: position.offset for key, position in moved.items()})
+            self._go_on(consumer, {key: position.offset for key, position in moved.items()})
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
         """Process a batch in one transaction, or give up what is not ours any more; False if its processing raised an error."""
@@ -321,7 +322,13 @@ class DualProcessor:
         after = batch.after()
         for key, offset in after.items():
             self._stored[key] = Position(*key, offset, self._ids.get(key[0], ""))
+        self._next |= after
         consumer.show_progress(after)
+
+    def _go_on(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
+        """Go on at other offsets."""
+        self._next |= {key: max(offset, 0) for key, offset in offsets.items()}
+        consumer.seek(offsets)
 
     def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
         """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
@@ -336,6 +343,7 @@ class DualProcessor:
             position = found.get(key)
             if position is not None:
                 self._stored[key] = position
+                self._next[key] = position.offset
                 if position.offset != after[key]:
                     elsewhere[key] = position.offset
             else:
@@ -343,7 +351,7 @@ class DualProcessor:
                 elsewhere[key] = places.BEGINNING
         if elsewhere:
             log.warning("%s: going on where another consumer has left %s", self._group, elsewhere)
-            consumer.seek(elsewhere)
+            self._go_on(consumer, elsewhere)
         return batch.only(after.keys() - moved)
 
     # --- assignment -------------------------------------------------------------------------------------------------------
@@ -368,6 +376,12 @@ class DualProcessor:
         stored = self._positions.read(self._group)
         left = max(_TURN, _ASSIGNING / 2)
         self._ids = topic_ids(_connection(self._settings), self._topics, timeout=left)
+        for topic in {topic for topic, _ in partitions} - self._ids.keys():  # or a new one could pass for the one before it
+            raise BrokerUnavailableError(
+                f"The brokers don't know the topic {topic!r} of an assigned partition.",
+                cause="it was created or deleted just now",
+                next_step="retry",
+            )
         missing = [key for key in partitions if key not in stored]
         committed = consumer.committed(missing, left) if missing else {}
         found: dict[Partition, int] = {}
@@ -377,6 +391,7 @@ class DualProcessor:
             seen = Seen(self._ids.get(key[0], ""), first, committed.get(key))
             begin = begin_of(key, position, seen, self._options, topics_of(stored))
             found[key] = begin if isinstance(begin, int) else _PLACES[begin]
+            self._next[key] = max(found[key], 0)
             if position is None:
                 self._stored.pop(key, None)
             else:

@@ -66,7 +66,7 @@ def read_committed(
     """
     config = KafkaConfig.of(kafka)
     settings = {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
-    ends = _stable_ends(AdminClient(settings), topic, timeout)
+    ends = _stable_ends(settings, topic, timeout)
     consumer = Consumer(
         {
             **settings,
@@ -86,7 +86,8 @@ def read_committed(
         consumer.close()
 
 
-def _stable_ends(admin: AdminClient, topic: str, timeout: float) -> dict[int, int]:
+def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[int, int]:
+    admin = AdminClient(settings)
     found = admin.list_topics(topic, timeout=timeout).topics[topic]
     if found.error is not None:
         raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
@@ -107,6 +108,7 @@ def _stable_ends(admin: AdminClient, topic: str, timeout: float) -> dict[int, in
                     next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
                 ) from error
             time.sleep(_POLL)
+            admin = AdminClient(settings)  # librdkafka's keeps the leader epoch that it knows
             continue
         if ends == stable:
             return ends

@@ -1,0 +1,247 @@
+"""Compares DualProcessor with consumers that guarantee less, by size of the batch. One run; see README.md."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import uuid4
+
+from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String, Table, create_engine, func, insert, select
+
+import dualwrite
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.testing.postgres import PostgresServer
+from machine import Conditions, ProcessorTimes
+from options import counts
+
+VALUE: Final = b"x" * 200
+TIMEOUT: Final = 60.0
+PARTITIONS: Final = 4
+MOST: Final = {1: 3_000, 10: 30_000}
+"""The most messages for small batches, which would take too long otherwise."""
+
+OURS: Final = "DualProcessor"
+DATABASE: Final = "database, then offsets"
+KAFKA: Final = "consume-transform-produce"
+
+results = Table("results", MetaData(), Column("number", BigInteger), Column("text", String(300)))
+
+
+@dataclass
+class Place:
+    """Where a measurement happens.
+
+    Args:
+        servers: Kafka.
+        engine: The database.
+        source: The topic that is read.
+        messages: How many it has.
+    """
+
+    servers: str
+    engine: Engine
+    source: str
+    messages: int
+    batches: list[int] = field(default_factory=list)
+
+    def consumer(self, group: str) -> Consumer:
+        """A consumer of the source, for the alternatives."""
+        made = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": group,
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        made.subscribe([self.source])
+        return made
+
+    def topic(self) -> str:
+        """A new topic for the answers."""
+        return new_topic(self.servers)
+
+
+@dataclass
+class Clock:
+    """The time from the first message to the last."""
+
+    messages: int
+    began: float = 0.0
+    ended: float = 0.0
+    seen: int = 0
+
+    def count(self, number: int) -> bool:
+        """Count messages that were processed; whether these were the last."""
+        self.seen += number
+        self.ended = time.perf_counter()
+        return self.seen >= self.messages
+
+    def start(self) -> None:
+        """The first batch has come."""
+        self.began = self.began or time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.seen / (self.ended - self.began)
+
+
+def write(connection: Connection, messages: Sequence[Message]) -> None:
+    """The rows of a batch."""
+    rows = [{"number": message.offset(), "text": (message.value() or b"").decode()} for message in messages]
+    connection.execute(insert(results), rows)
+
+
+def ours(place: Place, batch: int, messages: int) -> float:
+    """DualProcessor: rows and answers, each message once."""
+    target, clock = place.topic(), Clock(messages)
+    name = uuid4().hex[:12]
+    with dualwrite.connect(place.engine, kafka=place.servers, transactional_id=f"bench-{name}") as writer:
+
+        def handle(some: Sequence[Message], tx: dualwrite.Transaction[Any]) -> None:
+            clock.start()
+            write(tx.db, some)
+            tx.send_many(target, [message.value() for message in some])
+            place.batches.append(len(some))
+            if clock.count(len(some)):
+                processor.stop()
+
+        processor = DualProcessor(
+            writer,
+            {"bootstrap.servers": place.servers, "group.id": f"bench-{name}"},
+            [place.source],
+            handle_batch=handle,
+            options=ProcessorOptions(batch=batch),
+        )
+        processor.run()
+        clock.ended = time.perf_counter()
+    return clock.rate
+
+
+def database(place: Place, batch: int, messages: int) -> float:
+    """Rows, then the offsets at Kafka: a crash in between processes the batch again. No answers."""
+    clock = Clock(messages)
+    with closing(place.consumer(f"bench-{uuid4().hex[:12]}")) as consumer:
+        while True:
+            some = [one for one in consumer.consume(batch, 1.0) if one.error() is None]
+            if not some:
+                continue
+            clock.start()
+            with place.engine.begin() as connection:
+                write(connection, some)
+            consumer.commit(asynchronous=False)
+            if clock.count(len(some)):
+                return clock.rate
+
+
+def kafka_only(place: Place, batch: int, messages: int) -> float:
+    """Answers and offsets in one Kafka transaction (KIP-447). No database."""
+    target, clock, name = place.topic(), Clock(messages), uuid4().hex[:12]
+    producer = Producer({"bootstrap.servers": place.servers, "transactional.id": f"bench-{name}", "linger.ms": 0})
+    producer.init_transactions(TIMEOUT)
+    with closing(place.consumer(f"bench-{name}")) as consumer:
+        while True:
+            some = [one for one in consumer.consume(batch, 1.0) if one.error() is None]
+            if not some:
+                continue
+            clock.start()
+            producer.begin_transaction()
+            for message in some:
+                producer.produce(target, message.value())
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), TIMEOUT
+            )
+            producer.commit_transaction(TIMEOUT)
+            if clock.count(len(some)):
+                return clock.rate
+
+
+ALTERNATIVES: Final[dict[str, Callable[[Place, int, int], float]]] = {OURS: ours, DATABASE: database, KAFKA: kafka_only}
+
+
+def new_topic(servers: str) -> str:
+    """A new topic."""
+    name = f"bench-{uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(TIMEOUT)
+    return name
+
+
+def fill(servers: str, topic: str, messages: int) -> None:
+    """Produce the messages that are read."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    for number in range(messages):
+        producer.produce(topic, VALUE, partition=number % PARTITIONS)
+        if not number % 1000:
+            producer.poll(0)
+    if producer.flush(TIMEOUT):
+        sys.exit("the messages could not be produced")
+
+
+def verify(place: Place, messages: int) -> None:
+    """Exit unless there is a row for each message, or more where the alternative reads beyond the last of the measurement."""
+    with place.engine.begin() as connection:
+        rows = connection.scalar(select(func.count()).select_from(results))
+        connection.execute(results.delete())
+    if rows is None or rows < messages:
+        sys.exit(f"{rows} rows for {messages} messages")
+
+
+def table(place: Place, batch: int, rounds: int) -> None:
+    """Measure every alternative in each round and print medians; ratios are medians of the rounds' ratios."""
+    messages = min(place.messages, MOST.get(batch, place.messages))
+    found: dict[str, list[float]] = {name: [] for name in ALTERNATIVES}
+    place.batches.clear()
+    first = ProcessorTimes.now()
+    for _ in range(rounds):
+        for name, measure in ALTERNATIVES.items():
+            found[name].append(measure(place, batch, messages))
+            if name != KAFKA:
+                verify(place, messages)
+    around = Conditions.since(first)
+    print(f"\n### Batches of {batch:,}: {messages:,} messages\n")
+    print(f"| alternative | messages/s | ÷ {DATABASE} |\n|---|---|---|")
+    for name, rates in found.items():
+        ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, found[DATABASE], strict=True))
+        print(f"| {name} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
+    print(f"\nMean batch of {OURS}: {statistics.mean(place.batches):.0f}; busy {around.busy:.0%}, stolen {around.stolen:.0%}.")
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of a measurement; fewer for small batches")
+    parser.add_argument("--batches", type=counts, default=[1, 100, 1000], help="sizes of the batches, comma-separated")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; each measures every alternative in turn")
+    parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    chosen = parser.parse_args(given)
+    with ExitStack() as opened:
+        servers = chosen.kafka or opened.enter_context(DevCluster.temporary()).bootstrap_servers
+        url = chosen.url or opened.enter_context(PostgresServer()).create_database("bench")
+        engine = create_engine(url)
+        opened.callback(engine.dispose)
+        migration.upgrade(engine)
+        results.create(engine)
+        opened.callback(results.drop, engine)
+        source = new_topic(servers)
+        fill(servers, source, chosen.messages)
+        place = Place(servers, engine, source, chosen.messages)
+        for batch in chosen.batches:
+            table(place, batch, chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dualwrite.devcluster import DevCluster
+from fixtures.pace import limit
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "processor.py"
+
+
+@pytest.mark.slow
+def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str) -> None:
+    short = ("--messages", "300", "--batches", "1,100", "--rounds", "1")
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit(240),
+    )
+    assert done.returncode == 0, done.stderr
+    for title in ("Batches of 1: 300 messages", "Batches of 100: 300 messages"):
+        assert title in done.stdout
+    for alternative in ("DualProcessor", "database, then offsets", "consume-transform-produce"):
+        assert done.stdout.count(f"| {alternative} |") == 2

@@ -1,0 +1,111 @@
+"""The order pipeline as a service: two processes, one is killed, another takes its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
+
+from dualwrite import migration
+from dualwrite.devcluster import DevCluster
+from fixtures.broker import make_topic, read_topic, started
+from fixtures.pace import LIMIT, ended, until
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "order_pipeline.py"
+ORDERS = 300
+CUSTOMERS = ("ann", "bob", "cem", "dua")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    """Its topics are named as in the example."""
+    with started(config={"group.min.session.timeout.ms": "500"}) as made:
+        for topic in ("orders", "payments"):
+            make_topic(made, topic, 4)
+        yield made
+
+
+@pytest.fixture
+def url(postgres_url: str) -> str:
+    migration.upgrade(postgres_url)
+    return postgres_url
+
+
+@contextmanager
+def pipeline(url: str, cluster: DevCluster) -> Iterator[subprocess.Popen[str]]:
+    environment = {
+        **os.environ,
+        "DUALWRITE_DATABASE_URL": url,
+        "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+        "DUALWRITE_KAFKA_SESSION_TIMEOUT_MS": "2000",
+        "DUALWRITE_KAFKA_HEARTBEAT_INTERVAL_MS": "300",
+    }
+    process = subprocess.Popen([sys.executable, str(EXAMPLE)], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as output:
+        try:
+            assert output.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def booked(url: str) -> dict[str, int]:
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT customer, amount FROM balances")).all()
+    return {row.customer: row.amount for row in found}
+
+
+def paid(cluster: DevCluster) -> Counter[str]:
+    found = Counter[str]()
+    for message in read_topic(cluster.bootstrap_servers, "payments"):
+        payment = json.loads(message.value() or b"")
+        found[payment["customer"]] += payment["paid"]
+    return found
+
+
+def test_each_order_counts_once(url: str, cluster: DevCluster) -> None:
+    expected = Counter[str]()
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+
+    def order(number: int) -> None:
+        customer = CUSTOMERS[number % len(CUSTOMERS)]
+        expected[customer] += number
+        producer.produce("orders", json.dumps({"customer": customer, "amount": number}), key=customer)
+
+    with ExitStack() as processes:
+        killed = processes.enter_context(pipeline(url, cluster))
+        other = processes.enter_context(pipeline(url, cluster))
+        for number in range(ORDERS):
+            order(number)
+        producer.produce("orders", b"not JSON", key="ann")
+        assert producer.flush(LIMIT) == 0
+        until(lambda: booked(url), "the first are booked")
+        killed.kill()
+        ended(killed)
+        third = processes.enter_context(pipeline(url, cluster))
+        for number in range(ORDERS, 2 * ORDERS):
+            order(number)
+        assert producer.flush(LIMIT) == 0
+        until(lambda: booked(url) == expected, lambda: f"{booked(url)} instead of {expected}", pause=0.2)
+        until(lambda: paid(cluster) == expected, "a live process has recovered what the killed one had prepared", pause=0.5)
+        for process in (other, third):
+            process.send_signal(signal.SIGTERM)
+        assert [ended(other), ended(third)] == [0, 0]
+    assert paid(cluster) == booked(url) == expected
+    (dead,) = read_topic(cluster.bootstrap_servers, "orders.dead")
+    assert dead.value() == b"not JSON"
