@@ -27,7 +27,7 @@ from options import counts
 VALUE: Final = b"x" * 200
 TIMEOUT: Final = 60.0
 PARTITIONS: Final = 4
-MOST: Final = {1: 3_000, 10: 30_000}
+MOST: Final = {1: 500, 10: 5_000, 100: 20_000}
 """The most messages for small batches, which would take too long otherwise."""
 
 OURS: Final = "DualProcessor"
