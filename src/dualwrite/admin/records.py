@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -94,18 +94,7 @@ def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction
     one = opened or OpenTransaction(*key, None, ActiveProducer(batch.producer_id, batch.epoch, -1, None, None, offset))
     side = examiner.look([one])
     hanging = next(iter(examiner.hanging([opened], side)), None) if opened is not None else None
-    return RecordTransaction(
-        *key,
-        offset,
-        timestamp_ms=found.timestamp_ms,
-        producer_id=found.producer_id,
-        epoch=found.epoch,
-        is_marker=found.is_marker,
-        ending=ending,
-        opened=opened,
-        described=side.description(one),
-        hanging=hanging,
-    )
+    return replace(found, ending=ending, opened=opened, described=side.description(one), hanging=hanging)
 
 
 def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Ending, OpenTransaction | None]:

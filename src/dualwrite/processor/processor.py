@@ -384,12 +384,13 @@ class DualProcessor:
             )
         missing = [key for key in partitions if key not in stored]
         committed = consumer.committed(missing, left) if missing else {}
+        topics = topics_of(stored)
         found: dict[Partition, int] = {}
         for key in partitions:
             position = stored.get(key)
             first = None if position is None else consumer.first_offset(key, left)
             seen = Seen(self._ids.get(key[0], ""), first, committed.get(key))
-            begin = begin_of(key, position, seen, self._options, topics_of(stored))
+            begin = begin_of(key, position, seen, self._options, topics)
             found[key] = begin if isinstance(begin, int) else _PLACES[begin]
             self._next[key] = max(found[key], 0)
             if position is None:

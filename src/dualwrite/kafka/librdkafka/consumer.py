@@ -88,11 +88,6 @@ class GroupConsumer:
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be made: {error.args[0].str()}.") from error
 
-    @property
-    def consumer(self) -> Consumer:
-        """The consumer itself, for positions that are sent in a Kafka transaction."""
-        return self._consumer
-
     def owned(self) -> Mapping[Partition, object]:
         """The partitions that are assigned now, each with the term of this assignment: another one has another term."""
         return dict(self._terms)
