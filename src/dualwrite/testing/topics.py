@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,9 +18,13 @@ from dualwrite.kafka.client.config import KafkaConfig
 _POLL: Final = 0.02
 _BATCH: Final = 1000
 _WAIT: Final = 0.1
-_WITHOUT_LEADER: Final = frozenset(
+_UNAVAILABLE: Final = frozenset(
     {
-        KafkaError._NOENT,  # noqa: SLF001  (librdkafka's own code, public): no partition has a leader
+        KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker that went away, or does not answer yet
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._NOENT,  # noqa: SLF001  no partition has a leader
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.FENCED_LEADER_EPOCH,
@@ -27,7 +32,7 @@ _WITHOUT_LEADER: Final = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-"""Answers of partitions between two leaders, or of a broker that has just come back."""
+"""No answer, or the answer of a partition between two leaders or of a broker that has just come back."""
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 
 
@@ -62,7 +67,8 @@ def read_committed(
     Raises:
         OpenTransactionsError: A transaction on the topic stays open.
         UnknownTopicError: There is no such topic.
-        BrokerUnavailableError: A partition has no leader, or the messages could not all be read within the timeout.
+        BrokerUnavailableError: No broker answers, a partition has no leader, or the messages could not all be read within the
+            timeout.
     """
     config = KafkaConfig.of(kafka)
     settings = {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
@@ -80,7 +86,8 @@ def read_committed(
         }
     )
     try:
-        consumer.list_topics(topic, timeout=timeout)  # assign() alone waits 500 ms before it asks for the leaders
+        with _unavailability(topic):
+            consumer.list_topics(topic, timeout=timeout)  # assign() alone waits 500 ms before it asks for the leaders
         return sorted(_read(consumer, topic, ends, timeout), key=lambda m: (m.partition, m.offset))
     finally:
         consumer.close()
@@ -88,25 +95,22 @@ def read_committed(
 
 def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[int, int]:
     admin = AdminClient(settings)
-    found = admin.list_topics(topic, timeout=timeout).topics[topic]
+    with _unavailability(topic):
+        found = admin.list_topics(topic, timeout=timeout).topics[topic]
     if found.error is not None:
         raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
     partitions = [TopicPartition(topic, number) for number in found.partitions]
     deadline = time.monotonic() + timeout
     while True:
         try:
-            ends, stable = (
-                _latest(admin, partitions, level, timeout)
-                for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
-            )
-        except KafkaException as error:
-            if error.args[0].code() not in _WITHOUT_LEADER:
-                raise
+            with _unavailability(topic):
+                ends, stable = (
+                    _latest(admin, partitions, level, timeout)
+                    for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+                )
+        except BrokerUnavailableError:
             if time.monotonic() > deadline:
-                raise BrokerUnavailableError(
-                    f"Topic {topic!r} can't be read: {error.args[0].str()}.",
-                    next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
-                ) from error
+                raise
             time.sleep(_POLL)
             admin = AdminClient(settings)  # librdkafka's keeps the leader epoch that it knows
             continue
@@ -120,6 +124,20 @@ def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[i
                 partitions=waiting,
             )
         time.sleep(_POLL)
+
+
+@contextmanager
+def _unavailability(topic: str) -> Iterator[None]:
+    """Raises `BrokerUnavailableError` for what librdkafka says when a broker or a leader is away."""
+    try:
+        yield
+    except KafkaException as error:
+        if error.args[0].code() not in _UNAVAILABLE:
+            raise
+        raise BrokerUnavailableError(
+            f"Topic {topic!r} can't be read: {error.args[0].str()}.",
+            next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
+        ) from error
 
 
 def _latest(admin: AdminClient, partitions: list[TopicPartition], level: IsolationLevel, timeout: float) -> dict[int, int]:
