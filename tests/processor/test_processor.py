@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from processor_scene import PARTITIONS, ProcessorScene
 import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import ConfigurationError, MessageFailedError, TopicReplacedError
+from dualwrite.errors import ConfigurationError, MessageFailedError, MessageTooLargeError, TopicReplacedError
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
@@ -124,6 +125,28 @@ def test_it_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewNa
     assert headers["dualwrite.topic"] == scene.source.encode()
     assert (headers["dualwrite.partition"], headers["dualwrite.offset"]) == (b"1", b"0")
     assert (headers["dualwrite.attempts"], headers["dualwrite.error"]) == (b"2", b"ValueError")
+
+
+def test_a_dead_letter_that_is_refused_stops_it(scene: ProcessorScene, new_name: NewName) -> None:
+    """Nothing is lost: the message stays where it is, and goes to a topic that takes it."""
+    small, dead = new_name("small"), new_name("dead")
+    make_topic(scene.broker, small, max_message_bytes="100")
+    make_topic(scene.broker, dead)
+    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
+    producer.produce(scene.source, b"bad", partition=1)
+    assert producer.flush(LIMIT) == 0
+    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=small)
+    with scene.running(options=options) as running:
+        error = running.ended()
+    assert isinstance(error, MessageFailedError)
+    assert (error.topic, error.partition, error.offset, error.attempts) == (scene.source, 1, 0, 2)
+    assert isinstance(error.__cause__, MessageTooLargeError)
+    assert f"nor sent to the dead-letter topic {small!r}" in str(error)
+    assert "its processing raised ValueError" in str(error)
+    assert read_topic(scene.broker.bootstrap_servers, small) == []
+    with scene.running(options=replace(options, dead_letter_topic=dead)):
+        (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead), "the dead letter")
+    assert letter.value() == b"bad"
 
 
 def test_batches(scene: ProcessorScene) -> None:

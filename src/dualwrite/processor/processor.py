@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dualwrite.errors import (
+    BrokerAuthorizationError,
     BrokerUnavailableError,
     ConfigurationError,
     DualWriteError,
@@ -27,6 +28,7 @@ from dualwrite.errors import (
     MessageTooLargeError,
     PositionMovedError,
     StoreError,
+    UnknownTopicError,
     UsageError,
 )
 from dualwrite.kafka.inspect.topic_ids import topic_ids
@@ -114,7 +116,9 @@ class DualProcessor:
     @property
     def positions(self) -> Mapping[Partition, Position]:
         """The stored positions of the partitions that are assigned now, as far as this processor knows."""
-        return dict(self._stored)
+        consumer = self._consumer
+        owned = {} if consumer is None else consumer.owned()
+        return {key: position for key, position in dict(self._stored).items() if key in owned}
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended. May be called from any thread, and from a signal handler."""
@@ -124,7 +128,7 @@ class DualProcessor:
         """Process messages until `stop`. In the main thread SIGTERM stops it too. It can be called again after that.
 
         Raises:
-            MessageFailedError: A message can't be processed, and there is no dead-letter topic.
+            MessageFailedError: A message can't be processed, and there is no dead-letter topic that takes it.
             MessagesDeletedError, TopicReplacedError: See `on_gap` and `on_new_topic` of the options.
             FencedError: Another process has claimed the writer's transactional id.
             BrokerError, StoreError: Kafka or the database refuses to go on; what a retry may change is retried.
@@ -220,10 +224,7 @@ class DualProcessor:
                 f"The message {name_of(message)} could not be processed in {attempts} attempts.",
                 cause=f"{type(reason).__qualname__}: {reason}",
                 next_step="fix the handler and start again; or set dead_letter_topic, or `dualwrite offsets reset` past it",
-                topic=message.topic(),
-                partition=message.partition(),
-                offset=message.offset(),
-                attempts=attempts,
+                **_where(message, attempts),
             ) from reason
         headers = dead_letter_headers(message, reason, group_id=self._group, attempts=attempts)
 
@@ -234,7 +235,18 @@ class DualProcessor:
 
             return work
 
-        self._repeated(consumer, one, unit)
+        try:
+            self._repeated(consumer, one, unit)
+        except (_UnprocessableError, UnknownTopicError, BrokerAuthorizationError) as error:
+            refused = error.reason if isinstance(error, _UnprocessableError) else error
+            raise MessageFailedError(
+                f"The message {name_of(message)} could not be processed in {attempts} attempts, nor sent to the dead-letter "
+                f"topic {topic!r}: {refused}",
+                cause=f"its processing raised {type(reason).__qualname__}: {reason}",
+                next_step=f"make {topic!r} take it (a dead letter is the message and some 1,500 bytes of headers) or fix the "
+                "handler, and start again; or `dualwrite offsets reset` past it",
+                **_where(message, attempts),
+            ) from refused
         log.error("%s: %s went to %s: %s", self._group, name_of(message), topic, reason)
 
     # --- one transaction --------------------------------------------------------------------------------------------------
@@ -406,6 +418,10 @@ class _UnprocessableError(Exception):
     def __init__(self, reason: Exception) -> None:
         super().__init__(f"{type(reason).__qualname__}: {reason}")
         self.reason = reason
+
+
+def _where(message: Any, attempts: int) -> dict[str, Any]:
+    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "attempts": attempts}
 
 
 def _each(handle: Callable[[Any, Transaction[Any]], None] | None) -> Callable[[Sequence[Any], Transaction[Any]], None]:
