@@ -95,9 +95,15 @@ class Native:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a measurement happens."""
+    """Where a measurement happens.
+
+    Args:
+        servers: Kafka.
+        poll: The longest that one poll waits when messages are counted, in seconds.
+    """
 
     servers: str
+    poll: float
 
     def client(self, name: str, *, bulk: bool = False) -> Client:
         """A producer with its own transactional id."""
@@ -130,7 +136,7 @@ class Place:
             consumer.assign([TopicPartition(topic, partition, 0) for partition in waiting])
             seen = 0
             while waiting:
-                for message in consumer.consume(10_000, timeout=1):
+                for message in consumer.consume(10_000, timeout=self.poll):
                     if message.error() is None:
                         seen += 1
                     else:
@@ -299,11 +305,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--bulk", type=int, default=100_000, help="messages per large transaction")
     parser.add_argument("--bulk-transactions", type=int, default=5, help="large transactions per measurement")
     parser.add_argument("--memory", type=int, default=5_000_000, help="messages of the memory measurement; 0 skips it")
+    parser.add_argument("--poll", type=float, default=1.0, help="seconds that one poll waits when messages are verified")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
     chosen = parser.parse_args(given)
     with ExitStack() as opened:
         servers = chosen.kafka or opened.enter_context(DevCluster.temporary()).bootstrap_servers
-        place = Place(servers)
+        place = Place(servers, chosen.poll)
         measures = {
             "One message, one id": lambda name: in_turn(place, name, 1, chosen.seconds),
             f"One message, {chosen.ids} ids in turn, one caller": lambda name: in_turn(place, name, chosen.ids, chosen.seconds),

@@ -47,6 +47,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", action="store_true", help="run the writers as threads of one process, not as processes")
     add_servers(parser)
+    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="skip the warm-up round")
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="skip the breakdown of the recipe's time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures to this file")
     chosen = parser.parse_args(given)
@@ -69,8 +70,8 @@ _WORK: Final = Work(workload.prepare, workload.clean, workload.remove, _verify)
 
 
 def measure_all(bench: Bench, options: argparse.Namespace) -> list[Figures]:
-    """Run the warm-up round, then all rounds, with the alternatives interleaved."""
-    for name in options.alternatives:
+    """Run the warm-up round, unless it is skipped, then all rounds, with the alternatives interleaved."""
+    for name in options.alternatives if options.warm_up else ():
         show_progress(f"warm-up: {name}")
         bench.measure(_case(name, max(options.writers)), min(options.seconds, _WARM_UP_SECONDS))
     found = []

@@ -12,7 +12,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "processor.py"
 
 @pytest.mark.slow
 def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str) -> None:
-    short = ("--messages", "300", "--batches", "1,100", "--rounds", "1")
+    short = ("--messages", "200", "--batches", "1,100", "--rounds", "1")
     done = subprocess.run(
         [sys.executable, BENCHMARK, *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url],
         capture_output=True,
@@ -21,7 +21,7 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
         timeout=limit(240),
     )
     assert done.returncode == 0, done.stderr
-    for title in ("Batches of 1: 300 messages", "Batches of 100: 300 messages"):
+    for title in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):
         assert title in done.stdout
     for alternative in ("DualProcessor", "database, then offsets", "consume-transform-produce"):
         assert done.stdout.count(f"| {alternative} |") == 2

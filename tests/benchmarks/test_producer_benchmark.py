@@ -8,7 +8,10 @@ from dualwrite.devcluster import DevCluster
 from fixtures.pace import limit
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "producer.py"
-SHORT = ("--seconds", "0.1", "--rounds", "1", "--ids", "2", "--bulk", "1000", "--bulk-transactions", "2", "--memory", "500")
+SHORT = (
+    *("--seconds", "0.1", "--rounds", "1", "--ids", "2", "--poll", "0.1"),
+    *("--bulk", "1000", "--bulk-transactions", "2", "--memory", "500"),
+)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
     file = tmp_path / "figures.json"
 
-    done = run("--seconds", 0.2, "--rounds", 1, "--writers", 1, "--json", file, *servers)
+    done = run("--no-warm-up", "--seconds", 0.2, "--rounds", 1, "--writers", 1, "--json", file, *servers)
 
     assert done.returncode == 0, done.stderr
     for title in ALTERNATIVES:

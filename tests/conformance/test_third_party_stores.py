@@ -70,7 +70,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, l
     (folder / "mutants.json").write_text(json.dumps({mutant: broken(mutant) for mutant in MUTANTS}), encoding="utf-8")
     for name in ("test_own_store.py", "pyproject.toml"):
         (folder / name).write_bytes((EXAMPLE / name).read_bytes())
-    done = run("-W", "ignore", str(Path(__file__).with_name("mutant_runner.py")), str(folder), folder=folder)
+    runner = str(Path(__file__).with_name("mutant_runner.py"))
+    done = run("-W", "ignore", runner, str(folder), folder=folder, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # each start loads them
     assert done.returncode == 0, done.stderr
     found: dict[str, tuple[int, list[tuple[str, str]]]] = json.loads(done.stdout)
     return found

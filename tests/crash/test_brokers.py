@@ -68,7 +68,7 @@ def move_the_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
             ("librdkafka", "1", kill_leader, "prepared"),
             ("native", "3", kill_coordinator, "committed by the database"),
             ("librdkafka", "1", move_the_leader, "committed by the database"),
-            *product(["native"], ["3"], [move_the_leader], MOMENTS),
+            ("native", "3", move_the_leader, "in the middle of the transaction"),
         ],
     ),
     indirect=["producer"],

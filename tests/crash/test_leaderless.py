@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -51,21 +52,27 @@ def scene(databases: Databases, forgetful: DevCluster) -> Scene:
     return databases.scene("sqlite", forgetful)
 
 
-def make_topic_apart(cluster: DevCluster, scene: Scene) -> int:
-    """Make the scene's topic with one replica, on a node that does not coordinate the scene's id; return that node."""
-    coordinator = coordinator_of(scene.bootstrap, scene.kafka_id())
-    node = next(number for number in (1, 2, 3) if number != coordinator)
+def make_topics_apart(cluster: DevCluster, *scenes: Scene) -> int:
+    """Make the topics of one or two scenes with one replica, on a node that coordinates none of their ids; return that node."""
+    coordinators = {coordinator_of(scene.bootstrap, scene.kafka_id()) for scene in scenes}
+    node = next(number for number in (1, 2, 3) if number not in coordinators)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([NewTopic(scene.topic, 1, replica_assignment=[[node]])])[scene.topic].result(LIMIT)
+    topics = [NewTopic(scene.topic, 1, replica_assignment=[[node]]) for scene in scenes]
+    for made in admin.create_topics(topics).values():
+        made.result(LIMIT)
     return node
 
 
 @contextmanager
-def without_leader(cluster: DevCluster, node: int, topic: str) -> Iterator[None]:
-    """The node is down, and the topic has no leader; then the node is up again."""
+def without_leader(cluster: DevCluster, node: int, *topics: str) -> Iterator[None]:
+    """The node is down, and the topics have no leader; then the node is up again."""
+
+    def all_without() -> bool:
+        return all(topic.without_leader for topic in describe_topics(cluster.bootstrap_servers, list(topics)))
+
     cluster.kill(node)
     try:
-        until(lambda: describe_topics(cluster.bootstrap_servers, [topic])[0].without_leader, f"{topic} has no leader")
+        until(all_without, f"{topics} have no leader")
         yield
     finally:
         cluster.start(node)
@@ -77,7 +84,7 @@ def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None
 
 @pytest.mark.soak
 def test_a_topic_without_leader_is_read_when_the_leader_is_back(scene: Scene, forgetful: DevCluster) -> None:
-    node = make_topic_apart(forgetful, scene)
+    node = make_topics_apart(forgetful, scene)
     with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         worker.write_event(writer, scene.topic, 1)
     assert scene.agree() == [1]  # the marker is written, which this release would omit
@@ -116,7 +123,7 @@ def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene
 
     The transaction hangs there. Aborting it loses what its coordinator has committed, so that takes force.
     """
-    node = make_topic_apart(forgetful, scene)
+    node = make_topics_apart(forgetful, scene)
     assert end_without_leader(forgetful, scene, node, b"lost")[1] is TransactionStatus.COMPLETE_COMMIT
     assert (values(scene), values(scene, "read_uncommitted")) == ([], [b"lost"])
     with TransactionAdmin(scene.bootstrap, timeout=LIMIT) as admin:
@@ -137,44 +144,17 @@ def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leade
     """Kafka's own behaviour, without dualwrite's check of the leaders."""
     with started(nodes=3) as cluster:
         scene = databases.scene("sqlite", cluster)
-        node = make_topic_apart(cluster, scene)
+        node = make_topics_apart(cluster, scene)
         assert end_without_leader(cluster, scene, node, b"kept")[0] is TransactionStatus.PREPARE_COMMIT
         assert values(scene) == [b"kept"]  # read after every transaction of the cluster has ended
 
 
-@pytest.mark.parametrize("commit", thinned([True, False], kept=[True]), ids=["commit", "abort"])
-def test_a_producer_ends_its_transaction_when_the_leader_is_back(forgetful: DevCluster, scene: Scene, commit: bool) -> None:
-    node = make_topic_apart(forgetful, scene)
-    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), scene.kafka_id(), two_phase=True)
-
-    def end(timeout: float) -> None:
-        (producer.commit_transaction if commit else producer.abort_transaction)(timeout=timeout)
-
-    try:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send(scene.topic, b"first")
-        producer.prepare_transaction()
-        with without_leader(forgetful, node, scene.topic):
-            with pytest.raises(BrokerUnavailableError, match=f"{scene.topic}-0 has no leader"):
-                end(limit(2))
-            with pytest.raises(BrokerUnavailableError, match="has no leader"):
-                end(limit(2))
-        end(LIMIT)
-        producer.begin_transaction()
-        producer.send(scene.topic, b"second")
-        producer.commit_transaction()
-        assert values(scene) == ([b"first", b"second"] if commit else [b"second"])
-    finally:
-        producer.close()
-
-
-@pytest.mark.soak  # in CI: a producer (above) and recovery (below)
+@pytest.mark.soak  # in CI: a producer and recovery (below)
 @pytest.mark.usefixtures("producer")
 @pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
 def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: Scene) -> None:
     """With both producers; the database has already committed."""
-    node = make_topic_apart(forgetful, scene)
+    node = make_topics_apart(forgetful, scene)
     with (
         ExitStack() as down,
         dualwrite.connect(
@@ -193,16 +173,37 @@ def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: 
 @pytest.mark.parametrize(
     ("producer", "point"), thinned(product(PRODUCERS, LEFT), kept=[("native", "after_db_commit")]), indirect=["producer"]
 )
-def test_recovery_waits_for_the_leader(forgetful: DevCluster, scene: Scene, producer: str, point: str) -> None:
-    """Whichever producer wrote, recovery ends the transaction."""
-    node = make_topic_apart(forgetful, scene)
-    scene.write(1, failpoints=f"{point}=kill").killed()
-    with without_leader(forgetful, node, scene.topic):
-        with pytest.raises(BrokerUnavailableError, match=f"Topic '{scene.topic}' can't be read"):
-            read_committed(scene.bootstrap, scene.topic, timeout=0.5)
-        report = dualwrite.recover(scene.events.database, kafka=scene.settings, ids=[scene.transactional_id], timeouts=SHORT)
-        assert f"{scene.topic}-0 has no leader" in str(worker.as_json(report)["error"])
+def test_a_producer_and_recovery_wait_for_the_leader(forgetful: DevCluster, scene: Scene, producer: str, point: str) -> None:
+    """Both in one outage. Whichever producer wrote, recovery ends the transaction; the producer alone is the native one."""
+    alone = replace(scene, transactional_id=f"{scene.transactional_id}-alone")
+    node = make_topics_apart(forgetful, scene, alone)
     committed = point == "after_db_commit"
+    scene.write(1, failpoints=f"{point}=kill").killed()
+    with closing(NativeProducer(KafkaConfig.of(alone.bootstrap), alone.kafka_id(), two_phase=True)) as waiting:
+
+        def end(timeout: float) -> None:
+            (waiting.commit_transaction if committed else waiting.abort_transaction)(timeout=timeout)
+
+        waiting.init_transactions()
+        waiting.begin_transaction()
+        waiting.send(alone.topic, b"first")
+        waiting.prepare_transaction()
+        with without_leader(forgetful, node, scene.topic, alone.topic):
+            with pytest.raises(BrokerUnavailableError, match=f"{alone.topic}-0 has no leader"):
+                end(limit(2))
+            with pytest.raises(BrokerUnavailableError, match="has no leader"):
+                end(limit(2))
+            with pytest.raises(BrokerUnavailableError, match=f"Topic '{scene.topic}' can't be read"):
+                read_committed(scene.bootstrap, scene.topic, timeout=0.5)
+            report = dualwrite.recover(
+                scene.events.database, kafka=scene.settings, ids=[scene.transactional_id], timeouts=SHORT
+            )
+            assert f"{scene.topic}-0 has no leader" in str(worker.as_json(report)["error"])
+        end(LIMIT)
+        waiting.begin_transaction()
+        waiting.send(alone.topic, b"second")
+        waiting.commit_transaction()
+    assert values(alone) == ([b"first", b"second"] if committed else [b"second"])
     assert scene.recover()["outcomes"] == ["COMMITTED" if committed else "ABORTED"]
     scene.write_here(2)
     assert scene.agree() == ([1, 2] if committed else [2])

@@ -32,7 +32,8 @@ DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_settl
         kept=[
             ("after_prepare", "recover_after_decision"),
             ("before_db_commit", "recover_after_settle"),
-            *product(["after_db_commit"], DYING),
+            ("after_db_commit", "recover_after_end_txn"),
+            ("after_db_commit", "recover_after_settle"),
         ],
     ),
 )

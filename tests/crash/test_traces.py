@@ -75,7 +75,12 @@ STALE = ["recover_after_claim", "recover_after_describe", "recover_after_decisio
     ("variant", "left", "point"),
     thinned(
         product(["native", "v5", "v4"], LEFT, STALE),
-        kept=[*product(["native"], LEFT, STALE), *product(["v5", "v4"], LEFT, ["recover_after_describe"])],
+        kept=[
+            *product(["native"], ["after_db_commit"], STALE),
+            ("native", "after_prepare", "recover_after_describe"),
+            ("v5", "after_prepare", "recover_after_describe"),
+            ("v4", "after_db_commit", "recover_after_describe"),
+        ],
         quick=[("native", "after_db_commit", "recover_after_describe")],
     ),
     indirect=["variant"],

@@ -75,7 +75,7 @@ class Proxied:
 
 @pytest.fixture
 def proxied_mariadb(databases: Databases, broker: DevCluster) -> Iterator[Proxied]:
-    yield from through_a_proxy(databases.scene("mariadb", broker), lambda _: b"\x03COMMIT", "read_timeout=3")
+    yield from through_a_proxy(databases.scene("mariadb", broker), lambda _: b"\x03COMMIT", "read_timeout=2")
 
 
 @pytest.fixture

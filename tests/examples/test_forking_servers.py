@@ -126,13 +126,15 @@ def test_celery(environment: dict[str, str], new_name: Callable[[str], str], com
             "data_folder_in": str(queue),
             "data_folder_out": str(queue),
             "control_folder": str(control),
+            "polling_interval": 0.05,  # by default 1 s
         },
         "task_ignore_result": True,
+        "worker_lost_wait": 0.5,  # by default 10 s: until the task of a process that died is sent again
     }
     config = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
     (tmp_path / "celeryconfig.py").write_text(config, encoding="utf-8")
     sender = Celery("sender", changes=settings)
-    wanted = {str(number): f"item {number}" for number in range(30)}
+    wanted = {str(number): f"item {number}" for number in range(20)}
     for key, item in wanted.items():
         for _ in range(2):  # each is sent twice
             sender.send_task("celery_service.take_order", (key, item))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, product
 from pathlib import Path
 
 import psycopg
@@ -27,6 +28,8 @@ from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
 ROWS = list(range(35))
+MOMENTS = ["between two transactions", "within one"]
+DYING_POINTS = ["after_prepare", "before_db_commit", "after_db_commit", "after_kafka_commit"]
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +115,17 @@ def test_jobs_know_nothing_of_each_other(job: ChunkScene, new_name: Callable[[st
 # --- two at once --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["between two transactions", "within one"])
+@pytest.mark.parametrize(
+    ("job", "where"),
+    # SQLite has one transaction at a time: within one, the later attempt waits for it
+    thinned(
+        [(database, where) for database, where in product(DATABASES, MOMENTS) if (database, where) != ("sqlite", MOMENTS[1])],
+        kept=[*zip(DATABASES, cycle(MOMENTS))],
+        quick=[("sqlite", MOMENTS[0])],
+    ),
+    indirect=["job"],
+)
 def test_the_later_of_two_attempts_takes_over(job: ChunkScene, where: str) -> None:
-    if where == "within one" and job.events.url.startswith("sqlite"):
-        pytest.skip("SQLite has one transaction at a time: the later attempt waits for it")
     within = where == "within one"
     second: list[PartitionReport] = []
 
@@ -221,7 +231,15 @@ def test_a_commit_that_is_not_answered(
     assert job.found() == (ROWS, ROWS)
 
 
-@pytest.mark.parametrize("point", ["after_prepare", "before_db_commit", "after_db_commit", "after_kafka_commit"])
+@pytest.mark.parametrize(
+    ("job", "point"),
+    thinned(
+        product(DATABASES, DYING_POINTS),
+        kept=[*zip(DATABASES, cycle(DYING_POINTS)), ("postgresql", "after_db_commit")],
+        quick=[("sqlite", "after_prepare")],
+    ),
+    indirect=["job"],
+)
 def test_an_attempt_that_dies_anywhere(job: ChunkScene, point: str) -> None:
     """A failure at each step of the third chunk's commit, which the same process does not resolve."""
     armed = failpoints.only_at(4, failpoints.raises(KeyboardInterrupt()))  # the first transaction records the plan

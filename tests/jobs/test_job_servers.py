@@ -27,7 +27,7 @@ TASK_MOMENTS = ("job_after_batch", "job_before_staged", "job_after_staged", "job
 COMMIT_MOMENTS = ("job_before_commit", "job_after_move", "job_after_commit", "job_after_complete")
 BROKER_KEPT = ("job_after_prepare", "job_after_commit")
 DATABASE_KEPT = ("job_after_batch", "job_after_commit")
-TIMEOUT_MS = 4000
+TIMEOUT_MS = 2500
 
 MakeScene = Callable[..., JobScene]
 

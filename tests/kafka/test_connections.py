@@ -31,7 +31,7 @@ NewName = Callable[[str], str]
 NewProducer = Callable[..., NativeProducer]
 
 SESSION_SECONDS: Final = limit(3)
-IDLE_SECONDS: Final = limit(4)  # longer than a broker's heartbeat interval
+IDLE_SECONDS: Final = limit(2)  # longer than a broker's heartbeat interval
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,19 @@ from kafka.protocol.admin import CreateAclsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.devcluster import DevCluster, Security
-from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError, ConfigurationError
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    TwoPhaseCommitRefusedError,
+)
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.inquiry import Inquiry
+from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import TransactionStatus
 from fixtures.broker import USERS, started
 from fixtures.capabilities import EVERYTHING
@@ -107,6 +114,21 @@ def test_what_the_probe_says_is_what_a_producer_gets(
         answer = inquiry.of_coordinator(name, lambda coordinator, deadline: coordinator.call(asked, deadline))
     assert answer.error_code == code
     assert probe(servers).two_phase is (code == 0)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_broker_without_two_phase_commit_is_told_with_the_settings_to_change(
+    switched_off: DevCluster, new_name: NewName, keep: bool
+) -> None:
+    producer = NativeProducer(KafkaConfig.of(switched_off.bootstrap_servers), new_name("id"), two_phase=True)
+    for take in (
+        lambda: producer.init_transactions(keep_prepared_txn=keep, timeout=LIMIT),
+        lambda: producer.create(timeout=LIMIT),
+    ):
+        with pytest.raises(TwoPhaseCommitRefusedError, match=r"transaction\.two\.phase\.commit\.enable=true"):
+            take()
+    assert producer.state is ProducerState.UNINITIALIZED
+    producer.close()
 
 
 @pytest.mark.slow

@@ -119,6 +119,10 @@ class Conformance(ProducerConformance):
 class TestLibrdkafkaProducer(Conformance):
     capabilities = LIBRDKAFKA
 
+    @pytest.mark.soak  # in CI by test_strict_broker.py
+    def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
+        super().test_a_topic_that_does_not_exist_is_told_by_name(strict_scene)
+
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
         return LibrdkafkaProducer(config, kafka_id, coordinator, delivery_timeout=LIMIT)

@@ -191,6 +191,7 @@ def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_abor
     try:
         producer.init_transactions(timeout=LIMIT)
         producer.begin_transaction()
+        producer.send(there, b"lost")
         with pytest.raises(UnknownTopicError, match=missing) as caught:
             producer.send(missing, b"v")
         assert "create it" in str(caught.value)
@@ -202,5 +203,6 @@ def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_abor
         producer.commit_transaction(timeout=LIMIT)
     finally:
         producer.close()
+    assert [message.value() for message in read_topic(strict_broker.bootstrap_servers, there)] == [b"v"]
     assert read_topic(strict_broker.bootstrap_servers, missing) == []
     assert len(read_topic(strict_broker.bootstrap_servers, there)) == 1

@@ -218,7 +218,7 @@ def psycopg_pool(scene: Scene, pool: WriterPool[Any]) -> Iterator[WriterPool[Any
         yield opened
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), together=st.booleans())
 def check(pool: WriterPool[Any], scene: Scene, among: Sequence[Any], data: st.DataObject, together: bool) -> None:
     behaviours = data.draw(st.lists(st.sampled_from(among), min_size=1, max_size=24))

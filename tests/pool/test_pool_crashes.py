@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 
@@ -22,11 +22,8 @@ POINTS = (*WRITER_POINTS, *GROUP_POINTS)
 
 MOST = ("postgresql", "native")
 OTHERS = [("postgresql", "librdkafka"), *((database, "native") for database in DATABASES if database != "postgresql")]
-KEPT = [
-    *((*MOST, point) for point in POINTS),
-    *((*other, point) for first, other in enumerate(OTHERS) for point in POINTS[first % 3 :: 3]),
-]
-"""Each point is passed with one combination, and with one or two of the others."""
+KEPT = [(*combination, point) for combination, point in zip(cycle([MOST, *OTHERS]), POINTS)]
+"""Each point with one combination of database and producer, and each combination with one or two points."""
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,7 @@ ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_r
     ("database", "point"),
     thinned(
         product(DATABASES, POINTS),
-        kept=[*product(["postgresql"], ASYNC_POINTS), ("rocksdb", "group_after_unit"), ("rocksdb", "after_db_commit")],
+        kept=[*zip(cycle(["postgresql", "rocksdb"]), ASYNC_POINTS)],
         quick=[("postgresql", "group_after_unit")],
     ),
 )

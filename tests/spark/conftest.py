@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ from fixtures.spark import FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -52,3 +56,22 @@ def driven(
     scene = DrivenScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
     yield scene
     scene.close()
+
+
+@pytest.fixture
+def run_example(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example's script in this process, with the shared session, and environment variables, which its workers have too;
+    returns what it says.
+    """
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)  # noqa: ARG005  (other tests go on with it)
+
+    def run_example(example: str, *arguments: str | Path, **environment: str) -> str:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+            monkeypatch.setitem(spark.sparkContext.environment, name, value)
+        monkeypatch.setattr(sys, "argv", [example, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_example

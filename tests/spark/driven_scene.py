@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 from spark_scene import LIMIT, SCHEMA, SparkScene
 
+import dualwrite.spark
 from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
 from fixtures.pace import until
 from spark.job import SparkJob
@@ -22,7 +23,7 @@ STREAM_DRIVER = Path(__file__).with_name("stream_driver.py")
 
 
 class DrivenScene(SparkScene):
-    """A scene without its own session.
+    """A scene without a session, until `stream_to_the_end`.
 
     Args:
         url: A database with only dualwrite's tables.
@@ -40,7 +41,10 @@ class DrivenScene(SparkScene):
         self._drivers = 0
 
     def close(self) -> None:
-        self.store.close()
+        if self.spark is None:
+            self.store.close()
+        else:
+            super().close()
 
     def add_files(self, count: int, rows: int = 10) -> range:
         """Add input for that many micro-batches; return its ids."""
@@ -68,10 +72,11 @@ class DrivenScene(SparkScene):
         settings.write_text(json.dumps(told))
         return SparkJob(STREAM_DRIVER, [settings], environment=self.environment)
 
-    def stream_to_the_end(self, partitions: int = 2) -> None:
-        """Run a driver to its end."""
-        with self.stream_driver(partitions) as job:
-            assert job.wait() == 0, job.output
+    def stream_to_the_end(self, spark: SparkSession, partitions: int = 2) -> None:
+        """Run the query to its end, in the session that tests share, as another driver."""
+        dualwrite.spark.register(spark)
+        self.spark = spark
+        self.run(partitions)
 
     @property
     def micro_batches(self) -> int:

@@ -1,19 +1,17 @@
 """The Spark examples: table and topic have each flight once, also where the job was killed on its way.
 
-Every day each runs once, over a few flights of each month, which are in the folder already when it starts: the batch as a
-script, the stream in the session that tests share. In soak both run as scripts over all flights, the batch twice, and the
-stream is killed.
+Every day they run in the session that tests share, over a few flights of each month, which are in the folder already. In soak
+they run as scripts over all flights, and the stream is killed.
 """
 
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,9 +27,6 @@ from fixtures.tiers import thinned
 from spark.job import SparkJob
 from spark.session import SUBMITTED
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 pytest.importorskip("pyspark")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,6 +37,7 @@ amounts = pytest.mark.parametrize("amount", thinned([FEW, FLIGHTS], kept=[FEW], 
 SETTINGS = "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false"
 
 Start = Callable[..., SparkJob]
+Run = Callable[..., str]
 Flight = tuple[Any, ...]
 
 
@@ -64,26 +60,14 @@ def start(postgres_url: str, broker: DevCluster, name: str, spark_environment: d
 
 
 @pytest.fixture
-def run_here(
-    postgres_url: str,
-    broker: DevCluster,
-    name: str,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., str]:
-    """Runs an example in this process, with the shared session; returns what it says."""
-    monkeypatch.setenv("DUALWRITE_DATABASE_URL", postgres_url)
-    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
-    monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.setattr(type(spark), "stop", lambda session: None)  # noqa: ARG005  (other tests go on with it)
+def run(postgres_url: str, broker: DevCluster, name: str, run_example: Run) -> Run:
+    """Runs an example in the shared session; returns what it says."""
+    ours = {"DUALWRITE_DATABASE_URL": postgres_url, "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
 
-    def run_here(example: str, *arguments: str | Path) -> str:
-        monkeypatch.setattr(sys, "argv", [example, *map(str, arguments), "--name", name])
-        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
-        return capsys.readouterr().out
+    def run(example: str, *arguments: str | Path) -> str:
+        return run_example(example, *arguments, "--name", name, **ours)
 
-    return run_here
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +130,35 @@ def assert_equal_everywhere(flights: list[Flight], amount: int, url: str, server
 
 @amounts
 def test_the_batch_is_written_once_however_often_it_is_run(
-    start: Start, flights: list[Flight], amount: int, postgres_url: str, broker: DevCluster, name: str, folder: Path
+    request: pytest.FixtureRequest,
+    flights: list[Flight],
+    amount: int,
+    postgres_url: str,
+    broker: DevCluster,
+    name: str,
+    folder: Path,
 ) -> None:
-    for _ in range(2 if amount == FLIGHTS else 1):
-        with start("spark_batch.py", "--input", folder) as job:
-            job.wait_for(f"{amount:,} flights are in the table {name}.")
-            job.wait_for(f"{amount:,} committed messages are in the topic {name}")
-            assert job.wait() == 0, job.output
+    arguments = ("spark_batch.py", "--input", folder)
+    in_table, in_topic = (
+        f"{amount:,} flights are in the table {name}.",
+        f"{amount:,} committed messages are in the topic {name}",
+    )
+    for _ in range(2):
+        if amount == FLIGHTS:
+            with request.getfixturevalue("start")(*arguments) as job:
+                job.wait_for(in_table)
+                job.wait_for(in_topic)
+                assert job.wait() == 0, job.output
+        else:
+            said = request.getfixturevalue("run")(*arguments)
+            assert in_table in said
+            assert in_topic in said
     assert_equal_everywhere(flights, amount, postgres_url, broker.bootstrap_servers, name)
 
 
 @amounts
 def test_the_stream_is_written_once_though_it_is_killed(
-    start: Start,
+    request: pytest.FixtureRequest,
     flights: list[Flight],
     amount: int,
     postgres_url: str,
@@ -166,17 +166,17 @@ def test_the_stream_is_written_once_though_it_is_killed(
     name: str,
     folder: Path,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> None:
-    arguments = ("--input", folder, "--checkpoint", tmp_path / "checkpoint")
+    arguments = ("spark_stream.py", "--input", folder, "--checkpoint", tmp_path / "checkpoint")
+    in_table = f"{amount:,} flights are in the table {name}."
     if amount == FLIGHTS:
-        with start("spark_stream.py", *arguments) as job:
+        start: Start = request.getfixturevalue("start")
+        with start(*arguments) as job:
             job.wait_for("batch 4: ")
             job.kill_all()  # while the next batch is written, or the one after it
-        with start("spark_stream.py", *arguments) as job:
-            job.wait_for(f"{amount:,} flights are in the table {name}.")
+        with start(*arguments) as job:
+            job.wait_for(in_table)
             assert job.wait() == 0, job.output
     else:
-        said = request.getfixturevalue("run_here")("spark_stream.py", *arguments)
-        assert f"{amount:,} flights are in the table {name}." in said
+        assert in_table in request.getfixturevalue("run")(*arguments)
     assert_equal_everywhere(flights, amount, postgres_url, broker.bootstrap_servers, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import psutil
 import pytest
 from driven_scene import DrivenScene, is_stopped, wait_until
@@ -9,6 +11,9 @@ from spark_scene import LIMIT
 
 from fixtures.tiers import thinned
 from spark.processes import Role
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
     ),
     ids=lambda part: "all" if part is None else str(part),
 )
-def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) -> None:
+def test_a_driver_that_dies(driven: DrivenScene, spark: SparkSession, dies: Role | None, point: str) -> None:
     ids = driven.add_files(3)
     with driven.stream_driver() as job:
         driven.wait_for_micro_batches(job, 1)
@@ -39,13 +44,13 @@ def test_a_driver_that_dies(driven: DrivenScene, dies: Role | None, point: str) 
         else:
             job.kill(dies)
             assert job.wait() != 0
-    driven.stream_to_the_end()
+    driven.stream_to_the_end(spark)
     driven.assert_holds(ids)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_before_staged", "job_after_prepare", "job_after_move", "recover_after_end_txn"])
-def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
+def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, spark: SparkSession, point: str) -> None:
     """All its processes are paused, as on a suspended machine; another driver has done everything when it resumes."""
     ids = driven.add_files(4)
     with driven.stream_driver() as asleep:
@@ -53,7 +58,7 @@ def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> N
         driven.stopped_at(asleep, point)
         for process in asleep.processes():
             process.pause()
-        driven.stream_to_the_end()
+        driven.stream_to_the_end(spark)
         driven.assert_holds(ids)
         for process in asleep.processes():
             process.resume()
@@ -63,7 +68,7 @@ def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, point: str) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_before_commit", "job_after_commit"])
-def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) -> None:
+def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, spark: SparkSession, point: str) -> None:
     """The worker outlives its JVM, since the daemon that would have ended it is killed first."""
     ids = driven.add_files(4)
     with driven.stream_driver() as job:
@@ -79,7 +84,7 @@ def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, point: str) 
         job.kill(Role.JVM)
         job.process.wait(LIMIT)
         assert any(is_stopped(orphan.process) for orphan in orphans)
-        driven.stream_to_the_end()
+        driven.stream_to_the_end(spark)
         driven.assert_holds(ids)
         for orphan in orphans:
             orphan.resume()

@@ -35,13 +35,21 @@ def fragile() -> Iterator[DevCluster]:
 
 
 @pytest.fixture
-def own_scene(
-    make_scene: MakeScene, own_postgres_server: PostgresServer, fragile: DevCluster, new_name: Callable[[str], str]
+def on_fragile_broker(
+    make_scene: MakeScene, postgres_url: str, fragile: DevCluster, new_name: Callable[[str], str]
 ) -> SparkScene:
-    """A job on servers that may be killed."""
+    """A job on a broker that may be killed."""
+    return make_scene(postgres_url, fragile, new_name("spark"))
+
+
+@pytest.fixture
+def on_own_database(
+    make_scene: MakeScene, own_postgres_server: PostgresServer, broker: DevCluster, new_name: Callable[[str], str]
+) -> SparkScene:
+    """A job on a database that may be killed."""
     url = own_postgres_server.create_database("orders")
     migration.upgrade(url)
-    return make_scene(url, fragile, new_name("spark"))
+    return make_scene(url, broker, new_name("spark"))
 
 
 def through(scene: SparkScene, point: str, trouble: Callable[[], None]) -> bool:
@@ -69,51 +77,49 @@ def stopped_worker() -> psutil.Process:
 @pytest.mark.parametrize(
     "point", thinned(["job_after_batch", "job_after_prepare", "job_after_commit"], kept=["job_after_prepare"])
 )
-def test_a_broker_that_is_killed(own_scene: SparkScene, fragile: DevCluster, point: str) -> None:
-    own_scene.add_input(range(10))
-    own_scene.run()
+def test_a_broker_that_is_killed(on_fragile_broker: SparkScene, fragile: DevCluster, point: str) -> None:
+    on_fragile_broker.add_input(range(10))
+    on_fragile_broker.run()
     for first in (10, 20):
-        own_scene.add_input(range(first, first + 10))
+        on_fragile_broker.add_input(range(first, first + 10))
 
     def trouble() -> None:
         fragile.kill()
         fragile.start()
 
-    assert through(own_scene, point, trouble)
-    own_scene.assert_holds(range(30))
+    assert through(on_fragile_broker, point, trouble)
+    on_fragile_broker.assert_holds(range(30))
 
 
 @pytest.mark.parametrize(
     "point",
     thinned(["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"], kept=["job_after_move"]),
 )
-def test_a_database_that_crashes(own_scene: SparkScene, own_postgres_server: PostgresServer, point: str) -> None:
+def test_a_database_that_crashes(on_own_database: SparkScene, own_postgres_server: PostgresServer, point: str) -> None:
     """The staging table is then empty: the commit is refused, and the batch is run again."""
-    own_scene.add_input(range(10))
-    own_scene.run()
+    on_own_database.add_input(range(10))
+    on_own_database.run()
     for first in (10, 20):
-        own_scene.add_input(range(first, first + 10))
+        on_own_database.add_input(range(first, first + 10))
 
     def trouble() -> None:
         own_postgres_server.kill()
         own_postgres_server.start()
-        own_scene.store.engine.dispose()  # our own connections have been ended, too
+        on_own_database.store.engine.dispose()  # our own connections have been ended, too
 
-    came_through = through(own_scene, point, trouble)
+    came_through = through(on_own_database, point, trouble)
     if point in ("job_after_prepare", "job_after_move"):
         assert not came_through
     if point == "job_after_commit":
         assert came_through
     if not came_through:
-        own_scene.run()
-    own_scene.assert_holds(range(30))
+        on_own_database.run()
+    on_own_database.assert_holds(range(30))
 
 
 @pytest.mark.soak  # in CI on the same steps without Spark: tests/jobs/test_job_servers.py
-def test_a_commit_past_the_timeout_of_its_transactions(
-    make_scene: MakeScene, postgres_url: str, fragile: DevCluster, new_name: Callable[[str], str]
-) -> None:
-    scene = make_scene(postgres_url, fragile, new_name("spark"))
+def test_a_commit_past_the_timeout_of_its_transactions(on_fragile_broker: SparkScene) -> None:
+    scene = on_fragile_broker
     bounded = {"twoPhase": "false", "kafka.transaction.timeout.ms": str(TIMEOUT_MS)}
     scene.fail_at("job_before_commit", f"sleep:{TIMEOUT_MS // 1000 + 1}")
     with pytest.raises(PySparkException, match=r"can't be committed within the time limit.*transaction\.timeout\.ms"):

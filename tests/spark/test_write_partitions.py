@@ -350,16 +350,16 @@ def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
 
-@pytest.mark.parametrize("runs", thinned([1, 2], kept=[1], quick=[]))
+@pytest.mark.parametrize("started", thinned(["here", "as a script"], kept=["here"], quick=[]))
 def test_the_example(
+    request: pytest.FixtureRequest,
     sqlite_url: str,
     broker: DevCluster,
-    spark_environment: dict[str, str],
     new_name: Callable[[str], str],
     tmp_path: Path,
-    runs: int,
+    started: str,
 ) -> None:
-    """A second run finds everything written."""
+    """A second run finds everything written. Every day both run in the shared session."""
     path, topic = tmp_path / "orders.csv", new_name("orders")
     path.write_text("id,item,quantity\n" + "".join(f"o{number},tea {number},{number}\n" for number in range(3000)))
     variables = {
@@ -369,8 +369,12 @@ def test_the_example(
         "PYTHONWARNINGS": "ignore",
     }
     said = ("Wrote 3000 orders in 8 transactions; 0 orders were", "Wrote 0 orders in 0 transactions; 3000 orders were")
-    for expected in said[:runs]:
+    for expected in said:
+        if started == "here":
+            assert expected in request.getfixturevalue("run_example")(EXAMPLE.name, path, "orders-1", **variables)
+            continue
         command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
+        spark_environment = request.getfixturevalue("spark_environment")
         environ = {**os.environ, **spark_environment, "PYSPARK_SUBMIT_ARGS": SUBMITTED, **variables}
         ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
         assert expected in ran.stdout, ran.stdout + ran.stderr[-3000:]
