@@ -17,6 +17,7 @@ from dualwrite.errors import (
     ConcurrentUseError,
     ConfigurationError,
     DeliveryError,
+    DeserializationError,
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
@@ -39,6 +40,8 @@ from dualwrite.errors import (
     ProducerFencedError,
     RecoveryError,
     RepairRefusedError,
+    SchemaRegistryUnavailableError,
+    SerializationError,
     StateTableMissingError,
     StoreCommitFailedError,
     StoreCommitUnknownError,
@@ -62,6 +65,7 @@ from dualwrite.errors import (
 
 if TYPE_CHECKING:
     from dualwrite.api import connect, create_pool, open_recoverer, plan_recovery, recover
+    from dualwrite.kafka.topic import Topic
     from dualwrite.pool.options import PoolOptions
     from dualwrite.pool.pool import WriterPool
     from dualwrite.recipe.phases import Phase
@@ -87,6 +91,7 @@ __all__ = [
     "ConcurrentUseError",
     "ConfigurationError",
     "DeliveryError",
+    "DeserializationError",
     "DualWriteError",
     "DualWriter",
     "FencedError",
@@ -121,6 +126,8 @@ __all__ = [
     "RecoveryPlan",
     "RecoveryReport",
     "RepairRefusedError",
+    "SchemaRegistryUnavailableError",
+    "SerializationError",
     "Settings",
     "SqlStateStore",
     "StateTableMissingError",
@@ -131,6 +138,7 @@ __all__ = [
     "StoreUnavailableError",
     "StoredStateError",
     "Timeouts",
+    "Topic",
     "TopicReplacedError",
     "Transaction",
     "TransactionChangedError",
@@ -168,6 +176,7 @@ _WHERE = {
     "Settings": "dualwrite.settings",
     "SqlStateStore": "dualwrite.stores.sql",
     "Timeouts": "dualwrite.settings",
+    "Topic": "dualwrite.kafka.topic",
     "Transaction": "dualwrite.transaction",
     "WriterPool": "dualwrite.pool.pool",
     "connect": "dualwrite.api",

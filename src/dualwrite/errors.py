@@ -98,6 +98,32 @@ class InvalidMessageError(DualWriteError, TypeError):
     """A topic, key, value, header, partition or timestamp has a type or value that Kafka does not accept; nothing was sent."""
 
 
+class SerializationError(InvalidMessageError):
+    """A serializer could not make bytes of a key or a value; nothing was sent. Its `__cause__` says why.
+
+    Attributes: `topic`, `field` ("key" or "value").
+    """
+
+    topic: str
+    field: str
+
+
+class DeserializationError(DualWriteError):
+    """A deserializer could not read a key or a value. Its `__cause__` says why. Attributes: `topic`, `field`."""
+
+    topic: str
+    field: str
+
+
+class SchemaRegistryUnavailableError(DualWriteError):
+    """A serializer or deserializer could not reach its schema registry. Attributes: `topic`, `field`."""
+
+    topic: str
+    field: str
+
+    retriable = True
+
+
 class UsageError(DualWriteError, RuntimeError):
     """A method was called at a time when it is not allowed; the call changed nothing."""
 

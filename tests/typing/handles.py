@@ -75,3 +75,10 @@ async def coroutines(pool: WriterPool[sa.Connection]) -> None:
     await here.run(unit, 7)  # E: No overload variant of "run" of "AsyncWriterPool" matches argument types
     async with here.transaction() as tx:
         await tx.db.execute(sa.text("SELECT 1"))
+
+
+def topics(tx: Transaction[sa.Connection], unit: aio.AsyncTransaction[aio.AsyncConnection]) -> None:
+    orders: dualwrite.Topic[int, str] = dualwrite.Topic("orders", value_serializer=lambda number, _: str(number))
+    orders.send(tx, 7, key="lamp")
+    orders.send(unit, None)
+    orders.send(tx, "seven")  # E: Argument 2 to "send" of "Topic" has incompatible type "str"; expected "int | None"

@@ -19,6 +19,7 @@ from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerUnavailableError,
     ConfigurationError,
+    DeserializationError,
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
@@ -35,8 +36,10 @@ from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.kafka.librdkafka import consumer as places
 from dualwrite.kafka.librdkafka.batch import Batch, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.topic import Topic
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.dead_letters import dead_letter_headers
+from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.starts import BEGINNING, END, Seen, begin_of, topics_of
 from dualwrite.settings import Settings
@@ -58,8 +61,8 @@ _IDLE: Final = 5.0
 _ASSIGNING: Final = 60.0
 """Seconds for reading positions when partitions are assigned; librdkafka waits for it."""
 
-_POISON: Final = (InvalidMessageError, MessageTooLargeError, MessageRefusedError)
-"""Errors about what the handler has sent: the message that it was made from can't be processed."""
+_POISON: Final = (InvalidMessageError, MessageTooLargeError, MessageRefusedError, DeserializationError)
+"""Errors about a message, or about what the handler has sent: it can't be processed."""
 
 _PLACES: Final = {BEGINNING: places.BEGINNING, END: places.END}
 
@@ -76,8 +79,9 @@ class DualProcessor:
     Args:
         runner: An open DualWriter or WriterPool; it stays open.
         consumer: Settings for confluent-kafka's Consumer, with `group.id`; what is missing comes from the environment.
-        topics: The topics.
-        handle: Called as `handle(message, tx)` for each message.
+        topics: The topics: names, or Topics, with whose deserializers the messages' keys and values are read. What can't be
+            deserialized counts as a message whose handler has raised an exception.
+        handle: Called as `handle(message, tx)` for each message: confluent-kafka's, or one with the same methods.
         handle_batch: Called as `handle_batch(messages, tx)` for the messages of one transaction.
         options: Batches, retries, and what to do with messages that can't be processed.
 
@@ -89,7 +93,7 @@ class DualProcessor:
         self,
         runner: DualWriter[Any] | WriterPool[Any],
         consumer: Mapping[str, Any],
-        topics: Sequence[str],
+        topics: Sequence[str | Topic[Any, Any]],
         *,
         handle: Callable[[Any, Transaction[Any]], None] | None = None,
         handle_batch: Callable[[Sequence[Any], Transaction[Any]], None] | None = None,
@@ -101,7 +105,8 @@ class DualProcessor:
             raise ConfigurationError("topics must be a list of at least one topic.")
         self._runner = runner
         self._settings = {**Settings.from_environment().kafka, **consumer}
-        self._topics = list(topics)
+        self._topics = [topic.name if isinstance(topic, Topic) else topic for topic in topics]
+        self._decoding = {topic.name: topic for topic in topics if isinstance(topic, Topic) and topic.deserializes}
         self._handle = handle_batch if handle_batch is not None else _each(handle)
         self._options = options or ProcessorOptions()
         self._positions = _positions_of(runner.store)
@@ -312,7 +317,7 @@ class DualProcessor:
     def _unit(self, batch: Batch) -> Unit:
         def work(tx: Transaction[Any]) -> None:
             try:
-                self._handle(batch.messages, tx)
+                self._handle(decoded(batch.messages, self._decoding) if self._decoding else batch.messages, tx)
             except Exception as error:
                 if isinstance(error, DualWriteError) or self._runner.store.is_conflict(error):
                     raise

@@ -1,0 +1,195 @@
+"""`Topic`: a topic with serializers, which make bytes of keys and values, and deserializers, which read them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
+
+from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistryUnavailableError, SerializationError
+from dualwrite.kafka.base import Headers
+from dualwrite.kafka.messages import check_topic, header_list
+from dualwrite.kafka.models import M, model_deserializer, serialize_model
+
+if TYPE_CHECKING:
+    from confluent_kafka.serialization import SerializationContext
+    from typing_extensions import TypeVar  # with defaults: in typing from Python 3.13 on
+
+    V = TypeVar("V", default=Any)
+    K = TypeVar("K", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
+    K = TypeVar("K")
+
+_TOO_MANY_REQUESTS: Final = 429
+_SERVER_ERROR: Final = 500
+
+Field = Literal["key", "value"]
+Pairs = list[tuple[str, bytes | None]]
+
+
+class Sends(Protocol):
+    """What messages are sent with: a Transaction, a unit of a group, an AsyncTransaction."""
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """See Transaction."""
+
+
+class Topic(Generic[V, K]):
+    """A topic whose keys and values are objects: `orders.send(tx, Order(…), key="17")`.
+
+    Serializers and deserializers are called as confluent-kafka's are, so its Avro, JSON Schema and Protobuf ones can be used:
+    with the object or the bytes, and a `SerializationContext` (topic, field, headers). A serializer may add headers to the
+    context's list. None is not serialized: a value of None is a tombstone, a key of None no key. Without a serializer the
+    object must be bytes, text or None, and without a deserializer the reader gets bytes.
+
+    They run when `send` is called, before anything is prepared: an error fails the block or the unit that it was raised in, and
+    nothing else.
+
+    Args:
+        name: The topic.
+        value_serializer: Makes bytes or text of a value.
+        key_serializer: Makes bytes or text of a key.
+        value_deserializer: Reads a value, for DualProcessor.
+        key_deserializer: Reads a key, for DualProcessor.
+
+    Raises:
+        InvalidMessageError: The name is not one of a topic.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        value_serializer: Callable[[V, SerializationContext], bytes | str | None] | None = None,
+        key_serializer: Callable[[K, SerializationContext], bytes | str | None] | None = None,
+        value_deserializer: Callable[[bytes, SerializationContext], V | None] | None = None,
+        key_deserializer: Callable[[bytes, SerializationContext], K | None] | None = None,
+    ) -> None:
+        self.name: Final = check_topic(name)
+        self._serializers: dict[Field, Callable[..., Any] | None] = {"key": key_serializer, "value": value_serializer}
+        self._deserializers: dict[Field, Callable[..., Any] | None] = {"key": key_deserializer, "value": value_deserializer}
+
+    @classmethod
+    def of_models(cls, name: str, model: type[M]) -> Topic[M, str]:
+        """A topic of Pydantic models as JSON, with text as keys.
+
+        Args:
+            name: The topic.
+            model: The models' class.
+        """
+        return Topic(
+            name,
+            value_serializer=serialize_model,
+            value_deserializer=model_deserializer(model),
+            key_deserializer=lambda content, _: content.decode(),
+        )
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r})"
+
+    def send(
+        self,
+        tx: Sends,
+        value: V | None,
+        *,
+        key: K | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Serialize key and value, and send them with `tx.send`, which see.
+
+        Raises:
+            SerializationError: A serializer raised an error, which is the `__cause__`, or returned something else than bytes,
+                text or None. Nothing was sent.
+            SchemaRegistryUnavailableError: The serializer could not reach its schema registry. Nothing was sent.
+            DualWriteError: What `tx.send` raises.
+        """
+        pairs: Pairs = header_list(headers) or []
+        key_bytes = self._serialized("key", key, pairs)
+        value_bytes = self._serialized("value", value, pairs)
+        tx.send(self.name, value_bytes, key=key_bytes, headers=pairs or None, partition=partition, timestamp=timestamp)
+
+    def send_many(self, tx: Sends, values: Iterable[V | None]) -> None:
+        """Send values without keys; see `send`. After an error some of them may have been sent."""
+        for value in values:
+            self.send(tx, value)
+
+    def deserialized(self, field: Field, content: bytes | None, headers: Iterable[tuple[str, Any]] | None = None) -> Any:
+        """The object of a key or a value that was read; bytes if there is no deserializer for it, None for None.
+
+        Args:
+            field: "key" or "value".
+            content: What was read.
+            headers: The message's headers.
+
+        Raises:
+            DeserializationError: The deserializer raised an error, which is the `__cause__`.
+            SchemaRegistryUnavailableError: It could not reach its schema registry.
+        """
+        deserializer = self._deserializers[field]
+        if content is None or deserializer is None:
+            return content
+        try:
+            return deserializer(content, _context(self.name, field, list(headers or ())))
+        except Exception as error:
+            what = f"The {field} of a message in topic {self.name!r} can't be deserialized"
+            raise self._error(DeserializationError, what, field, error) from error
+
+    @property
+    def deserializes(self) -> bool:
+        """Whether there is a deserializer."""
+        return any(self._deserializers.values())
+
+    def _serialized(self, field: Field, content: Any, headers: Pairs) -> Any:
+        serializer = self._serializers[field]
+        if content is None or serializer is None:
+            return content
+        try:
+            made = serializer(content, _context(self.name, field, headers))
+        except Exception as error:
+            what = f"The {field} for topic {self.name!r} can't be serialized"
+            raise self._error(SerializationError, what, field, error) from error
+        if made is None or isinstance(made, bytes | str):
+            return made
+        raise SerializationError(
+            f"The {field} for topic {self.name!r} can't be serialized: the serializer returned {type(made).__qualname__}, "
+            "not bytes, str or None.",
+            topic=self.name,
+            field=field,
+        )
+
+    def _error(self, kind: type[DualWriteError], what: str, field: Field, reason: Exception) -> DualWriteError:
+        text = f"{what}: {type(reason).__qualname__}: {reason}"
+        if not _is_unavailability(reason):
+            return kind(text, topic=self.name, field=field)
+        return SchemaRegistryUnavailableError(
+            text, cause="the schema registry can't be reached", next_step="retry", topic=self.name, field=field
+        )
+
+
+def _is_unavailability(error: BaseException | None) -> bool:
+    """Whether a server was away: an error of the operating system's is its cause, or the server said so itself."""
+    while error is not None:
+        status = getattr(error, "http_status_code", 0)  # of confluent-kafka's SchemaRegistryError
+        if isinstance(error, OSError) or status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _context(topic: str, field: Field, headers: list[tuple[str, Any]]) -> SerializationContext:
+    from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: PLC0415  (librdkafka, not for everybody)
+
+    return SerializationContext(topic, MessageField(field), headers)

@@ -1,0 +1,187 @@
+"""Topic: what serializers get and return, and their errors. What is sent is only recorded here; tests/kafka has the broker."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pydantic
+import pytest
+from confluent_kafka.serialization import IntegerSerializer, MessageField, SerializationContext, StringDeserializer
+
+import dualwrite
+from dualwrite import Topic
+from dualwrite.errors import (
+    DeserializationError,
+    InvalidMessageError,
+    SchemaRegistryUnavailableError,
+    SerializationError,
+)
+from dualwrite.kafka.topic import Field
+
+
+class Sent:
+    """In place of a transaction: remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[Any, ...]] = []
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        self.messages.append((topic, value, key, headers, partition, timestamp))
+
+
+@pytest.fixture
+def tx() -> Sent:
+    return Sent()
+
+
+def as_json(value: Any, context: SerializationContext) -> bytes:
+    return json.dumps([value, context.topic, str(context.field)]).encode()
+
+
+def failing(error: Exception) -> Any:
+    def fail(_content: Any, _context: SerializationContext) -> bytes:
+        raise error
+
+    return fail
+
+
+def test_key_and_value_are_serialized(tx: Sent) -> None:
+    Topic("orders", value_serializer=as_json, key_serializer=IntegerSerializer()).send(tx, {"a": 1}, key=7)
+    assert tx.messages == [("orders", b'[{"a": 1}, "orders", "value"]', b"\0\0\0\7", None, None, None)]
+
+
+def test_everything_else_is_passed_on(tx: Sent) -> None:
+    Topic("orders").send(tx, "lamp", key=b"k", headers={"a": "b"}, partition=3, timestamp=9)
+    assert tx.messages == [("orders", "lamp", b"k", [("a", b"b")], 3, 9)]
+
+
+def test_none_is_not_serialized(tx: Sent) -> None:
+    Topic("orders", value_serializer=as_json, key_serializer=as_json).send(tx, None)
+    assert tx.messages == [("orders", None, None, None, None, None)]
+
+
+def test_a_serializer_may_add_headers(tx: Sent) -> None:
+    def serialize(value: str, context: SerializationContext) -> str:
+        assert context.field is MessageField.VALUE
+        assert isinstance(context.headers, list)
+        context.headers.append(("schema", b"1"))
+        return value
+
+    Topic("orders", value_serializer=serialize).send(tx, "lamp", headers=[("a", "b")])
+    assert tx.messages[0][3] == [("a", b"b"), ("schema", b"1")]
+
+
+def test_many(tx: Sent) -> None:
+    Topic("numbers", value_serializer=as_json).send_many(tx, (number for number in range(2)))
+    assert [message[1] for message in tx.messages] == [b'[0, "numbers", "value"]', b'[1, "numbers", "value"]']
+
+
+@pytest.mark.parametrize("field", ["key", "value"])
+def test_a_serializer_that_fails(tx: Sent, field: Field) -> None:
+    topic: Topic[Any, Any] = Topic("orders", **{f"{field}_serializer": failing(ValueError("no such field"))})
+    with pytest.raises(
+        SerializationError, match=f"The {field} for topic 'orders' can't be serialized: ValueError: no such"
+    ) as raised:
+        topic.send(tx, "value", key="key")
+    assert (raised.value.topic, raised.value.field, raised.value.retriable) == ("orders", field, False)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert isinstance(raised.value, InvalidMessageError)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    assert tx.messages == []
+
+
+def test_a_serializer_that_returns_something_else(tx: Sent) -> None:
+    with pytest.raises(SerializationError, match="returned dict, not bytes, str or None"):
+        Topic("orders", value_serializer=lambda value, _: value).send(tx, {})  # type: ignore[arg-type, return-value]
+    assert tx.messages == []
+
+
+@pytest.mark.parametrize("field", ["key", "value"])
+def test_deserialized(field: Field) -> None:
+    topic: Topic[Any, Any] = Topic("orders", **{f"{field}_deserializer": StringDeserializer()})
+    assert topic.deserializes
+    assert topic.deserialized(field, "Wörter".encode()) == "Wörter"
+    assert topic.deserialized(field, None) is None
+    other: Field = "key" if field == "value" else "value"
+    assert topic.deserialized(other, b"bytes") == b"bytes"
+
+
+def test_without_a_deserializer() -> None:
+    assert not Topic("orders").deserializes
+
+
+def test_what_can_not_be_deserialized() -> None:
+    topic = Topic("orders", value_deserializer=StringDeserializer())
+    with pytest.raises(
+        DeserializationError, match=r"The value of a message in topic 'orders' can't be deserialized: .*utf"
+    ) as raised:
+        topic.deserialized("value", b"\xff")
+    assert (raised.value.topic, raised.value.field, raised.value.retriable) == ("orders", "value", False)
+
+
+class RegistryError(Exception):
+    """Has the attribute of confluent-kafka's SchemaRegistryError."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.http_status_code = status
+
+
+def wrapped(error: Exception) -> Exception:
+    outer = RuntimeError("the client gave up")
+    outer.__cause__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionRefusedError(), True),
+        (wrapped(TimeoutError()), True),
+        (RegistryError(503), True),
+        (RegistryError(429), True),
+        (RegistryError(404), False),
+        (wrapped(KeyError("field")), False),
+    ],
+    ids=repr,
+)
+def test_a_registry_that_is_away_is_told_from_content_that_is_wrong(tx: Sent, error: Exception, passes: bool) -> None:
+    topic: Topic[Any, Any] = Topic("orders", value_serializer=failing(error), value_deserializer=failing(error))
+    with pytest.raises(SchemaRegistryUnavailableError if passes else SerializationError) as raised:
+        topic.send(tx, "value")
+    assert raised.value.retriable is passes
+    with pytest.raises(SchemaRegistryUnavailableError if passes else DeserializationError):
+        topic.deserialized("value", b"content")
+
+
+class Order(pydantic.BaseModel):
+    item: str
+    amount: int
+
+
+def test_pydantic_models(tx: Sent) -> None:
+    orders = Topic.of_models("orders", Order)
+    orders.send(tx, Order(item="lamp", amount=2), key="17")
+    _, value, key, *_ = tx.messages[0]
+    assert (value, key) == ('{"item":"lamp","amount":2}', "17")
+    assert orders.deserialized("value", value.encode()) == Order(item="lamp", amount=2)
+    assert orders.deserialized("key", b"17") == "17"
+    with pytest.raises(DeserializationError, match="amount"):
+        orders.deserialized("value", b'{"item": "lamp"}')
+
+
+@pytest.mark.parametrize("name", ["", "a b", ".", "x" * 250, 3])
+def test_names_that_no_topic_has(name: Any) -> None:
+    with pytest.raises(InvalidMessageError):
+        dualwrite.Topic(name)
