@@ -126,7 +126,6 @@ def test_celery(environment: dict[str, str], new_name: Callable[[str], str], com
             "data_folder_in": str(queue),
             "data_folder_out": str(queue),
             "control_folder": str(control),
-            "polling_interval": 0.05,  # by default 1 s
         },
         "task_ignore_result": True,
         "worker_lost_wait": 0.5,  # by default 10 s: until the task of a process that died is sent again

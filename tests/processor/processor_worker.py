@@ -2,7 +2,7 @@
 
 python -m processor.processor_worker URL BOOTSTRAP GROUP SOURCE TARGET ID BATCH [NAME=VALUE …]
 
-ID ends with `*` for a pool with this prefix, whose leases last a few seconds.
+ID ends with `*` for a pool with this prefix, whose leases last a few seconds. NAME is a setting of the consumer, or `offsets`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def main() -> None:
     url, servers, group, source, target, name, batch, *more = sys.argv[1:]
     settings = {"bootstrap.servers": servers, "group.id": group, **GENTLE, **dict(text.split("=", 1) for text in more)}
     settings = {key: value for key, value in settings.items() if value}
+    offsets: Any = settings.pop("offsets", "database")
+    options = ProcessorOptions(batch=int(batch), pause=0.05, longest_pause=0.5, offsets=offsets)
 
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         number = int(message.value())
@@ -38,9 +40,7 @@ def main() -> None:
             runner = opened.enter_context(pool)
         else:
             runner = opened.enter_context(dualwrite.connect(url, kafka=servers, transactional_id=name))
-        processor = DualProcessor(
-            runner, settings, [source], handle=handle, options=ProcessorOptions(batch=int(batch), pause=0.05, longest_pause=0.5)
-        )
+        processor = DualProcessor(runner, settings, [source], handle=handle, options=options)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         processor.run()

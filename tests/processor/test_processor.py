@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -44,16 +45,24 @@ def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
     return make_scene("postgresql")
 
 
-@pytest.mark.parametrize("database", thinned(["sqlite", "postgresql", "mariadb"], quick=["sqlite"]))
-def test_each_message_takes_effect_once(make_scene: Callable[[str], ProcessorScene], database: str) -> None:
+@pytest.mark.parametrize(
+    ("database", "offsets"),
+    thinned(
+        product(["sqlite", "postgresql", "mariadb"], ["database", "kafka"]),
+        kept=[("sqlite", "database"), ("postgresql", "database"), ("mariadb", "database"), ("postgresql", "kafka")],
+        quick=[("sqlite", "database"), ("sqlite", "kafka")],
+    ),
+)
+def test_each_message_takes_effect_once(make_scene: Callable[[str], ProcessorScene], database: str, offsets: Any) -> None:
     scene = make_scene(database)
     scene.produce(range(50))
-    with scene.running(options=FAST):
+    options = replace(FAST, offsets=offsets)
+    with scene.running(options=options):
         scene.wait_for(range(50))
         scene.produce(range(50, 100))
         scene.wait_for(range(100))
     assert scene.agree() == list(range(100))
-    with scene.running(options=FAST):
+    with scene.running(options=options):
         scene.produce(range(100, 110))
         scene.wait_for(range(110))
     assert scene.agree() == list(range(110))
@@ -76,14 +85,17 @@ def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> N
     assert scene.agree() == list(range(250))
 
 
-def test_processors_share_a_pool(scene: ProcessorScene) -> None:
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
     scene.produce(range(200))
     with (
         dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2) as pool,
         ExitStack() as opened,
     ):
         for _ in range(2):
-            processor = DualProcessor(pool, scene.settings(), [scene.source], handle=scene.book, options=FAST)
+            processor = DualProcessor(
+                pool, scene.settings(), [scene.source], handle=scene.book, options=replace(FAST, offsets=offsets)
+            )
             opened.enter_context(scene.started(processor))
         scene.wait_for(range(200))
     assert scene.agree() == list(range(200))

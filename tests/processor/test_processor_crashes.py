@@ -30,6 +30,9 @@ pytestmark = pytest.mark.slow
 
 NewName = Callable[[str], str]
 DATABASES = ["postgresql", "mariadb", "sqlite", "rocksdb", "zookeeper"]
+PROTOCOLS = {"classic": (), "consumer": ("group.protocol=consumer", "session.timeout.ms=", "heartbeat.interval.ms=")}
+AT_KAFKA = "offsets=kafka"
+RECIPES: list[tuple[str, ...]] = [(), (AT_KAFKA,)]
 PARTITIONS = 6
 BATCH = 5
 
@@ -136,11 +139,25 @@ def crashing(urls: Callable[[str], str], brisk: DevCluster, new_name: NewName) -
     ),
 )
 def test_a_processor_that_is_killed(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
-    scene = crashing(database)
+    kill_and_restart(crashing(database), database, point)
+
+
+@pytest.mark.parametrize(
+    ("database", "point"),
+    thinned(
+        product(DATABASES, WRITER_POINTS),
+        kept=[("postgresql", "after_send"), ("sqlite", "after_prepare"), ("postgresql", "after_db_commit")],
+    ),
+)
+def test_one_that_is_killed_with_offsets_at_kafka(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
+    kill_and_restart(crashing(database), database, point, AT_KAFKA)
+
+
+def kill_and_restart(scene: Crashing, database: str, point: str, *more: str) -> None:
     scene.produce(30)
-    killed = scene.start(failpoints=f"{point}#3=kill", batch=2)
+    killed = scene.start("1", f"{point}#3=kill", 2, *more)
     assert ended(killed) == -signal.SIGKILL
-    running = scene.start()
+    running = scene.start("1", "", BATCH, *more)
     if database == "rocksdb":  # only one process can open it
         time.sleep(1)
         until(lambda: len(scene.answered()) == scene.produced or None, "all are answered", pause=0.3)
@@ -151,11 +168,16 @@ def test_a_processor_that_is_killed(crashing: Callable[[str], Crashing], databas
     scene.check()
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_one_that_is_paused_past_its_session_and_wakes_up(crashing: Callable[[str], Crashing], protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "more"),
+    thinned(product(PROTOCOLS, RECIPES), kept=[("classic", ()), ("consumer", ()), ("consumer", (AT_KAFKA,))]),
+)
+def test_one_that_is_paused_past_its_session_and_wakes_up(
+    crashing: Callable[[str], Crashing], protocol: str, more: tuple[str, ...]
+) -> None:
     """SIGSTOP in the middle of a transaction, takeover by another member, SIGCONT: it can't commit what it had begun."""
     scene = crashing("postgresql")
-    more = () if protocol == "classic" else ("group.protocol=consumer", "session.timeout.ms=", "heartbeat.interval.ms=")
+    more = (*more, *PROTOCOLS[protocol])
     scene.produce(60)
     paused = scene.start("1", "after_send#7=stop", 4, *more)
     until(lambda: _is_stopped(paused), "it stops")
@@ -172,12 +194,13 @@ def test_one_that_is_paused_past_its_session_and_wakes_up(crashing: Callable[[st
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("more", RECIPES, ids=["in the database", "at Kafka"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "zookeeper", "sqlite"])
-def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, protocol: str) -> None:
+def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, protocol: str, more: tuple[str, ...]) -> None:
     """Three processors of one group, random kills, pauses past the session, and kills of the broker, for a minute."""
     chance = random.Random(7)
-    more = () if protocol == "classic" else ("group.protocol=consumer", "session.timeout.ms=", "heartbeat.interval.ms=")
+    more = (*more, *PROTOCOLS[protocol])
     with started(config=BRISK) as cluster, ExitStack() as opened:
         scene = Crashing(urls(database), cluster.bootstrap_servers, new_name)
         opened.callback(scene.close)
@@ -217,7 +240,7 @@ def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, pro
         assert [ended(process) for process in processes] == [0, 0, 0]
         dualwrite.recover(scene.url, kafka=scene.servers, prefix=scene.prefix)
         scene.check()
-        print(f"\n{database}, {protocol}: {scene.produced} messages, {dict(done)}")  # noqa: T201  (the counts of a soak run)
+        print(f"\n{database}, {' '.join(more)}: {scene.produced} messages, {dict(done)}")  # noqa: T201  (the counts of a soak run)
 
 
 def _running(scene: Crashing, process: ForkedProcess, *more: str) -> ForkedProcess:

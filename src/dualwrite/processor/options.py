@@ -10,8 +10,14 @@ from dualwrite.errors import ConfigurationError
 Start = Literal["earliest", "latest"]
 OnGap = Literal["stop", "skip"]
 OnNewTopic = Literal["stop", "begin"]
+Offsets = Literal["database", "kafka"]
 
-_CHOICES: Final = {"start": ("earliest", "latest"), "on_gap": ("stop", "skip"), "on_new_topic": ("stop", "begin")}
+_CHOICES: Final = {
+    "offsets": ("database", "kafka"),
+    "start": ("earliest", "latest"),
+    "on_gap": ("stop", "skip"),
+    "on_new_topic": ("stop", "begin"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,10 @@ class ProcessorOptions:
             processed.
         dead_letter_topic: Where such a message goes, with the error and its origin in headers, in the same transaction as its
             position; None: the processor stops with MessageFailedError.
+        offsets: Where the group's positions are kept: in the "database", moved by compare-and-set with the data; or at "kafka",
+            as the group's offsets, in the Kafka transaction (KIP-447). Both are as safe. With "kafka", the transactions of a
+            pool are not shared, and a partition whose last transaction is prepared can't be taken over before recovery has
+            ended that.
         start: Where a partition begins that has no position, in the database or at Kafka. A partition that was added to a topic
             of which the group has read others begins at its first message in any case.
         on_gap: If retention has deleted messages behind a position: "stop" with an error, or "skip" them, with a warning.
@@ -38,6 +48,7 @@ class ProcessorOptions:
     batch: int = 500
     attempts: int = 5
     dead_letter_topic: str | None = None
+    offsets: Offsets = "database"
     start: Start = "earliest"
     on_gap: OnGap = "stop"
     on_new_topic: OnNewTopic = "stop"

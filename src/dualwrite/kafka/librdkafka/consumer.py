@@ -88,6 +88,11 @@ class GroupConsumer:
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be made: {error.args[0].str()}.") from error
 
+    @property
+    def member(self) -> Consumer:
+        """Who commits offsets in a transaction: for `Transaction.send_offsets`."""
+        return self._consumer
+
     def owned(self) -> Mapping[Partition, object]:
         """The partitions that are assigned now, each with the term of this assignment: another one has another term."""
         return dict(self._terms)
@@ -158,11 +163,18 @@ class GroupConsumer:
             log.debug("%s: offsets were not committed for monitors: %s", self.group_id, error)
 
     def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The group's committed offsets at Kafka, for those partitions that have one."""
+        """The group's committed offsets at Kafka, for those partitions that have one.
+
+        Raises:
+            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker answers.
+        """
         try:
             found = self._consumer.committed([TopicPartition(*key) for key in partitions], timeout)
         except KafkaException as error:
-            raise broker_error(error, self.group_id, "reading the group's offsets") from error
+            raise self._unreadable(error) from error
+        refused = next((one.error for one in found if one.error is not None), None)
+        if refused is not None:
+            raise self._unreadable(refused)
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def first_offset(self, partition: Partition, timeout: float) -> int:
@@ -195,11 +207,22 @@ class GroupConsumer:
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for one in partitions:
             self._terms.pop((one.topic, one.partition), None)
+        if self._waiting and partitions:
+            consumer.resume(partitions)  # librdkafka keeps a pause, also for the next time that they are assigned
         if self._incremental:
             consumer.incremental_unassign(partitions)
         else:
             consumer.unassign()
         log.info("%s: gave up %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
+
+    def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
+        found = broker_error(error, self.group_id, "reading the group's offsets")
+        found.cause = "no broker answers, or a transaction with offsets of the group is open, of a process that has died"
+        found.next_step = (
+            f"check that the brokers are running; `dualwrite stuck --group {self.group_id}` shows such a transaction, and "
+            "`dualwrite recover` ends it"
+        )
+        return found
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 

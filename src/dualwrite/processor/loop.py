@@ -1,0 +1,316 @@
+"""The loop of a processor: take a batch, process it in one transaction, go on; what to do when that fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    DeserializationError,
+    DualWriteError,
+    InDoubtTransactionError,
+    InvalidMessageError,
+    MessageFailedError,
+    MessageRefusedError,
+    MessageTooLargeError,
+    PositionMovedError,
+    StoreError,
+    UnknownTopicError,
+    UsageError,
+)
+from dualwrite.kafka.librdkafka.batch import Batch, name_of
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.topic import Topic
+from dualwrite.processor.dead_letters import dead_letter_headers
+from dualwrite.processor.decoded import decoded
+from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.progress import Progress
+from dualwrite.processor.runners import Runner
+from dualwrite.processor.work import Finish, UnprocessableError
+from dualwrite.stores.positions import Partition, Position
+from dualwrite.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+FinishOf = Callable[[Batch], Finish]
+
+_TURN: Final = 1.0
+"""Seconds that one wait for messages may take; `stop` is noticed after it."""
+
+_IDLE: Final = 5.0
+"""Seconds without messages after which the positions are read again."""
+
+_ASSIGNING: Final = 60.0
+"""Seconds for reading positions when partitions are assigned; librdkafka waits for it."""
+
+_POISON: Final = (InvalidMessageError, MessageTooLargeError, MessageRefusedError, DeserializationError)
+"""Errors about a message, or about what the handler has sent: it can't be processed."""
+
+
+class ProcessingLoop:
+    """Processes the messages of topics, each once. `run` is for one thread; `stop` may be called from any.
+
+    Args:
+        group_id: The consumer group.
+        settings: For the consumer.
+        topics: The topics.
+        decoding: The topics whose messages are deserialized, by name.
+        runner: Runs the transactions.
+        progress: Keeps the positions.
+        options: Batches, retries, and what to do with messages that can't be processed.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        settings: Mapping[str, Any],
+        topics: Sequence[str],
+        decoding: Mapping[str, Topic[Any, Any]],
+        runner: Runner,
+        progress: Progress,
+        options: ProcessorOptions,
+    ) -> None:
+        self._group = group_id
+        self._settings = settings
+        self._topics = topics
+        self._decoding = decoding
+        self._runner = runner
+        self._progress = progress
+        self._options = options
+        self._next: dict[Partition, int] = {}
+        self._looked_at = time.monotonic()
+        self._stopped = threading.Event()
+        self._consumer: GroupConsumer | None = None
+
+    @property
+    def positions(self) -> Mapping[Partition, Position]:
+        """The positions of the partitions that are assigned now, as far as they are known."""
+        consumer = self._consumer
+        owned = {} if consumer is None else consumer.owned()
+        return {key: position for key, position in self._progress.known().items() if key in owned}
+
+    def stop(self) -> None:
+        """End `run` once the transaction in progress has ended."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Process messages until `stop`; see DualProcessor."""
+        if self._consumer is not None:
+            raise UsageError("The processor is running already.")
+        self._stopped.clear()
+        self._progress.prepare()
+        self._consumer = made = GroupConsumer(self._settings, self._topics, self._begin)
+        try:
+            while not self._stopped.is_set():
+                self._turn(made)
+        finally:
+            self._consumer = None
+            self._progress.forget()
+            made.close()
+
+    # --- one batch --------------------------------------------------------------------------------------------------------
+
+    def _turn(self, consumer: GroupConsumer) -> None:
+        batch = consumer.take(self._options.batch, _TURN).from_offsets(self._next)  # what was processed does not come back
+        if not batch.messages:
+            self._look_again(consumer)
+            return
+        self._looked_at = time.monotonic()
+        if self._process(consumer, batch):
+            return
+        for one in batch.one_by_one():
+            kept = one.still_owned(consumer.owned())
+            if self._stopped.is_set() or (kept.messages and not self._process_one(consumer, kept)):
+                return
+
+    def _look_again(self, consumer: GroupConsumer) -> None:
+        """Notice, while nothing comes, that a position was reset."""
+        if time.monotonic() - self._looked_at < _IDLE:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            moved = self._progress.look_again(consumer)
+        except StoreError as error:
+            log.warning("%s: %s", self._group, error)
+            return
+        if moved:
+            log.warning("%s: positions were moved: %s", self._group, ", ".join(map(str, moved.values())))
+            self._go_on(consumer, {key: position.offset for key, position in moved.items()})
+
+    def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
+        """Process a batch in one transaction, or give up what is not ours any more; False if its processing raised an error."""
+        try:
+            self._handle(consumer, batch)
+        except UnprocessableError as error:
+            if len(batch.messages) == 1:
+                return self._process_one(consumer, batch, first=error.reason)
+            log.warning(
+                "%s: a batch of %d messages failed, and is processed one by one: %s", self._group, len(batch.messages), error
+            )
+            return False
+        return True
+
+    def _process_one(self, consumer: GroupConsumer, one: Batch, first: BaseException | None = None) -> bool:
+        """Process one message, by all attempts; False if the processor was stopped before the last one."""
+        (message,) = one.messages
+        tried = 0 if first is None else 1
+        reason = first
+        pause = self._options.pause
+        while tried < self._options.attempts:
+            if tried:
+                consumer.wait(pause, self._stopped)
+                pause = min(2 * pause, self._options.longest_pause)
+                if self._stopped.is_set():
+                    return False
+            try:
+                self._handle(consumer, one)
+            except UnprocessableError as error:
+                tried, reason = tried + 1, error.reason
+                log.warning("%s: %s failed (attempt %d): %s", self._group, name_of(message), tried, error)
+            else:
+                return True
+        assert reason is not None
+        self._give_up(consumer, one, reason, tried)
+        return True
+
+    def _handle(self, consumer: GroupConsumer, batch: Batch) -> None:
+        self._repeated(consumer, batch, lambda left: self._progress.move(consumer, left), handled=True)
+
+    def _give_up(self, consumer: GroupConsumer, one: Batch, reason: BaseException, attempts: int) -> None:
+        """Send the message to the dead-letter topic, and go on behind it; or stop."""
+        (message,) = one.messages
+        topic = self._options.dead_letter_topic
+        if topic is None:
+            raise MessageFailedError(
+                f"The message {name_of(message)} could not be processed in {attempts} attempts.",
+                cause=f"{type(reason).__qualname__}: {reason}",
+                next_step="fix the handler and start again; or set dead_letter_topic, or `dualwrite offsets reset` past it",
+                **_where(message, attempts),
+            ) from reason
+        headers = dead_letter_headers(message, reason, group_id=self._group, attempts=attempts)
+
+        def finish_of(batch: Batch) -> Finish:
+            move = self._progress.move(consumer, batch)
+
+            def finish(tx: Transaction[Any]) -> None:
+                tx.send(topic, message.value(), key=message.key(), headers=headers)
+                move(tx)
+
+            return finish
+
+        try:
+            self._repeated(consumer, one, finish_of, handled=False)
+        except (UnprocessableError, UnknownTopicError, BrokerAuthorizationError) as error:
+            refused = error.reason if isinstance(error, UnprocessableError) else error
+            raise MessageFailedError(
+                f"The message {name_of(message)} could not be processed in {attempts} attempts, nor sent to the dead-letter "
+                f"topic {topic!r}: {refused}",
+                cause=f"its processing raised {type(reason).__qualname__}: {reason}",
+                next_step=f"make {topic!r} take it (a dead letter is the message and some 1,500 bytes of headers) or fix the "
+                "handler, and start again; or `dualwrite offsets reset` past it",
+                **_where(message, attempts),
+            ) from refused
+        log.error("%s: %s went to %s: %s", self._group, name_of(message), topic, reason)
+
+    # --- one transaction --------------------------------------------------------------------------------------------------
+
+    def _repeated(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> None:
+        """Run a transaction until it has committed, or nothing of the batch is ours. Retries what a retry may change.
+
+        Raises:
+            UnprocessableError: The handler raised an exception; nothing took effect.
+            DualWriteError: An error that a retry does not change.
+        """
+        pause = self._options.pause
+        while batch.messages:
+            try:
+                self._runner.run(self._messages(batch) if handled else (), finish_of(batch))
+            except PositionMovedError:
+                left = self._caught_up(consumer, batch)
+                if len(left.messages) < len(batch.messages):
+                    batch = left
+                    continue
+            except Exception as error:  # noqa: BLE001  (raised again, unless a retry may change it)
+                self._failed(error, pause)
+            else:
+                self._next |= batch.after()
+                self._progress.moved(consumer, batch)
+                return
+            if self._progress.can_be_begun:
+                consumer.wait(pause, self._stopped)
+            else:  # no rebalance, which would wait for this very transaction
+                self._stopped.wait(pause)
+            pause = min(2 * pause, self._options.longest_pause)
+            if self._stopped.is_set():
+                return
+            batch = batch.still_owned(consumer.owned())
+
+    def _failed(self, error: Exception, pause: float) -> None:
+        """Return if the transaction is to be run again; raise otherwise."""
+        if isinstance(error, InDoubtTransactionError):  # the next attempt finds out by the position
+            log.warning("%s: %s", self._group, error)
+            self._progress.left_in_doubt()
+            return
+        if isinstance(error, _POISON):
+            raise UnprocessableError(error) from error
+        if not self._is_passing(error):
+            raise error
+        log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+
+    def _messages(self, batch: Batch) -> Sequence[Any]:
+        return decoded(batch.messages, self._decoding) if self._decoding else batch.messages
+
+    def _is_passing(self, error: Exception) -> bool:
+        """Whether the same transaction may succeed later."""
+        if isinstance(error, UnprocessableError):
+            return not self._runner.answers()  # a statement of the handler may have failed since the database is away
+        retriable = isinstance(error, DualWriteError) and error.retriable
+        return retriable or self._runner.is_passing(error) or self._progress.is_passing(error)
+
+    def _go_on(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
+        """Go on at other offsets."""
+        self._next |= {key: max(offset, 0) for key, offset in offsets.items()}
+        consumer.seek(offsets)
+
+    def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
+        """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
+
+        Partitions that another consumer has moved go on from there, if they are still assigned.
+        """
+        left, moved = self._progress.catch_up(consumer, batch)
+        after = batch.after()
+        self._next |= {key: max(offset, 0) for key, offset in moved.items()}
+        elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
+        if elsewhere:
+            log.warning("%s: going on where another consumer has left %s", self._group, elsewhere)
+            self._go_on(consumer, elsewhere)
+        return left
+
+    # --- assignment -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, partitions: list[Partition]) -> Mapping[Partition, int]:
+        """Where partitions begin that were just assigned; retried for a while, since librdkafka waits for it."""
+        consumer = self._consumer
+        assert consumer is not None
+        deadline = time.monotonic() + _ASSIGNING
+        pause = self._options.pause
+        while True:
+            try:
+                found = self._progress.begin(consumer, partitions, _ASSIGNING / 2)
+            except DualWriteError as error:
+                if not error.retriable or time.monotonic() + pause > deadline or self._stopped.is_set():
+                    raise
+                log.warning("%s: the positions can't be read yet: %s", self._group, error)
+                time.sleep(pause)
+                pause = min(2 * pause, self._options.longest_pause)
+            else:
+                self._next |= {key: max(offset, 0) for key, offset in found.items()}
+                return found
+
+
+def _where(message: Any, attempts: int) -> dict[str, Any]:
+    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "attempts": attempts}

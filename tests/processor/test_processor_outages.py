@@ -1,0 +1,64 @@
+"""The broker dies between the two commits, for longer than the writer waits: nobody knows the outcome, for a while."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from processor_scene import ProcessorScene
+
+import dualwrite
+from crash.databases import Databases
+from dualwrite.devcluster import DevCluster
+from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT, limit
+
+pytestmark = pytest.mark.slow
+
+NewName = Callable[[str], str]
+OPTIONS = ProcessorOptions(batch=5, pause=0.05, longest_pause=0.5)
+PATIENCE = limit(1)
+AWAY = limit(3)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    with Databases(tmp_path_factory.mktemp("outages")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_the_broker_dies_between_the_two_commits(
+    databases: Databases, brisk: DevCluster, new_name: NewName, caplog: pytest.LogCaptureFixture, offsets: Any
+) -> None:
+    scene = ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name)
+    scene.produce(range(40))
+    back = threading.Timer(AWAY, brisk.start)
+
+    def die() -> None:
+        brisk.kill()
+        back.start()
+
+    with (
+        caplog.at_level(logging.WARNING, "dualwrite.processor"),
+        dualwrite.connect(
+            scene.events.database,
+            kafka=brisk.bootstrap_servers,
+            transactional_id=scene.prefix,
+            timeouts=dualwrite.Timeouts(kafka=PATIENCE),
+        ) as writer,
+        failpoints.armed("before_kafka_commit", failpoints.only_at(3, die)),
+    ):
+        processor = DualProcessor(
+            writer, scene.settings(), [scene.source], handle=scene.book, options=replace(OPTIONS, offsets=offsets)
+        )
+        with scene.started(processor):
+            scene.wait_for(range(40))
+    back.join(LIMIT)
+    assert scene.agree() == list(range(40))
+    assert "the outcome on Kafka's side is unknown" in caplog.text
