@@ -1,0 +1,132 @@
+"""A batch as a table: what stands in it is what the messages say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
+from processor_scene import ProcessorScene
+
+import dualwrite
+from crash.databases import Databases
+from dualwrite import Topic
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import MissingDependencyError
+from dualwrite.processor import DualProcessor, ProcessorOptions, to_arrow, to_pandas
+from fixtures.pace import LIMIT
+
+pa = pytest.importorskip("pyarrow")
+
+FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01)
+WHEN = datetime(2026, 11, 23, 12, 30, 0, 250_000, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    with Databases(tmp_path_factory.mktemp("arrow")) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ProcessorScene:
+    return ProcessorScene(databases.scene("sqlite", broker).events, broker, new_name)
+
+
+def processed(scene: ProcessorScene, topic: str | Topic[Any, Any], look: Callable[[Any], Any]) -> list[Any]:
+    """What `look` makes of each batch."""
+    seen: list[Any] = []
+
+    def handle(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
+        seen.append(look(messages))
+        for message in messages:
+            scene.events.write(tx.db, scene.group, message.offset())
+            tx.send(scene.target, str(message.offset()))
+
+    with scene.writer() as writer:
+        processor = DualProcessor(writer, scene.settings(), [topic], handle_batch=handle, options=FAST)
+        with scene.started(processor):
+            scene.wait_for(range(3))
+    return seen
+
+
+def produce(scene: ProcessorScene, values: list[bytes | None]) -> None:
+    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
+    headers: list[tuple[str, bytes | None]] = [("a", b"1"), ("a", None)]
+    for number, value in enumerate(values):
+        producer.produce(
+            scene.source,
+            value,
+            key=None if number == 0 else b"key",
+            partition=2,
+            timestamp=int(WHEN.timestamp() * 1000) + number,
+            headers=headers if number == 2 else [],
+        )
+    assert producer.flush(LIMIT) == 0
+
+
+def test_a_table_has_what_the_messages_say(scene: ProcessorScene) -> None:
+    produce(scene, [b"\0lamp", None, b"chair"])
+    table = pa.concat_tables(processed(scene, scene.source, to_arrow))
+    assert table.schema.names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    assert [str(table.schema.field(name).type) for name in ("partition", "offset", "timestamp", "key", "value")] == [
+        "int32",
+        "int64",
+        "timestamp[ms, tz=UTC]",
+        "binary",
+        "binary",
+    ]
+    assert table["topic"].to_pylist() == [scene.source] * 3
+    assert table["partition"].to_pylist() == [2, 2, 2]
+    assert table["offset"].to_pylist() == [0, 1, 2]
+    assert table["timestamp"].to_pylist()[0] == WHEN
+    assert table["key"].to_pylist() == [None, b"key", b"key"]
+    assert table["value"].to_pylist() == [b"\0lamp", None, b"chair"]
+    assert table["headers"].to_pylist() == [[], [], [{"name": "a", "value": b"1"}, {"name": "a", "value": None}]]
+
+
+def test_deserialized_values_are_structs(scene: ProcessorScene) -> None:
+    produce(scene, [json.dumps({"item": "lamp", "amount": amount}).encode() for amount in range(3)])
+    topic: Topic[dict[str, Any], bytes] = Topic(scene.source, value_deserializer=lambda content, _: json.loads(content))
+    table = pa.concat_tables(processed(scene, topic, to_arrow))
+    assert table["value"].combine_chunks().field("amount").to_pylist() == [0, 1, 2]
+
+
+def test_a_frame(scene: ProcessorScene) -> None:
+    produce(scene, [b"lamp", b"table", b"chair"])
+    frames = processed(scene, scene.source, to_pandas)
+    assert [value for frame in frames for value in frame["value"]] == [b"lamp", b"table", b"chair"]
+    assert frames[0]["timestamp"][0] == WHEN
+
+
+def test_no_messages() -> None:
+    assert to_arrow([]).num_rows == 0
+
+
+@pytest.mark.parametrize("function", [to_arrow, to_pandas])
+def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match="pip install pyarrow"):
+        function([])
+
+
+def test_a_table_is_written_as_one_statement(scene: ProcessorScene) -> None:
+    """What tables are for."""
+    produce(scene, [b"1", b"2", b"3"])
+
+    def handle(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
+        frame = to_pandas(messages)
+        rows = [{"g": scene.group, "n": int(number)} for number in frame["value"]]
+        tx.db.execute(sa.text("INSERT INTO events (writer, number) VALUES (:g, :n)"), rows)
+        tx.send_many(scene.target, frame["value"])
+
+    with scene.writer() as writer:
+        processor = DualProcessor(writer, scene.settings(), [scene.source], handle_batch=handle, options=FAST)
+        with scene.started(processor):
+            scene.wait_for(range(3))
+    assert scene.agree() == [1, 2, 3]
