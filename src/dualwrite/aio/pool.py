@@ -23,6 +23,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.pool.call import name_of
 from dualwrite.pool.pool import BoundPool, WriterPool
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction
 
 P = ParamSpec("P")
@@ -164,6 +165,11 @@ class AsyncWriterPool(Generic[H]):
         other = copy.copy(self)
         other._bound = self._pool.with_options(key=key, timeout=timeout)  # noqa: SLF001  (of the same class)
         return other
+
+    @property
+    def store(self) -> TxnStateStore:
+        """The pool's store."""
+        return self._pool.store
 
     @property
     def size(self) -> int:

@@ -1,7 +1,8 @@
 """Consume, transform, dual write: each message takes effect once, in the database and in the topics that are written."""
 
+from dualwrite.processor.aio import AsyncDualProcessor
 from dualwrite.processor.arrow import to_arrow, to_pandas
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import DualProcessor
 
-__all__ = ["DualProcessor", "ProcessorOptions", "to_arrow", "to_pandas"]
+__all__ = ["AsyncDualProcessor", "DualProcessor", "ProcessorOptions", "to_arrow", "to_pandas"]

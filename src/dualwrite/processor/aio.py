@@ -1,0 +1,157 @@
+"""`AsyncDualProcessor`: the same loop with handlers that are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from dualwrite.aio.pool import AsyncWriterPool
+from dualwrite.aio.transaction import AsyncTransaction
+from dualwrite.errors import ConfigurationError, FencedError, UsageError
+from dualwrite.kafka.topic import Topic
+from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.processor import make_loop
+from dualwrite.processor.runners import Runner, database_answers
+from dualwrite.processor.work import Finish, handling
+from dualwrite.stores.positions import Partition, Position
+
+AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[None]]
+
+
+class AsyncDualProcessor:
+    """DualProcessor for asyncio: handlers are coroutines, which run on the event loop and write through an AsyncTransaction.
+
+    Consuming, and everything that blocks, runs in a thread of its own. See DualProcessor for what is processed when.
+
+    Args:
+        pool: The pool of the running event loop; it stays open.
+        consumer: See DualProcessor.
+        topics: See DualProcessor.
+        handle: Called as `await handle(message, tx)` for each message.
+        handle_batch: Called as `await handle_batch(messages, tx)` for the messages of one transaction.
+        options: See DualProcessor.
+
+    Raises:
+        ConfigurationError: An argument is missing or not allowed, or the store keeps no positions.
+    """
+
+    def __init__(
+        self,
+        pool: AsyncWriterPool[Any],
+        consumer: Mapping[str, Any],
+        topics: Sequence[str | Topic[Any, Any]],
+        *,
+        handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[None]] | None = None,
+        handle_batch: AsyncHandle | None = None,
+        options: ProcessorOptions | None = None,
+    ) -> None:
+        if (handle is None) == (handle_batch is None):
+            raise ConfigurationError("Give either handle or handle_batch.")
+        options = options or ProcessorOptions()
+        work = handle_batch if handle_batch is not None else _each(handle)
+        self._runner = _LoopRunner(pool, work, asyncio.get_running_loop(), alone=options.offsets == "kafka")
+        self._loop = make_loop(self._runner, pool.store, consumer, topics, options)
+        self._running = False
+
+    @property
+    def positions(self) -> Mapping[Partition, Position]:
+        """The positions of the partitions that are assigned now, as far as this processor knows."""
+        return self._loop.positions
+
+    def stop(self) -> None:
+        """End `run` once the transaction in progress has ended. May be called from any thread, and from a signal handler."""
+        self._loop.stop()
+
+    async def run(self) -> None:
+        """Process messages until `stop`. It handles no signals: `loop.add_signal_handler(signal.SIGTERM, processor.stop)`.
+
+        If it is cancelled, the handler in progress is cancelled and its transaction rolled back; the consumer has left the
+        group when CancelledError is raised.
+
+        Raises: as for `DualProcessor.run`.
+        """
+        if self._running:
+            raise UsageError("The processor is running already.")
+        self._running = True
+        executor = ThreadPoolExecutor(1, "dualwrite processor")
+        try:
+            job = asyncio.get_running_loop().run_in_executor(executor, self._loop.run)
+            try:
+                await asyncio.shield(job)
+            except asyncio.CancelledError:
+                self._loop.stop()
+                self._runner.cancel()
+                with suppress(Exception):  # what the cancelled handler left; the cancellation counts
+                    await job
+                raise
+        finally:
+            executor.shutdown(wait=False)
+            self._running = False
+
+
+class _LoopRunner(Runner):
+    """Runs the handler on the event loop, for the processor's thread.
+
+    Args:
+        pool: The pool.
+        handle: Called with the messages and the transaction.
+        loop: The pool's event loop.
+        alone: See ThreadRunner.
+    """
+
+    def __init__(
+        self, pool: AsyncWriterPool[Any], handle: AsyncHandle, loop: asyncio.AbstractEventLoop, *, alone: bool
+    ) -> None:
+        self._pool = pool
+        self._handle = handle
+        self._loop = loop
+        self._alone = alone
+        self._current: Future[None] | None = None
+
+    def run(self, messages: Sequence[Any], finish: Finish) -> None:
+        """See Runner."""
+        self._current = asyncio.run_coroutine_threadsafe(self._run(messages, finish), self._loop)
+        try:
+            self._current.result()
+        finally:
+            self._current = None
+
+    def cancel(self) -> None:
+        """Cancel the transaction in progress."""
+        current = self._current
+        if current is not None:
+            current.cancel()
+
+    def is_passing(self, error: Exception) -> bool:
+        """See Runner."""
+        return isinstance(error, FencedError) or self._pool.store.is_conflict(error)  # a pool uses another id
+
+    def answers(self) -> bool:
+        """See Runner."""
+        return database_answers(self._pool.store)
+
+    async def _run(self, messages: Sequence[Any], finish: Finish) -> None:
+        async def unit(tx: AsyncTransaction[Any]) -> None:
+            if messages:
+                with handling(self._pool.store.is_conflict):
+                    await self._handle(messages, tx)
+            await tx.run_sync(finish)
+
+        if not self._alone:
+            await self._pool.run(unit)
+            return
+        async with self._pool.transaction() as tx:
+            await unit(tx)
+
+
+def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[None]] | None) -> AsyncHandle:
+    assert handle is not None
+
+    async def all_of(messages: Sequence[Any], tx: AsyncTransaction[Any]) -> None:
+        for message in messages:
+            await handle(message, tx)
+
+    return all_of

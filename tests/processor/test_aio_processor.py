@@ -1,0 +1,146 @@
+"""AsyncDualProcessor: handlers are coroutines on the event loop, and each message takes effect once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from processor_scene import ProcessorScene
+
+from crash.databases import Databases
+from dualwrite import aio
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import ConfigurationError, MessageFailedError, UsageError
+from dualwrite.processor import AsyncDualProcessor, ProcessorOptions
+from fixtures.pace import LIMIT
+
+pytestmark = pytest.mark.slow
+
+FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01, longest_pause=0.1)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    with Databases(tmp_path_factory.mktemp("aio")) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ProcessorScene:
+    return ProcessorScene(databases.scene("postgresql", broker).events, broker, new_name)
+
+
+@asynccontextmanager
+async def pool_of(scene: ProcessorScene) -> AsyncIterator[aio.AsyncWriterPool[Any]]:
+    made = await aio.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2)
+    async with made:
+        yield made
+
+
+async def book(scene: ProcessorScene, message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+    number = int(message.value())
+    await tx.db.execute(sa.text("INSERT INTO events (writer, number) VALUES (:g, :n)"), {"g": scene.group, "n": number})
+    tx.send(scene.target, b"%d" % number)
+
+
+async def rows(scene: ProcessorScene, numbers: Sequence[int]) -> None:
+    """Wait until as many rows are there."""
+    await asyncio.to_thread(scene.wait_for, numbers)
+
+
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_each_message_takes_effect_once(scene: ProcessorScene, offsets: Any) -> None:
+    """Two processors share a pool, and stop."""
+
+    async def main() -> None:
+        async with pool_of(scene) as pool:
+            processors = [
+                AsyncDualProcessor(
+                    pool,
+                    scene.settings(),
+                    [scene.source],
+                    handle=lambda message, tx: book(scene, message, tx),
+                    options=replace(FAST, offsets=offsets),
+                )
+                for _ in range(2)
+            ]
+            running = [asyncio.create_task(processor.run()) for processor in processors]
+            await asyncio.to_thread(scene.produce, range(50, 100))
+            await rows(scene, range(100))
+            with pytest.raises(UsageError, match="running already"):
+                await processors[0].run()
+            assert sum(len(processor.positions) for processor in processors) > 0
+            for processor in processors:
+                processor.stop()
+            await asyncio.gather(*running)
+
+    scene.produce(range(50))
+    asyncio.run(main())
+    assert scene.agree() == list(range(100))
+
+
+def test_a_handler_that_fails_stops_it(scene: ProcessorScene) -> None:
+    async def fail(messages: Sequence[Any], tx: aio.AsyncTransaction[Any]) -> None:
+        for message in messages:
+            await book(scene, message, tx)
+            if message.value() == b"5":
+                raise ValueError("five")
+
+    async def main() -> None:
+        async with pool_of(scene) as pool:
+            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle_batch=fail, options=FAST)
+            with pytest.raises(MessageFailedError, match="ValueError: five") as raised:
+                await processor.run()
+            assert (raised.value.partition, raised.value.offset, raised.value.attempts) == (1, 1, 2)
+
+    scene.produce(range(8))
+    asyncio.run(main())
+    assert 5 not in scene.agree()
+
+
+def test_a_cancelled_one_rolls_back_and_leaves(scene: ProcessorScene) -> None:
+    """In the middle of a handler that would never end; the next processor begins at the same message."""
+
+    async def main() -> None:
+        waits = asyncio.Event()
+
+        async def wait(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+            await book(scene, message, tx)
+            waits.set()
+            await asyncio.sleep(10 * LIMIT)
+
+        async with pool_of(scene) as pool:
+            running = asyncio.create_task(
+                AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=wait, options=FAST).run()
+            )
+            async with asyncio.timeout(LIMIT):
+                await waits.wait()
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert await asyncio.to_thread(scene.agree) == []
+            other = AsyncDualProcessor(
+                pool, scene.settings(), [scene.source], handle=lambda message, tx: book(scene, message, tx), options=FAST
+            )
+            running = asyncio.create_task(other.run())
+            await rows(scene, range(10))
+            other.stop()
+            await running
+
+    scene.produce(range(10))
+    asyncio.run(main())
+    assert scene.agree() == list(range(10))
+
+
+def test_what_it_can_not_be_made_of(scene: ProcessorScene) -> None:
+    async def main() -> None:
+        async with pool_of(scene) as pool:
+            with pytest.raises(ConfigurationError, match="either handle or handle_batch"):
+                AsyncDualProcessor(pool, scene.settings(), [scene.source])
+
+    asyncio.run(main())
