@@ -91,10 +91,13 @@ class Topics:
 
     def _looked_up(self, topic: str, deadline: Deadline) -> Layout:
         creation_deadline = deadline.within(_TOPIC_WAIT)
+        code = 0
         while True:
             try:
                 code = self._ask({topic}, deadline).get(topic, 0)
             except (ConnectionLostError, BrokerUnavailableError) as error:
+                if deadline.expired and code:  # what the brokers said before the limit cut the last request off
+                    raise failure(code, f"lookup of topic {topic!r}", self._id) from error
                 if deadline.expired:
                     raise failure(NO_ANSWER, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
             else:

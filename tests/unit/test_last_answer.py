@@ -1,0 +1,66 @@
+"""A time limit that cuts off a request: the error says what the brokers answered last.
+
+The network is a stand-in: a real one can't be made to answer once and then be silent at a given moment.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
+from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator, _NoLeaderError
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.sockets import ConnectionLostError
+from dualwrite.kafka.native.metadata import Topics
+
+SHORT = 0.2
+
+
+class AnswersOnce:
+    """Answers the first request that the topic is unknown, and the next one not within its limit."""
+
+    def __init__(self, *codes: int) -> None:
+        self._codes = list(codes)
+
+    def metadata(self, topics: list[str], deadline: Deadline) -> Any:
+        if self._codes:
+            code = self._codes.pop(0)
+            return SimpleNamespace(brokers=[], topics=[SimpleNamespace(name=name, error_code=code) for name in topics])
+        deadline.sleep(2 * SHORT)
+        raise ConnectionLostError(Address("127.0.0.1", 9092), "the time limit has passed")
+
+
+def test_a_topic_that_was_unknown_when_the_limit_came() -> None:
+    topics = Topics(AnswersOnce(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, "orders-1")  # type: ignore[arg-type]
+    with pytest.raises(UnknownTopicError):
+        topics.layout("orders", Deadline.after(SHORT))
+
+
+def test_nobody_has_answered_when_the_limit_came() -> None:
+    topics = Topics(AnswersOnce(), -1, "orders-1")  # type: ignore[arg-type]
+    with pytest.raises(BrokerUnavailableError):
+        topics.layout("orders", Deadline.after(SHORT))
+
+
+def test_a_partition_that_had_no_leader_when_the_limit_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = WireTransactionCoordinator(KafkaConfig.of("127.0.0.1:9092"))
+    described = SimpleNamespace(supports=lambda *_: True)
+    monkeypatch.setattr(coordinator.network, "coordinator", lambda *_, **__: described)
+    monkeypatch.setattr(coordinator.network, "forget_coordinator", lambda *_: None)
+    looks = iter(["orders-0 has no leader"])
+
+    def demand(_connection: Any, _id: str, deadline: Deadline) -> None:
+        for said in looks:
+            raise _NoLeaderError(said)
+        deadline.sleep(2 * SHORT)
+        raise ConnectionLostError(Address("127.0.0.1", 9092), "the time limit has passed")
+
+    monkeypatch.setattr(coordinator, "_demand_leaders", demand)
+    with pytest.raises(BrokerUnavailableError, match="orders-0 has no leader"):
+        coordinator.wait_for_leaders("orders-1", timeout=SHORT)
+    coordinator.close()
