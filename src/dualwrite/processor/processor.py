@@ -12,6 +12,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.topic import Topic
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.group_offsets import GroupProgress
+from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter, check_offsets
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
@@ -34,7 +35,7 @@ class DualProcessor:
     For one thread; `stop` may be called from any. Several processors of a process may share a WriterPool.
 
     Args:
-        runner: An open DualWriter or WriterPool; it stays open.
+        runner: An open DualWriter or WriterPool; or a KafkaWriter, for a processor that writes no database. It stays open.
         consumer: Settings for confluent-kafka's Consumer, with `group.id`; what is missing comes from the environment.
         topics: The topics: names, or Topics, with whose deserializers the messages' keys and values are read. What can't be
             deserialized counts as a message whose handler has raised an exception.
@@ -48,7 +49,7 @@ class DualProcessor:
 
     def __init__(
         self,
-        runner: DualWriter[Any] | WriterPool[Any],
+        runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter,
         consumer: Mapping[str, Any],
         topics: Sequence[str | Topic[Any, Any]],
         *,
@@ -60,8 +61,13 @@ class DualProcessor:
             raise ConfigurationError("Give either handle or handle_batch.")
         options = options or ProcessorOptions()
         work = handle_batch if handle_batch is not None else _each(handle)
-        runs = ThreadRunner(runner, work, alone=options.offsets == "kafka")
-        self._loop = make_loop(runs, runner.store, consumer, topics, options)
+        runs: Runner
+        if isinstance(runner, KafkaWriter):
+            check_offsets(options.offsets)
+            runs, store = KafkaRunner(runner, work), None
+        else:
+            runs, store = ThreadRunner(runner, work, alone=options.offsets == "kafka"), runner.store
+        self._loop = make_loop(runs, store, consumer, topics, options)
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
@@ -87,7 +93,7 @@ class DualProcessor:
 
 def make_loop(
     runs: Runner,
-    store: TxnStateStore,
+    store: TxnStateStore | None,
     consumer: Mapping[str, Any],
     topics: Sequence[str | Topic[Any, Any]],
     options: ProcessorOptions,
@@ -104,7 +110,7 @@ def make_loop(
     decoding = {topic.name: topic for topic in topics if isinstance(topic, Topic) and topic.deserializes}
     group = validate_group_id(str(consumer.get("group.id", "")))
     progress: Progress
-    if options.offsets == "kafka":
+    if store is None or options.offsets == "kafka":
         progress = GroupProgress(group, options)
     else:
         progress = StoredProgress(store, group, names, settings, options)

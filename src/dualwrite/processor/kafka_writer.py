@@ -1,0 +1,269 @@
+"""`KafkaWriter`: transactions on Kafka alone, for processors that write no database (consume, transform, produce: KIP-447)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, cast
+
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DualWriteError,
+    FencedError,
+    InDoubtTransactionError,
+    ProducerFencedError,
+    UsageError,
+    WriterClosedError,
+)
+from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.choose import choose_producer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.processor.runners import Runner
+from dualwrite.processor.work import Finish, handling
+from dualwrite.settings import ProducerName, Settings, Timeouts
+from dualwrite.stores.base import StoreTransaction
+from dualwrite.transaction import Transaction
+from dualwrite.transactional_id import validate_transactional_id
+
+log = logging.getLogger(__name__)
+
+_SUFFIX: Final = "#kafka"
+"""Keeps the id at Kafka apart from those of writers with a database; a prefixed ACL covers it."""
+
+_GENERATION: Final = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
+"""The consumer's membership is over; the producer is not fenced."""
+
+
+class KafkaTransaction(Transaction[Any]):
+    """A transaction on Kafka alone: `db` and `session` raise UsageError."""
+
+    def __init__(self, transactional_id: str, producer: TransactionalProducer, *, timeout: float) -> None:
+        super().__init__(transactional_id, cast("StoreTransaction", None), producer, timeout=timeout)
+
+    @property
+    def db(self) -> NoReturn:
+        """Refused.
+
+        Raises:
+            UsageError: There is no database.
+        """
+        raise self._no_database()
+
+    @property
+    def session(self) -> NoReturn:
+        """Refused; see `db`."""
+        raise self._no_database()
+
+    def _no_database(self) -> UsageError:
+        return UsageError(
+            "This transaction is one on Kafka alone: it has no database.",
+            transactional_id=self._transactional_id,
+            next_step="give DualProcessor a DualWriter or a WriterPool to write to a database",
+        )
+
+
+class KafkaWriter:
+    """Writes transactions to Kafka alone, for a DualProcessor: its offsets are committed in the same transaction (KIP-447).
+
+    Opening it ends what its predecessor of the same id has left open, and fences it. Nothing is prepared, so there is nothing
+    to recover: what a crash leaves is aborted, at the latest after `transaction.timeout.ms`.
+
+    Args:
+        kafka: Settings in librdkafka's names, or `host:port`; what is missing comes from the environment.
+        transactional_id: Stays the same across restarts; only one KafkaWriter may use it at a time.
+        producer: "auto", "native" or "librdkafka"; see the guide about producers.
+        timeouts: Time limits; `claim` has no meaning.
+
+    Raises:
+        InvalidTransactionalIdError: The id is empty, too long, or has reserved characters.
+        ConfigurationError: A setting is unknown or not allowed.
+    """
+
+    def __init__(
+        self,
+        kafka: str | Mapping[str, Any] | None = None,
+        *,
+        transactional_id: str,
+        producer: ProducerName = "auto",
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._id = validate_transactional_id(transactional_id, lanes=1)
+        environment = Settings.from_environment()
+        self._timeouts = timeouts or environment.timeouts
+        self._config = KafkaConfig.over(kafka, environment.kafka)
+        self._settings = Settings(transactional_id=self._id, producer=producer, two_phase=False, timeouts=self._timeouts)
+        self._coordinator: WireTransactionCoordinator | None = None
+        self._make: Callable[[str], TransactionalProducer] | None = None
+        self._producer: TransactionalProducer | None = None
+        self._fenced: ProducerFencedError | None = None
+
+    def open(self) -> Self:
+        """Register the id, and fence its previous owner.
+
+        Raises:
+            BrokerUnavailableError: Kafka can't be reached.
+            BrokerAuthorizationError: The principal is not authorized to use the id.
+        """
+        if self._coordinator is None:
+            self._coordinator = WireTransactionCoordinator(self._config, timeout=self._timeouts.kafka)
+        try:
+            self._make = choose_producer(self._config, self._coordinator, self._settings, share_connections=True).make
+            self._fenced = None
+            self._replace_producer()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Release all resources. May be called more than once."""
+        self._drop_producer()
+        self._make = None
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[KafkaTransaction]:
+        """One transaction: the end of the block commits, an exception aborts.
+
+        Raises:
+            DeliveryError, UnknownTopicError, MessageTooLargeError: A message was not stored; aborted.
+            ProducerFencedError: The consumer's generation is over, or another process uses the id; aborted.
+            FencedError: Another process uses the id, or a transaction took longer than its timeout: open it again.
+            InDoubtTransactionError: Nobody has answered the commit; the group's offsets say what became of it.
+            BrokerUnavailableError: Kafka can't be reached; nothing has committed.
+            WriterClosedError: It is not open.
+        """
+        producer = self._ready()
+        producer.begin_transaction()
+        tx = KafkaTransaction(self._id, producer, timeout=self._timeouts.kafka)
+        committing = False
+        try:
+            yield tx
+            tx.end()
+            producer.prepare_transaction(timeout=self._timeouts.delivery)
+            committing = True
+            producer.commit_transaction(timeout=self._timeouts.kafka)
+        except BaseException as error:
+            tx.end()
+            if committing:
+                self._drop_producer()  # the next one waits for the end of this transaction
+                self._raise_in_doubt(error)
+            self._abort(producer, error)
+            raise
+
+    def _ready(self) -> TransactionalProducer:
+        if self._make is None:
+            raise WriterClosedError("The KafkaWriter is not open.", transactional_id=self._id)
+        if self._fenced is not None:
+            raise FencedError(
+                "The transactional id was taken over by another process, or a transaction took longer than its timeout.",
+                transactional_id=self._id,
+                next_step="give each process an id of its own; or raise transaction.timeout.ms, or lower the batch",
+            ) from self._fenced
+        if self._producer is None or self._producer.must_be_replaced:
+            self._replace_producer()
+        assert self._producer is not None
+        return self._producer
+
+    def _replace_producer(self) -> None:
+        assert self._make is not None
+        self._drop_producer()
+        made = self._make(self._id + _SUFFIX)
+        try:
+            made.init_transactions(timeout=self._timeouts.kafka)
+        except BaseException:
+            made.close()
+            raise
+        self._producer = made
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def _raise_in_doubt(self, error: BaseException) -> None:
+        """After a commit that failed. Being fenced there is not an answer either: a timeout may have ended the transaction."""
+        if isinstance(error, ProducerFencedError):
+            self._fenced = error
+        if isinstance(error, BrokerUnavailableError | ProducerFencedError):
+            raise InDoubtTransactionError(
+                "It is not known whether the transaction committed.",
+                transactional_id=self._id,
+                cause=str(error),
+                next_step="read the group's offsets: they have moved if it has",
+                state="",
+                database_committed=None,
+            ) from error
+
+    def _abort(self, producer: TransactionalProducer, error: BaseException) -> None:
+        if isinstance(error, ProducerFencedError) and getattr(error, "code", None) not in _GENERATION:
+            self._fenced = error
+        if self._fenced is not None or producer.must_be_replaced:
+            self._drop_producer()  # the next one's registration aborts the transaction
+            return
+        try:
+            producer.abort_transaction(timeout=self._timeouts.kafka)
+        except DualWriteError as aborting:
+            log.warning("%s: aborting: %s", self._id, aborting)
+            self._drop_producer()
+
+
+class KafkaRunner(Runner):
+    """Runs a plain handler in transactions of a KafkaWriter.
+
+    Args:
+        writer: The writer.
+        handle: Called with the messages and the transaction.
+    """
+
+    def __init__(self, writer: KafkaWriter, handle: Callable[[Sequence[Any], Transaction[Any]], None]) -> None:
+        self._writer = writer
+        self._handle = handle
+
+    def run(self, messages: Sequence[Any], finish: Finish) -> None:
+        """See Runner."""
+        with self._writer.transaction() as tx:
+            if messages:
+                with handling(_never):
+                    self._handle(messages, tx)
+            finish(tx)
+
+    def is_passing(self, error: Exception) -> bool:
+        """See Runner."""
+        del error
+        return False
+
+    def answers(self) -> bool:
+        """See Runner: there is no database."""
+        return True
+
+
+def check_offsets(offsets: str) -> None:
+    """Where the positions of a processor without a database may be.
+
+    Raises:
+        ConfigurationError: Not in a database.
+    """
+    if offsets != "kafka":
+        raise ConfigurationError(
+            "A processor on a KafkaWriter has no database for its positions.",
+            next_step="set ProcessorOptions(offsets='kafka')",
+        )
+
+
+def _never(error: BaseException) -> bool:
+    del error
+    return False
