@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,6 +32,8 @@ from processor.kafka_worker import GENTLE, answer
 
 NewName = Callable[[str], str]
 PRODUCERS: list[Any] = ["native", "librdkafka"]
+BRIEF = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
+"""For `brisk`: others soon get the partitions of a member that has died."""
 OPTIONS = ProcessorOptions(batch=5, attempts=2, pause=0.05, longest_pause=0.5, offsets="kafka")
 
 
@@ -51,8 +53,10 @@ class KafkaScene:
             producer.produce(self.source, b"%d" % number, partition=number % PARTITIONS)
         assert producer.flush(LIMIT) == 0
 
-    def processor(self, writer: KafkaWriter, handle: Any = None, **more: Any) -> DualProcessor:
-        settings = {"bootstrap.servers": self.servers, "group.id": self.group, **GENTLE}
+    def processor(
+        self, writer: KafkaWriter, handle: Any = None, pace: Mapping[str, Any] = GENTLE, **more: Any
+    ) -> DualProcessor:
+        settings = {"bootstrap.servers": self.servers, "group.id": self.group, **pace}
         arguments = {"options": OPTIONS, **more}
         return DualProcessor(writer, settings, [self.source], handle=handle or answer(self.target), **arguments)
 
@@ -132,7 +136,7 @@ def test_the_broker_dies_in_the_commit(
         caplog.at_level(logging.WARNING, "dualwrite.processor"),
         KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer, timeouts=timeouts) as writer,
     ):
-        running = Running(scene.processor(writer))
+        running = Running(scene.processor(writer, pace=BRIEF))
         until(lambda: back.ident is not None and not back.is_alive(), "the broker is back")
         scene.wait_for(40)
         running.stop()
@@ -181,7 +185,7 @@ def test_one_that_is_killed_again_and_again(brisk: DevCluster, new_name: NewName
     """In the middle of its transactions; the next process goes on where the last committed one has ended."""
     scene = KafkaScene(brisk, new_name)
     scene.produce(range(60))
-    brief = ["session.timeout.ms=1500", "heartbeat.interval.ms=300"]
+    brief = [f"{name}={value}" for name, value in BRIEF.items()]
     arguments = [scene.servers, scene.group, scene.source, scene.target, scene.id, producer, *brief]
     for failpoint in ("after_send#3=kill", "after_send#8=kill", "after_send#14=kill"):
         with ForkedProcess("processor.kafka_worker", arguments, failpoints=failpoint) as process:

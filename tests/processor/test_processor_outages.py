@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 NewName = Callable[[str], str]
 OPTIONS = ProcessorOptions(batch=5, pause=0.05, longest_pause=0.5)
+BRIEF = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
+"""The member loses its partitions during the outage."""
 PATIENCE = limit(1)
 AWAY = limit(3)
 
@@ -54,8 +56,9 @@ def test_the_broker_dies_between_the_two_commits(
         ) as writer,
         failpoints.armed("before_kafka_commit", failpoints.only_at(3, die)),
     ):
+        settings = scene.settings(**BRIEF)
         processor = DualProcessor(
-            writer, scene.settings(), [scene.source], handle=scene.book, options=replace(OPTIONS, offsets=offsets)
+            writer, settings, [scene.source], handle=scene.book, options=replace(OPTIONS, offsets=offsets)
         )
         with scene.started(processor):
             scene.wait_for(range(40))
