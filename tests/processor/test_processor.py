@@ -17,8 +17,15 @@ from processor_scene import PARTITIONS, ProcessorScene
 import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import ConfigurationError, MessageFailedError, MessageTooLargeError, TopicReplacedError
+from dualwrite.errors import (
+    ConfigurationError,
+    MessageFailedError,
+    MessageTooLargeError,
+    StoreUnavailableError,
+    TopicReplacedError,
+)
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.processor.stored import StoredProgress
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until
@@ -227,6 +234,33 @@ def test_a_position_that_is_reset_while_it_runs(scene: ProcessorScene) -> None:
         )
         scene.wait_for(range(12))
     assert scene.agree() == sorted([*range(8), *range(4, 8)])
+
+
+def test_a_position_that_has_moved_and_can_not_be_read(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look fails, as if the database had gone away just then; the next attempt looks again."""
+    scene.produce([0, 4, 8])
+    look, failures = StoredProgress.catch_up, iter([StoreUnavailableError("away")])
+
+    def catch_up(progress: StoredProgress, consumer: Any, batch: Any) -> Any:
+        for error in failures:
+            raise error
+        return look(progress, consumer, batch)
+
+    monkeypatch.setattr(StoredProgress, "catch_up", catch_up)
+    with scene.writer("operator") as operator:
+        positions = operator.store.positions
+        assert positions is not None
+        elsewhere = iter([[Move(None, Position(scene.source, 0, 2))]])
+
+        def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+            for moves in elsewhere:
+                positions.reset(scene.group, moves)
+            scene.book(message, tx)
+
+        with scene.running(book, options=FAST):
+            scene.wait_for(range(1))
+    assert scene.agree() == [8]
+    assert next(failures, None) is None
 
 
 def test_the_database_goes_away_for_a_while(scene: ProcessorScene) -> None:

@@ -279,9 +279,16 @@ class ProcessingLoop:
     def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
         """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
 
-        Partitions that another consumer has moved go on from there, if they are still assigned.
+        Partitions that another consumer has moved go on from there, if they are still assigned. If the positions can't be read
+        now, nothing has changed, and the next attempt comes here again.
         """
-        left, moved = self._progress.catch_up(consumer, batch)
+        try:
+            left, moved = self._progress.catch_up(consumer, batch)
+        except DualWriteError as error:
+            if not error.retriable:
+                raise
+            log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
+            return batch
         after = batch.after()
         self._next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
