@@ -19,6 +19,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_process_shutdown
 from sqlalchemy import Column, Connection, MetaData, String, Table, insert, select
+from sqlalchemy.exc import DBAPIError
 
 import dualwrite
 
@@ -33,7 +34,10 @@ app.config_from_envvar("CELERY_CONFIG_MODULE", silent=True)
 def pool() -> dualwrite.WriterPool[Any]:
     """The pool of this process; to be called after the fork. A process runs one task at a time, so it needs one writer."""
     made = dualwrite.create_pool(prefix="shop", size=1)  # the rest comes from the environment
-    made.run(lambda tx: orders.create(tx.db, checkfirst=True))
+    try:
+        made.run(lambda tx: orders.create(tx.db, checkfirst=True))
+    except DBAPIError:  # of processes that start at once, only one can create it
+        made.run(lambda tx: tx.db.execute(select(orders).limit(1)))  # raises if it is not there
     return made
 
 

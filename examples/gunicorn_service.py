@@ -14,7 +14,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, create_engine, insert, select
+from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, create_engine, insert, inspect, select
+from sqlalchemy.exc import DBAPIError
 
 import dualwrite
 
@@ -24,13 +25,22 @@ orders = Table("orders", MetaData(), Column("id", String(40), primary_key=True),
 Application = Callable[[dict[str, Any], Callable[[str, list[tuple[str, str]]], Any]], Iterable[bytes]]
 
 
+def create_table(engine: Engine) -> None:
+    """Create the table; of workers that start at once, only one can."""
+    try:
+        orders.create(engine, checkfirst=True)
+    except DBAPIError:
+        if not inspect(engine).has_table(orders.name):
+            raise
+
+
 def create_app() -> Application:
     """Open the pool, and return the application that uses it."""
     settings = dualwrite.Settings.from_environment()
     if settings.database_url is None:
         raise RuntimeError("Set DUALWRITE_DATABASE_URL.")
     engine = create_engine(settings.database_url)
-    orders.create(engine, checkfirst=True)
+    create_table(engine)
     pool = dualwrite.create_pool(engine, prefix="shop")
 
     def app(environ: dict[str, Any], start_response: Callable[[str, list[tuple[str, str]]], Any]) -> Iterable[bytes]:
