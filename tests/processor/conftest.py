@@ -1,4 +1,4 @@
-"""A broker for tests that kill members of consumer groups."""
+"""A broker for tests that kill members of consumer groups, and databases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import started
 
@@ -24,3 +25,9 @@ BRISK = {
 def brisk() -> Iterator[DevCluster]:
     with started(config=BRISK) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    with Databases(tmp_path_factory.mktemp("processor")) as made:
+        yield made

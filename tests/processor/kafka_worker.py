@@ -11,8 +11,7 @@ from typing import Any
 
 import dualwrite
 from dualwrite.processor import DualProcessor, KafkaWriter, ProcessorOptions
-
-GENTLE = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 10}
+from processor.processor_worker import GENTLE
 
 
 def answer(target: str) -> Callable[[Any, dualwrite.Transaction[Any]], None]:

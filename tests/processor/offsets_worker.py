@@ -6,7 +6,8 @@ python -m processor.offsets_worker URL BOOTSTRAP GROUP SOURCE TARGET ID PROTOCOL
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer
@@ -21,8 +22,8 @@ PROTOCOL_SETTINGS = {
 }
 
 
-def main() -> None:
-    url, servers, group, source, target, name, protocol = sys.argv[1:]
+@contextmanager
+def consuming(servers: str, group: str, source: str, protocol: str) -> Iterator[Consumer]:
     settings: dict[str, Any] = {
         "bootstrap.servers": servers,
         "group.id": group,
@@ -31,8 +32,17 @@ def main() -> None:
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
     }
-    with closing(Consumer(settings)) as consumer, dualwrite.connect(url, kafka=servers, transactional_id=name) as writer:
+    with closing(Consumer(settings)) as consumer:
         consumer.subscribe([source])
+        yield consumer
+
+
+def main() -> None:
+    url, servers, group, source, target, name, protocol = sys.argv[1:]
+    with (
+        consuming(servers, group, source, protocol) as consumer,
+        dualwrite.connect(url, kafka=servers, transactional_id=name) as writer,
+    ):
         messages = []
         while len(messages) < BATCH:
             message = consumer.poll(1.0)

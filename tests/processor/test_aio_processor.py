@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,12 +22,6 @@ from fixtures.pace import LIMIT
 pytestmark = pytest.mark.slow
 
 FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01, longest_pause=0.1)
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("aio")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,12 +25,6 @@ pa = pytest.importorskip("pyarrow")
 
 FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01)
 WHEN = datetime(2026, 11, 23, 12, 30, 0, 250_000, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("arrow")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from processor_scene import PARTITIONS, Running
+from processor_scene import GENTLE, PARTITIONS, Running
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
@@ -28,7 +28,7 @@ from fixtures.broker import make_topic, read_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until
 from fixtures.tiers import thinned
-from processor.kafka_worker import GENTLE, answer
+from processor.kafka_worker import answer
 
 NewName = Callable[[str], str]
 PRODUCERS: list[Any] = ["native", "librdkafka"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
 from processor.ledger import booked, make_ledger
-from processor.offsets_worker import BATCH, PROTOCOL_SETTINGS
+from processor.offsets_worker import BATCH, consuming
 
 pytestmark = pytest.mark.slow
 
@@ -46,21 +45,6 @@ def source(brisk: DevCluster, new_name: NewName) -> str:
         producer.produce(name, b"%d" % number)
     assert producer.flush(LIMIT) == 0
     return name
-
-
-@contextmanager
-def consuming(servers: str, group: str, source: str, protocol: str) -> Iterator[Consumer]:
-    settings: dict[str, Any] = {
-        "bootstrap.servers": servers,
-        "group.id": group,
-        **PROTOCOL_SETTINGS[protocol],
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",
-    }
-    with closing(Consumer(settings)) as consumer:
-        consumer.subscribe([source])
-        yield consumer
 
 
 def next_number(consumer: Consumer) -> int:

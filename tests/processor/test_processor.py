@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -34,12 +34,6 @@ from fixtures.tiers import thinned
 NewName = Callable[[str], str]
 PROTOCOLS = ["classic", "consumer"]
 FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("processor")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,6 @@ BRIEF = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
 """The member loses its partitions during the outage."""
 PATIENCE = limit(1)
 AWAY = limit(3)
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("outages")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])

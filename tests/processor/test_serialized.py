@@ -6,7 +6,7 @@ The schema registry is confluent-kafka's mock of one: there is no package of a r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -109,12 +109,6 @@ KINDS: dict[str, tuple[Callable[[str, SchemaRegistryClient], Topic[Any, str]], A
     "protobuf": (protobuf, StringValue(value="lamp")),
     "pydantic": (pydantic_models, OrderModel(item="lamp", amount=2)),
 }
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("serialized")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 from dualwrite.aio.pool import AsyncWriterPool
 from dualwrite.aio.transaction import AsyncTransaction
-from dualwrite.errors import ConfigurationError, FencedError, UsageError
+from dualwrite.errors import FencedError, UsageError
 from dualwrite.kafka.topic import Topic
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.processor import make_loop
+from dualwrite.processor.processor import check_handlers, make_loop
 from dualwrite.processor.runners import Runner, database_answers
 from dualwrite.processor.work import Finish, handling
 from dualwrite.stores.positions import Partition, Position
@@ -48,8 +48,7 @@ class AsyncDualProcessor:
         handle_batch: AsyncHandle | None = None,
         options: ProcessorOptions | None = None,
     ) -> None:
-        if (handle is None) == (handle_batch is None):
-            raise ConfigurationError("Give either handle or handle_batch.")
+        check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
         work = handle_batch if handle_batch is not None else _each(handle)
         self._runner = _LoopRunner(pool, work, asyncio.get_running_loop(), alone=options.offsets == "kafka")

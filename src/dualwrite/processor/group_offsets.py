@@ -7,22 +7,17 @@ ended, which for one that died takes recovery.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from dualwrite.errors import PositionMovedError, ProducerFencedError
-from dualwrite.kafka.librdkafka import consumer as places
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import PLACES, Progress
-from dualwrite.processor.starts import Seen, begin_of, topics_of
+from dualwrite.processor.progress import Progress
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.transaction import Transaction
-
-_READING: Final = 10.0
-"""Seconds for reading the group's offsets once."""
 
 
 class GroupProgress(Progress):
@@ -33,30 +28,13 @@ class GroupProgress(Progress):
         options: The policies; `on_new_topic` has no meaning, since Kafka forgets the offsets of a topic that is deleted.
     """
 
-    alone = True
-
     def __init__(self, group_id: str, options: ProcessorOptions) -> None:
-        self._group = group_id
-        self._options = options
-        self._known: dict[Partition, Position] = {}
+        super().__init__(group_id, options)
         self._in_doubt = False
 
-    def known(self) -> Mapping[Partition, Position]:
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
         """See Progress."""
-        return dict(self._known)
-
-    def begin(self, consumer: GroupConsumer, partitions: Sequence[Partition], timeout: float) -> Mapping[Partition, int]:
-        """See Progress."""
-        committed = _positions(consumer.committed(partitions, timeout))
-        topics = topics_of(committed)
-        found: dict[Partition, int] = {}
-        for key in partitions:
-            position = committed.get(key)
-            first = None if position is None else consumer.first_offset(key, timeout)
-            begin = begin_of(key, position, Seen("", first), self._options, topics)
-            found[key] = begin if isinstance(begin, int) else PLACES[begin]
-            self._note(key, position)
-        return found
+        return _positions(consumer.committed(keys, timeout))
 
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
         """See Progress."""
@@ -76,17 +54,9 @@ class GroupProgress(Progress):
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
         """See Progress."""
-        after = batch.after()
-        found = consumer.committed(after, _READING)
+        found = super().catch_up(consumer, batch)
         self._in_doubt = False
-        moved: dict[Partition, int] = {}
-        for key in after:
-            offset = found.get(key)
-            if offset == self._offset(key):
-                continue
-            self._note(key, None if offset is None else Position(*key, offset))
-            moved[key] = places.BEGINNING if offset is None else offset
-        return batch.only(after.keys() - moved.keys()), moved
+        return found
 
     @property
     def can_be_begun(self) -> bool:
@@ -98,14 +68,12 @@ class GroupProgress(Progress):
         self._in_doubt = True
 
     def is_passing(self, error: Exception) -> bool:
-        """See Progress."""
-        return isinstance(
-            error, ProducerFencedError
-        )  # the generation is over; of a fenced writer, the next transaction says so
+        """See Progress: the generation is over. Of a writer that was fenced, the next transaction says so."""
+        return isinstance(error, ProducerFencedError)
 
     def forget(self) -> None:
         """See Progress."""
-        self._known.clear()
+        super().forget()
         self._in_doubt = False
 
     def _find_out(self, consumer: GroupConsumer, batch: Batch) -> None:
@@ -115,20 +83,9 @@ class GroupProgress(Progress):
             PositionMovedError: It has committed.
             BrokerError: The offsets can't be read yet.
         """
-        found = consumer.committed(batch.after(), _READING)
-        if any(found.get(key) != self._offset(key) for key in batch.after()):
+        if self._elsewhere(consumer, batch):
             raise PositionMovedError(f"The offsets of the group {self._group!r} have moved.", group_id=self._group)
         self._in_doubt = False
-
-    def _note(self, key: Partition, position: Position | None) -> None:
-        if position is None:
-            self._known.pop(key, None)
-        else:
-            self._known[key] = position
-
-    def _offset(self, key: Partition) -> int | None:
-        position = self._known.get(key)
-        return None if position is None else position.offset
 
 
 def _positions(offsets: Mapping[Partition, int]) -> dict[Partition, Position]:

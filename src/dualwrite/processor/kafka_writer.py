@@ -10,7 +10,6 @@ from typing import Any, Final, NoReturn, Self, cast
 
 from dualwrite.errors import (
     BrokerUnavailableError,
-    ConfigurationError,
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
@@ -249,19 +248,6 @@ class KafkaRunner(Runner):
     def answers(self) -> bool:
         """See Runner: there is no database."""
         return True
-
-
-def check_offsets(offsets: str) -> None:
-    """Where the positions of a processor without a database may be.
-
-    Raises:
-        ConfigurationError: Not in a database.
-    """
-    if offsets != "kafka":
-        raise ConfigurationError(
-            "A processor on a KafkaWriter has no database for its positions.",
-            next_step="set ProcessorOptions(offsets='kafka')",
-        )
 
 
 def _never(error: BaseException) -> bool:

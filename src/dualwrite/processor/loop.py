@@ -312,7 +312,7 @@ class ProcessingLoop:
                 if not error.retriable or time.monotonic() + pause > deadline or self._stopped.is_set():
                     raise
                 log.warning("%s: the positions can't be read yet: %s", self._group, error)
-                time.sleep(pause)
+                self._stopped.wait(pause)
                 pause = min(2 * pause, self._options.longest_pause)
             else:
                 self._next |= {key: max(offset, 0) for key, offset in found.items()}

@@ -12,7 +12,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.topic import Topic
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.group_offsets import GroupProgress
-from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter, check_offsets
+from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
@@ -57,13 +57,11 @@ class DualProcessor:
         handle_batch: Callable[[Sequence[Any], Transaction[Any]], None] | None = None,
         options: ProcessorOptions | None = None,
     ) -> None:
-        if (handle is None) == (handle_batch is None):
-            raise ConfigurationError("Give either handle or handle_batch.")
+        check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
         work = handle_batch if handle_batch is not None else _each(handle)
         runs: Runner
         if isinstance(runner, KafkaWriter):
-            check_offsets(options.offsets)
             runs, store = KafkaRunner(runner, work), None
         else:
             runs, store = ThreadRunner(runner, work, alone=options.offsets == "kafka"), runner.store
@@ -91,6 +89,16 @@ class DualProcessor:
             self._loop.run()
 
 
+def check_handlers(handle: object, handle_batch: object) -> None:
+    """Exactly one of them must be given.
+
+    Raises:
+        ConfigurationError: None or both are given.
+    """
+    if (handle is None) == (handle_batch is None):
+        raise ConfigurationError("Give either handle or handle_batch.")
+
+
 def make_loop(
     runs: Runner,
     store: TxnStateStore | None,
@@ -110,8 +118,13 @@ def make_loop(
     decoding = {topic.name: topic for topic in topics if isinstance(topic, Topic) and topic.deserializes}
     group = validate_group_id(str(consumer.get("group.id", "")))
     progress: Progress
-    if store is None or options.offsets == "kafka":
+    if options.offsets == "kafka":
         progress = GroupProgress(group, options)
+    elif store is None:
+        raise ConfigurationError(
+            "A processor on a KafkaWriter has no database for its positions.",
+            next_step="set ProcessorOptions(offsets='kafka')",
+        )
     else:
         progress = StoredProgress(store, group, names, settings, options)
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)

@@ -7,17 +7,17 @@ left it, or moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
 from dualwrite.kafka.inspect.topic_ids import topic_ids
-from dualwrite.kafka.librdkafka import consumer as places
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import PLACES, Progress
-from dualwrite.processor.starts import Seen, begin_of, topics_of
+from dualwrite.processor.progress import Progress, place_of
+from dualwrite.processor.starts import Seen
 from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
@@ -38,30 +38,28 @@ class StoredProgress(Progress):
         ConfigurationError: The store keeps no positions.
     """
 
-    alone = False
-
     def __init__(
         self, store: TxnStateStore, group_id: str, topics: Sequence[str], kafka: Mapping[str, Any], options: ProcessorOptions
     ) -> None:
+        super().__init__(group_id, options)
         self._positions = _positions_of(store)
-        self._group = group_id
         self._topics = topics
         self._kafka = _connection(kafka)
-        self._options = options
-        self._stored: dict[Partition, Position] = {}
         self._ids: Mapping[str, str] = {}
 
     def prepare(self) -> None:
         """See Progress."""
         self._positions.prepare()
 
-    def known(self) -> Mapping[Partition, Position]:
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
         """See Progress."""
-        return dict(self._stored)
+        del consumer, keys, timeout
+        return self._positions.read(self._group)
 
-    def begin(self, consumer: GroupConsumer, partitions: Sequence[Partition], timeout: float) -> Mapping[Partition, int]:
-        """See Progress."""
-        stored = self._positions.read(self._group)
+    def seen(
+        self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Mapping[Partition, Position], timeout: float
+    ) -> Mapping[Partition, Seen]:
+        """See Progress. Also the topics' ids, and the group's offsets at Kafka, from a consumer before this one."""
         self._ids = topic_ids(self._kafka, self._topics, timeout=timeout)
         for topic in {topic for topic, _ in partitions} - self._ids.keys():  # or a new one could pass for the one before it
             raise BrokerUnavailableError(
@@ -71,26 +69,17 @@ class StoredProgress(Progress):
             )
         missing = [key for key in partitions if key not in stored]
         committed = consumer.committed(missing, timeout) if missing else {}
-        topics = topics_of(stored)
-        found: dict[Partition, int] = {}
-        for key in partitions:
-            position = stored.get(key)
-            first = None if position is None else consumer.first_offset(key, timeout)
-            seen = Seen(self._ids.get(key[0], ""), first, committed.get(key))
-            begin = begin_of(key, position, seen, self._options, topics)
-            found[key] = begin if isinstance(begin, int) else PLACES[begin]
-            if position is None:
-                self._stored.pop(key, None)
-            else:
-                self._stored[key] = position
-        return found
+        found = super().seen(consumer, partitions, stored, timeout)
+        return {
+            key: replace(one, topic_id=self._ids.get(key[0], ""), committed=committed.get(key)) for key, one in found.items()
+        }
 
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
         """See Progress."""
         del consumer
 
         def finish(tx: Transaction[Any]) -> None:
-            moves = [Move(self._stored.get(key), self._at(key, offset)) for key, offset in batch.after().items()]
+            moves = [Move(self._known.get(key), self._at(key, offset)) for key, offset in batch.after().items()]
             tx.move_positions(self._positions, self._group, moves)
 
         return finish
@@ -98,46 +87,19 @@ class StoredProgress(Progress):
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         """See Progress."""
         after = batch.after()
-        self._stored |= {key: self._at(key, offset) for key, offset in after.items()}
+        self._known |= {key: self._at(key, offset) for key, offset in after.items()}
         consumer.show_progress(after)
-
-    def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
-        """See Progress."""
-        del consumer
-        found = self._positions.read(self._group)
-        after = batch.after()
-        moved: dict[Partition, int] = {}
-        for key in after:
-            if _place(found, key) == _place(self._stored, key):
-                continue
-            position = found.get(key)
-            if position is None:
-                self._stored.pop(key, None)
-                moved[key] = places.BEGINNING
-            else:
-                self._stored[key] = position
-                moved[key] = position.offset
-        return batch.only(after.keys() - moved.keys()), moved
 
     def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, Position]:
         """See Progress."""
-        found = self._positions.read(self._group)
         owned = consumer.owned()
-        moved = {key: one for key, one in found.items() if key in owned and _place(found, key) != _place(self._stored, key)}
-        self._stored |= moved
+        found = self._positions.read(self._group).items()
+        moved = {key: one for key, one in found if key in owned and place_of(one) != place_of(self._known.get(key))}
+        self._known |= moved
         return moved
-
-    def forget(self) -> None:
-        """See Progress."""
-        self._stored.clear()
 
     def _at(self, key: Partition, offset: int) -> Position:
         return Position(*key, offset, self._ids.get(key[0], ""))
-
-
-def _place(positions: Mapping[Partition, Position], key: Partition) -> tuple[int, str] | None:
-    found = positions.get(key)
-    return None if found is None else (found.offset, found.topic_id)
 
 
 def _positions_of(store: TxnStateStore) -> Positions:

@@ -376,25 +376,11 @@ class WireTransactionCoordinator:
     def _repeated(self, once: Callable[[Deadline], _T], what: str, timeout: Limit | None = None) -> _T:
         """Call until a conclusive answer or the deadline; waiting for other threads' calls counts against it."""
         deadline = Deadline.of(self._timeout if timeout is None else timeout)
-        leaderless: _NoLeaderError | None = None
-
-        def attempt() -> _T:
-            nonlocal leaderless
-            try:
-                return once(deadline)
-            except _NoLeaderError as error:
-                leaderless = error
-                raise
-            except ConnectionLostError as error:
-                if leaderless is not None and deadline.expired:  # the limit has cut off the next look
-                    raise leaderless from error
-                raise
-
         try:
             try:
                 if not self._lock.acquire(timeout=deadline.left):
                     raise _TryAgainError("another thread is still using the connections")
-                return repeated(attempt, _TRANSIENT, deadline, pause=_PAUSE)
+                return repeated(lambda: once(deadline), _TRANSIENT, deadline, pause=_PAUSE)
             finally:
                 with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline
+from dualwrite.kafka.client.sockets import ConnectionLostError
 
 T = TypeVar("T")
 
@@ -16,16 +17,22 @@ _MOST: Final = 1.0
 def repeated(once: Callable[[], T], passing: tuple[type[Exception], ...], deadline: Deadline, *, pause: float) -> T:
     """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
 
+    If the deadline cuts off a request, that is the error before it: it says what was wrong.
+
     Args:
         once: The call; it must observe the deadline itself.
         passing: Transient errors, after which the call is repeated.
         deadline: No call starts after it, except the first.
         pause: Seconds before the first retry; doubled each time, up to 1 s.
     """
+    before: Exception | None = None
     while True:
         try:
             return once()
-        except passing:
+        except passing as error:
+            if before is not None and isinstance(error, ConnectionLostError) and deadline.expired:
+                raise before from error
+            before = error
             deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
             if deadline.expired:
                 raise

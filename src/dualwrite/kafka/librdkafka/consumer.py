@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from dualwrite.errors import BrokerError, ConfigurationError
+from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
 from dualwrite.kafka.librdkafka.errors import broker_error
 
@@ -182,7 +182,7 @@ class GroupConsumer:
         try:
             return int(self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout, cached=False)[0])
         except KafkaException as error:
-            raise broker_error(error, self.group_id, "reading a partition's first offset") from error
+            raise broker_error(error, None, f"reading the first offset of {partition[0]}-{partition[1]}") from error
 
     def close(self) -> None:
         """Leave the group."""
@@ -216,12 +216,13 @@ class GroupConsumer:
         log.info("%s: gave up %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
 
     def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
-        found = broker_error(error, self.group_id, "reading the group's offsets")
-        found.cause = "no broker answers, or a transaction with offsets of the group is open, of a process that has died"
-        found.next_step = (
-            f"check that the brokers are running; `dualwrite stuck --group {self.group_id}` shows such a transaction, and "
-            "`dualwrite recover` ends it"
-        )
+        found = broker_error(error, None, f"reading the offsets of group {self.group_id!r}")
+        if isinstance(found, BrokerUnavailableError):
+            found.cause = "no broker answers, or a transaction with offsets of the group is open, of a process that has died"
+            found.next_step = (
+                f"check that the brokers are running; `dualwrite stuck --group {self.group_id}` shows such a transaction, and "
+                "`dualwrite recover` ends it"
+            )
         return found
 
     # --- parts ------------------------------------------------------------------------------------------------------------

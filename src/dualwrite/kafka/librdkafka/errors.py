@@ -63,6 +63,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
             KafkaError.NOT_COORDINATOR,
             KafkaError.REQUEST_TIMED_OUT,
             KafkaError.LEADER_NOT_AVAILABLE,
+            KafkaError.UNSTABLE_OFFSET_COMMIT,
         ),
         _UNREACHABLE,
     ),
@@ -86,7 +87,7 @@ def is_retriable(error: Any) -> bool:
     return bool(inner.retriable()) or inner.code() in _PASSING_LOOKUP
 
 
-def broker_error(error: Any, kafka_transactional_id: str, action: str) -> BrokerError:
+def broker_error(error: Any, kafka_transactional_id: str | None, action: str) -> BrokerError:
     """The matching BrokerError; `action` completes "Kafka error during …"."""
     inner = kafka_error(error)
     code = None if inner is None else inner.code()
