@@ -15,41 +15,21 @@ from confluent_kafka import KafkaError, Message, Producer
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.cluster import CoordinatorUnavailableError, Network
+from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.error_codes import error_name
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.records import BatchBuilder, split
 from fixtures.broker import make_topic, read_topic
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT
+from fixtures.raw_producer import answered, produced_code
 
 NewName = Callable[[str], str]
 Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 
-PASSING = (3, 6, 14, 15, 16, 51)  # the topic or the coordinator is not ready yet, or markers are being written
 PARTITIONS = 7
 NOW = int(time.time() * 1000)  # retention uses the timestamps: a broker deletes old records
-
-
-def answered(call: Callable[[], Any], code_of: Callable[[Any], int]) -> Any:
-    def ask() -> Any:
-        try:
-            answer = call()
-            code = code_of(answer)
-        except CoordinatorUnavailableError as error:
-            answer, code = None, error.code or PASSING[0]
-        if code == 0:
-            return answer
-        assert code in PASSING, error_name(code)
-        return None
-
-    return until(ask, "an answer without an error")
-
-
-def produced_code(answer: Any) -> int:
-    return int(answer.responses[0].partition_responses[0].error_code)
 
 
 def commit(servers: str, transactional_id: str, topic: str, make_batch: Callable[[int, int], bytes]) -> None:
