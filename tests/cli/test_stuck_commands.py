@@ -5,12 +5,18 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
 from cli.conftest import Crashed
+from dualwrite import migration
 from dualwrite.devcluster import DevCluster
+from dualwrite.stores.positions import Move, Position
+from dualwrite.stores.registry import store_from_url
 from fixtures.broker import make_topic
 from fixtures.open_transactions import left_open
 from fixtures.pace import ended, limit, until
@@ -64,6 +70,48 @@ def test_stuck_with_the_database(called: Run, called_json: JsonOf, crashed: Call
     assert "commit: the database committed the transaction, and Kafka has it prepared" in called(*arguments)[1]
     _, found = called_json(*arguments)
     assert (found["stuck"][0]["transactional_id"], found["stuck"][0]["database"]["decision"]) == (left.kafka_id, "commit")
+
+
+def test_stuck_shows_a_groups_position_in_the_database(
+    opened: str, called: Run, called_json: JsonOf, url: str, new_name: NewName
+) -> None:
+    group = new_name("billing")
+    with store_from_url(url) as store:
+        assert store.positions is not None
+        store.positions.reset(group, [Move(None, Position(opened, 0, 0))])
+    arguments = ("stuck", "--group", group, "--longer-than", "0")
+    assert "There is no consumer group" in called(*arguments)[2], "it has committed nothing to Kafka"
+    code, out, err = called(*arguments, "--url", url)
+    assert (code, err) == (1, "")
+    assert f"{group} (at 0 in the database)" in out
+    _, found = called_json(*arguments, "--url", url)
+    assert [one["groups"] for one in found["stuck"]] == [[{"group_id": group, "offset": 0, "is_stored": True}]]
+
+
+def test_stuck_with_a_database_of_an_earlier_release(opened: str, called: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/older.db"
+    migration.upgrade(url, "0004")
+    arguments = ("stuck", "--group", opened, "--longer-than", "0", "--url", url)
+    assert "There is no consumer group" in called(*arguments)[2]
+
+
+def test_stuck_without_the_database(
+    opened: str, called: Run, called_json: JsonOf, trusting_broker: DevCluster, new_name: NewName
+) -> None:
+    """What Kafka says is shown, and that the positions in the database are missing."""
+    group = new_name("billing")
+    away = ("--longer-than", "0", "--url", "postgresql+psycopg://nobody@127.0.0.1:1/app")
+    code, out, err = called("stuck", "--group", group, *away)
+    assert (code, out) == (2, "")
+    assert "127.0.0.1" in err, "not that there is no such group, which is not known"
+    consumer = Consumer({"bootstrap.servers": trusting_broker.bootstrap_servers, "group.id": group})
+    with closing(consumer):
+        consumer.subscribe([opened])
+        until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
+        code, out, err = called("stuck", "--topic", opened, *away)
+        assert (code, opened in out) == (1, True)
+        assert "The positions of groups in the database are missing" in err
+        assert not called_json("stuck", "--topic", opened, *away)[1]["complete"]
 
 
 def test_stuck_in_a_topic_that_is_not_there(called: Run, called_json: JsonOf, new_name: NewName) -> None:

@@ -114,6 +114,30 @@ def test_the_groups_that_wait(servers: str, admin: TransactionAdmin, topic: str,
     del producer
 
 
+def test_groups_that_keep_their_positions_elsewhere(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
+    """What they have committed to Kafka is for monitors, and older."""
+    left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    producer = left_open(servers, new_name("id"), topic)
+    member, past, absent = new_name("member"), new_name("past"), new_name("absent")
+    positions = {member: {(topic, 0): 3}, past: {(topic, 0): 4}, absent: {(topic, 0): 1}}
+
+    def stored(group: str) -> dict[tuple[str, int], int]:
+        return positions.get(group, {})
+
+    with consuming(servers, member, topic, 1), consuming(servers, past, topic, 1):
+        assert only(admin.stuck(topic=topic)).groups == tuple(sorted(WaitingGroup(name, 1) for name in (member, past)))
+        waiting = (WaitingGroup(member, 3, is_stored=True),)
+        assert only(admin.stuck(topic=topic, stored=stored)).groups == waiting
+        assert only(admin.stuck(group=member, stored=stored)).groups == waiting
+    assert only(admin.stuck(group=absent, stored=stored)).groups == (WaitingGroup(absent, 1, is_stored=True),)
+    with pytest.raises(UnknownGroupError):
+        admin.stuck(group=absent)
+    del producer
+
+
 def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     """KIP-447: positions that were sent in a transaction hold the group's members back."""
     group = new_name("group")

@@ -85,6 +85,27 @@ def test_list(stored: str, run: Run) -> None:
     assert (code, out.splitlines()[1].split()[:4]) == (0, ["billing", stored, "0", "3"])
 
 
+def test_status(stored: str, url: str, broker: DevCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def status(*more: str) -> tuple[int, str]:
+        capsys.readouterr()
+        return main(["status", "--url", url, *more]), capsys.readouterr().out
+
+    code, out = status("--kafka", broker.bootstrap_servers)
+    headings, row = out.splitlines()[-2:]
+    assert headings.split() == ["consumer", "group", "topics", "partitions", "behind", "updated"]
+    assert (code, row.split()[:4]) == (0, ["billing", stored, "1", "2"])
+    (one,) = json.loads(status("--json")[1])["groups"]
+    assert (one["group"], one["topics"], one["partitions"], one["behind"]) == ("billing", [stored], 1, None)
+    assert json.loads(status("--json", "--prefix", "other")[1])["groups"] == []
+
+
+def test_status_of_a_database_of_an_earlier_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older = f"sqlite:///{tmp_path}/older.db"
+    migration.upgrade(older, "0006")
+    assert main(["status", "--url", older]) == 0
+    assert "consumer group" not in capsys.readouterr().out
+
+
 def test_list_shows_a_topic_that_was_made_again(stored: str, run: Run, broker: DevCluster) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     admin.delete_topics([stored])[stored].result(LIMIT)

@@ -6,8 +6,9 @@ They need Kafka only, no database.
 from dualwrite.admin.aborting import Examined
 from dualwrite.admin.hanging import HangingSearch, HangingTransaction, OpenTransaction, Reason
 from dualwrite.admin.records import Ending, RecordTransaction
-from dualwrite.admin.stuck import Holder, StuckPartition, StuckSearch, WaitingGroup
+from dualwrite.admin.stuck import Holder, StuckPartition, StuckSearch
 from dualwrite.admin.transactions import TransactionAdmin
+from dualwrite.admin.waiting import StoredPositions, WaitingGroup
 from dualwrite.kafka.admin.facts import (
     ActiveProducer,
     Answer,
@@ -33,6 +34,7 @@ __all__ = [
     "PartitionProducers",
     "Reason",
     "RecordTransaction",
+    "StoredPositions",
     "StuckPartition",
     "StuckSearch",
     "TransactionAdmin",

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Name, OpenTransaction, Reason, open_transactions
-from dualwrite.errors import UnknownGroupError
+from dualwrite.admin.waiting import Groups, StoredPositions, WaitingGroup
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import RUNNING, BrokerProblem
-from dualwrite.kafka.admin.groups import (
-    GROUP_OFFSETS_TOPIC,
-    CommittedOffset,
-    GroupListing,
-    committed_offsets,
-    list_groups,
-    partition_of_group,
-)
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.offsets import PartitionEnd, partition_ends
 from dualwrite.kafka.admin.producers import producers_of
@@ -50,20 +41,6 @@ class Holder:
         if self.hanging is None and described is not None and described.status in RUNNING and described.start_time_ms >= 0:
             return now_ms - described.start_time_ms
         return self.opened.producer.age_ms(now_ms)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class WaitingGroup:
-    """A consumer group that can't read on.
-
-    Args:
-        group_id: The group.
-        offset: Its committed position; None if that is pending in the transaction itself, so that the group's members can't
-            begin (KIP-447).
-    """
-
-    group_id: str
-    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +80,22 @@ class StuckSearch:
         return not self.unreadable and all(problem.covered for problem in self.problems)
 
 
-def find_stuck(brokers: Brokers, *, topic: str | None, group: str | None, longer_than_ms: int) -> StuckSearch:
+def find_stuck(
+    brokers: Brokers, *, topic: str | None, group: str | None, longer_than_ms: int, stored: StoredPositions | None
+) -> StuckSearch:
     """See `TransactionAdmin.stuck`."""
-    groups = list_groups(brokers)
+    groups = Groups(brokers, group, stored)
     if group is None:
         ends = list(partition_ends(brokers, None if topic is None else [topic]))
-        members = [one for one in groups if one.has_members]
     else:
-        members = [one for one in groups if one.group_id == group]
-        if not members and not brokers.problems:
-            raise UnknownGroupError(
-                f"There is no consumer group {group!r}.",
-                cause="its name is wrong, or the principal may not describe it (Kafka then leaves it out)",
-                next_step="check the name, and the ACL Describe on the group",
-            )
-        keys = {key for key in _of_groups(brokers, members) if topic in (None, key[0])}
+        keys = {key for key in groups.partitions() if topic in (None, key[0])}
         topics = sorted({name for name, _ in keys})
         ends = [end for end in partition_ends(brokers, topics) if (end.topic, end.partition) in keys] if topics else []
     held = _held(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
     now = int(time.time() * 1000)
-    found = _with_groups(brokers, [one for one in held if _age(one, now) >= longer_than_ms], members)
+    long = [one for one in held if _age(one, now) >= longer_than_ms]
+    waiting = groups.waiting({(one.end.topic, one.end.partition): one.end for one in long})
+    found = [replace(one, groups=tuple(waiting.get((one.end.topic, one.end.partition), ()))) for one in long]
     return StuckSearch(
         partitions=tuple(sorted(found, key=lambda one: (-_age(one, now), one.end.topic, one.end.partition))),
         searched=sum(end.problem is None for end in ends),
@@ -134,21 +107,6 @@ def find_stuck(brokers: Brokers, *, topic: str | None, group: str | None, longer
 def _age(found: StuckPartition, now_ms: int) -> int:
     age = found.holder.age_ms(now_ms)
     return now_ms if age is None else age  # an unknown age is no reason to leave it out
-
-
-def _of_groups(brokers: Brokers, groups: Sequence[GroupListing]) -> set[Key]:
-    """The partitions in which the groups have a position, and those in which Kafka stores the positions."""
-    keys = {(one.topic, one.partition) for one in committed_offsets(brokers, groups)}
-    return keys | {(GROUP_OFFSETS_TOPIC, index) for index in _homes(brokers, groups)}
-
-
-def _homes(brokers: Brokers, groups: Iterable[GroupListing]) -> dict[int, list[GroupListing]]:
-    """The groups by the partition of `__consumer_offsets` that has their positions."""
-    number = len(brokers.view([GROUP_OFFSETS_TOPIC]).partitions)
-    found: dict[int, list[GroupListing]] = defaultdict(list)
-    for group in groups if number else ():
-        found[partition_of_group(group.group_id, number)].append(group)
-    return found
 
 
 def _held(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> list[StuckPartition]:
@@ -190,35 +148,3 @@ def _start(opened: OpenTransaction) -> int:
     start = opened.producer.transaction_start_offset
     assert start is not None
     return start
-
-
-def _with_groups(brokers: Brokers, stuck: Sequence[StuckPartition], groups: Sequence[GroupListing]) -> list[StuckPartition]:
-    by_key: dict[Key, set[WaitingGroup]] = defaultdict(set)
-    ends = {(one.end.topic, one.end.partition): one.end for one in stuck}
-    offsets = {index for topic, index in ends if topic == GROUP_OFFSETS_TOPIC}
-    data = {key for key in ends if key[0] != GROUP_OFFSETS_TOPIC}
-    for one in committed_offsets(brokers, groups, data) if data else ():
-        if _waits(one, ends[one.topic, one.partition]):
-            by_key[one.topic, one.partition].add(WaitingGroup(one.group_id, one.offset))
-    if offsets:
-        homes = {index: found for index, found in _homes(brokers, groups).items() if index in offsets}
-        home = {group.group_id: index for index, found in homes.items() for group in found}
-        concerned = [group for found in homes.values() for group in found]
-        for one in _pending(brokers, concerned) if concerned else ():
-            if one.offset is None:
-                by_key[GROUP_OFFSETS_TOPIC, home[one.group_id]].add(WaitingGroup(one.group_id, None))
-    return [replace(one, groups=tuple(sorted(by_key[one.end.topic, one.end.partition], key=_by_name))) for one in stuck]
-
-
-def _pending(brokers: Brokers, groups: Sequence[GroupListing]) -> Iterable[CommittedOffset]:
-    """Their stable positions in every partition by name: asked for all, Kafka leaves out what had no position before."""
-    every = {(one.topic, one.partition) for one in brokers.view(None).partitions}
-    return committed_offsets(brokers, groups, {key for key in every if not key[0].startswith("__")}, stable=True)
-
-
-def _waits(committed: CommittedOffset, end: PartitionEnd) -> bool:
-    return committed.offset is not None and end.last_stable_offset is not None and committed.offset <= end.last_stable_offset
-
-
-def _by_name(group: WaitingGroup) -> str:
-    return group.group_id

@@ -16,6 +16,7 @@ from dualwrite.admin.records import RecordTransaction, transaction_of
 from dualwrite.admin.search import Search, limit_ms_of
 from dualwrite.admin.stuck import StuckSearch, find_stuck
 from dualwrite.admin.terminate import force_terminate
+from dualwrite.admin.waiting import StoredPositions
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers
@@ -159,7 +160,14 @@ class TransactionAdmin:
         limit = limit_ms_of(brokers) if max_transaction_timeout is None else int(max_transaction_timeout * 1000)
         return Search(brokers, limit, broker).run(None if topic is None else [topic], frozenset(partitions))
 
-    def stuck(self, *, topic: str | None = None, group: str | None = None, longer_than: float = 0.0) -> StuckSearch:
+    def stuck(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        longer_than: float = 0.0,
+        stored: StoredPositions | None = None,
+    ) -> StuckSearch:
         """Where `read_committed` consumers wait for an open transaction, whose it is, and which consumer groups wait.
 
         Compares the last stable offset of each partition with its high watermark. A group is listed if it has members and has
@@ -170,13 +178,15 @@ class TransactionAdmin:
             topic: Only this topic; None for all that the principal may describe, with Kafka's own.
             group: Only where this consumer group reads, with or without members.
             longer_than: Only partitions whose transaction has been open for at least this many seconds.
+            stored: For groups that keep their positions with their data: called with a group's id, returns the next offset by
+                (topic, partition). Errors are passed on.
 
         Raises:
             UnknownGroupError: There is no such group, or the principal may not describe it.
             BrokerUnavailableError: No broker answered.
             BrokerAuthorizationError: The login was refused.
         """
-        return find_stuck(self._brokers(), topic=topic, group=group, longer_than_ms=int(longer_than * 1000))
+        return find_stuck(self._brokers(), topic=topic, group=group, longer_than_ms=int(longer_than * 1000), stored=stored)
 
     def ends(self, topics: Iterable[str], partitions: Collection[int] = ()) -> builtins.list[PartitionEnd]:
         """How far the partitions of topics are written, and how far they can be read (ListOffsets).

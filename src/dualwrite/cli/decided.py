@@ -1,20 +1,21 @@
-"""What the database decided about a transactional id that Kafka shows, and what recovery would do with it."""
+"""What the database knows about what Kafka shows: the decision about an id, what recovery would do, groups' positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from dualwrite.api import open_recoverer
 from dualwrite.cli.options import store_for
-from dualwrite.errors import DualWriteError, StoreUnavailableError
+from dualwrite.errors import DualWriteError, StateTableMissingError, StoreUnavailableError
 from dualwrite.recovery.plan import GenerationPlan
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StateRow, TxnStateStore
+from dualwrite.stores.positions import Partition
 from dualwrite.transactional_id import TransactionalId
 
 NOT_OURS = "the database has no such id"
@@ -93,6 +94,18 @@ class Decisions:
     def try_again(self) -> None:
         """Ask the database again, if it was out of reach."""
         self._unavailable = None
+
+    def positions(self, group: str) -> Mapping[Partition, int]:
+        """The stored positions of a consumer group; empty if it has none here.
+
+        Raises:
+            StoreError: They can't be read.
+        """
+        try:
+            stored = {} if self._store.positions is None else self._store.positions.read(group)
+        except StateTableMissingError:  # of a release before positions
+            return {}
+        return {key: one.offset for key, one in stored.items()}
 
     def committed(self, producer_id: int, epoch: int) -> StateRow | None:
         """The row that says that the database has committed the transaction of this producer; None if none does.

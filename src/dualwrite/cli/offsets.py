@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.admin import PartitionEnd, TransactionAdmin
+from dualwrite.admin import TransactionAdmin
 from dualwrite.cli.options import (
     AsJson,
     Kafka,
@@ -24,42 +23,18 @@ from dualwrite.cli.options import (
     show_table,
     store_for,
 )
+from dualwrite.cli.positions import TIMEOUT, Shown, read_shown, with_kafka
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.positions import Move, Partition, Position, Positions
+from dualwrite.stores.positions import Move, Position, Positions
 
-_TIMEOUT: Final = 30.0
 _EDGES: Final = ("earliest", "latest")
 
 app = typer.Typer(no_args_is_help=True)
 
 Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """A position, and the partition as Kafka has it.
-
-    Args:
-        group: The consumer group.
-        position: What is stored.
-        end: Where the partition ends, if Kafka was asked.
-        replaced: Whether the topic is another one of the same name.
-    """
-
-    group: str
-    position: Position
-    end: PartitionEnd | None = None
-    replaced: bool = False
-
-    @property
-    def behind(self) -> int | None:
-        """How many offsets are still to be read, without those of open transactions."""
-        if self.replaced or self.end is None or self.end.last_stable_offset is None:
-            return None
-        return max(self.end.last_stable_offset - self.position.offset, 0)
 
 
 @app.command("list")
@@ -78,15 +53,15 @@ def list_command(
     with store_for(settings) as store:
         positions = _positions_of(store)
         groups = [group] if group is not None else positions.groups(prefix)
-        found = [_Shown(name, one) for name in groups for one in sorted(positions.read(name).values())]
+        found = read_shown(positions, groups)
     trouble = None
     if found and "bootstrap.servers" in settings.kafka:
         try:
-            found = _with_kafka(found, settings)
+            found = with_kafka(found, settings)
         except BrokerError as error:
             trouble = error
     if as_json:
-        typer.echo(json.dumps({"positions": [_json(one) for one in found]}, indent=2))
+        typer.echo(json.dumps({"positions": [one.to_json() for one in found]}, indent=2))
     elif found:
         _show(found)
     else:
@@ -129,7 +104,7 @@ def reset_command(
         ask(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
         positions.reset(group, moves)
     if as_json:
-        typer.echo(json.dumps({"positions": [_json(_Shown(group, one.after)) for one in moves]}, indent=2))
+        typer.echo(json.dumps({"positions": [Shown(group, one.after).to_json() for one in moves]}, indent=2))
     else:
         typer.echo("Moved.")
 
@@ -164,10 +139,10 @@ def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str)
     if to not in _EDGES and not (to.isascii() and to.isdecimal()):
         raise typer.BadParameter(f"{to!r} is not earliest, latest or an offset.", param_hint="--to")
     chosen = frozenset(partitions)
-    with TransactionAdmin(settings=settings, timeout=_TIMEOUT) as admin:
+    with TransactionAdmin(settings=settings, timeout=TIMEOUT) as admin:
         first = admin.first_offsets(topic, chosen)
         last = {(end.topic, end.partition): end for end in admin.ends([topic], chosen)}
-    identity = topic_ids(settings.kafka, [topic], timeout=_TIMEOUT).get(topic, "")
+    identity = topic_ids(settings.kafka, [topic], timeout=TIMEOUT).get(topic, "")
     found = []
     for key, least in sorted(first.items()):
         end = last[key]
@@ -183,23 +158,7 @@ def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str)
     return found
 
 
-def _with_kafka(found: list[_Shown], settings: Settings) -> list[_Shown]:
-    topics = sorted({one.position.topic for one in found})
-    with TransactionAdmin(settings=settings, timeout=_TIMEOUT) as admin:
-        ends: Mapping[Partition, PartitionEnd] = {(end.topic, end.partition): end for end in admin.ends(topics)}
-    ids = topic_ids(settings.kafka, topics, timeout=_TIMEOUT)
-    return [
-        _Shown(
-            one.group,
-            one.position,
-            ends.get(one.position.key),
-            replaced=bool(one.position.topic_id) and ids.get(one.position.topic, "") not in ("", one.position.topic_id),
-        )
-        for one in found
-    ]
-
-
-def _show(found: Iterable[_Shown]) -> None:
+def _show(found: Iterable[Shown]) -> None:
     rows: list[tuple[Any, ...]] = []
     for one in found:
         end = None if one.end is None else one.end.last_stable_offset
@@ -208,18 +167,3 @@ def _show(found: Iterable[_Shown]) -> None:
         updated = None if at is None else f"{at:%Y-%m-%d %H:%M:%S%z}"
         rows.append((one.group, *one.position.key, one.position.offset, end, one.behind, updated, note))
     show_table(("group", "topic", "partition", "position", "last stable offset", "behind", "updated", ""), rows)
-
-
-def _json(one: _Shown) -> dict[str, Any]:
-    position = one.position
-    return {
-        "group": one.group,
-        "topic": position.topic,
-        "partition": position.partition,
-        "offset": position.offset,
-        "topic_id": position.topic_id or None,
-        "updated_at": None if position.updated_at is None else position.updated_at.isoformat(),
-        "last_stable_offset": None if one.end is None else one.end.last_stable_offset,
-        "behind": one.behind,
-        "replaced": one.replaced,
-    }

@@ -14,6 +14,7 @@ from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
 from dualwrite.cli.leases import lease_json, leases_of, show_leases
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, settings_for, show_table, store_for
+from dualwrite.cli.positions import groups_json, show_groups, shown_of, with_kafka
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -63,7 +64,8 @@ def status(
     """Show the transactional ids: their owners, what is unresolved, what is lost. Changes nothing.
 
     The lanes of an id are shown below it. With Kafka's address it also shows what the coordinator reports for each generation
-    that is not settled, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix.
+    that is not settled, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix,
+    consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with store_for(settings) as store:
@@ -71,11 +73,13 @@ def status(
         description = store.description
         leases = leases_of(store, prefix)
         jobs = jobs_of(store, prefix)
+        positions = shown_of(store, prefix)
     trouble = None
     seen: dict[str, list[_Seen]] = {}
     if "bootstrap.servers" in settings.kafka:
         try:
             seen = _described(rows, settings)
+            positions = with_kafka(positions, settings) if positions else []
         except BrokerError as error:
             trouble = error
     others = _of_other_databases(rows, settings) if seen else []
@@ -85,6 +89,7 @@ def status(
             "ids": ids,
             "leases": [lease_json(each) for each in leases],
             "jobs": [job_json(row) for row in jobs],
+            "groups": groups_json(positions),
             "of_other_databases": others,
         }
         typer.echo(json.dumps(found, indent=2))
@@ -99,6 +104,8 @@ def status(
             show_leases(leases)
         if jobs:
             show_jobs(jobs)
+        if positions:
+            show_groups(positions)
     if trouble is not None:
         raise trouble
 

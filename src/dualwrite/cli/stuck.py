@@ -5,21 +5,27 @@ Exit codes: 0 nothing is stuck, 1 something is, or the answer is not complete, 2
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Final
 
 import typer
 
-from dualwrite.admin import StuckSearch
+from dualwrite.admin import StuckSearch, TransactionAdmin
 from dualwrite.cli.decided import Decided, Decisions
+from dualwrite.cli.errors import error_text
 from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, counted, settings_for, show, terminal_width
 from dualwrite.cli.stuck_view import stuck_table
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import document, stuck_json
 from dualwrite.cli.transactions_view import show_problems, show_unreadable
-from dualwrite.settings import Settings
+from dualwrite.errors import StoreError, UnknownGroupError
+from dualwrite.stores.positions import Partition
 
 LONGER: Final = 10.0
+UNREAD: Final = "The positions of groups in the database are missing"
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
@@ -45,36 +51,88 @@ def stuck(
 ) -> None:
     """Show where `read_committed` consumers wait for an open transaction: since when, whose it is, and which groups wait.
 
-    With a database, also what that decided about the transaction: `dualwrite transactions complete ID` then ends it so. One
-    that hangs is ended by `dualwrite transactions abort`. Short transactions are left out: see `--longer-than`.
+    With a database, also what that decided about the transaction: `dualwrite transactions complete ID` then ends it so; and
+    groups that keep their positions there are shown with those. A transaction that hangs is ended by `dualwrite transactions
+    abort`. Short transactions are left out: see `--longer-than`.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
-    with admin_tools(kafka, kafka_config, timeout) as admin:
-        found = admin.stuck(topic=topic, group=group, longer_than=longer)
-        decided = _decided(settings, found)
+    with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
+        decisions = cache(lambda: opened.enter_context(Decisions(settings)))  # opened if there is something to ask
+        seen = look(admin, None if settings.database_url is None else decisions, topic=topic, group=group, longer_than=longer)
+    found = seen.found
     now = now_ms()
     if as_json:
-        print_json(document("stuck", stuck_json(found, decided, now), complete=found.complete, problems=found.problems))
+        print_json(document("stuck", stuck_json(found, seen.decided, now), complete=seen.complete, problems=found.problems))
     else:
         if found.partitions:
-            show(stuck_table(found, decided, now, width=terminal_width()))
+            show(stuck_table(found, seen.decided, now, width=terminal_width()))
         else:
             typer.echo(
                 f"No consumer waits in {counted(found.searched, 'partition')} for a transaction older than {longer:g} s."
             )
         show_unreadable(found.unreadable)
         show_problems(found.problems)
-    end(found=bool(found.partitions or found.problems) or not found.complete)
+    if seen.unread is not None:
+        typer.echo(f"{UNREAD}: {error_text(seen.unread)}", err=True)
+    end(found=bool(found.partitions or found.problems) or not seen.complete)
 
 
-def holders_decided(decisions: Decisions, found: StuckSearch) -> dict[str, Decided]:
-    """What the database decided about each id that holds consumers back."""
+@dataclass(frozen=True)
+class Look:
+    """What is stuck, beside the database.
+
+    Args:
+        found: What is stuck.
+        decided: What the database decided, by transactional id; empty without a database.
+        unread: Why positions of groups in the database are missing, if so.
+    """
+
+    found: StuckSearch
+    decided: Mapping[str, Decided]
+    unread: StoreError | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return self.found.complete and self.unread is None
+
+
+def look(
+    admin: TransactionAdmin,
+    decisions: Callable[[], Decisions] | None,
+    *,
+    topic: str | None,
+    group: str | None,
+    longer_than: float,
+) -> Look:
+    """Search once.
+
+    Args:
+        admin: The tools.
+        decisions: Opens the database, when it is needed; None without one.
+        topic: As for `TransactionAdmin.stuck`, like the others.
+        group: The consumer group.
+        longer_than: In seconds.
+
+    Raises:
+        StoreError: The group is unknown to Kafka, and the database gave no answer.
+        DualWriteError: As for `TransactionAdmin.stuck`.
+    """
+    if decisions is None:
+        return Look(admin.stuck(topic=topic, group=group, longer_than=longer_than), {})
+    unread: StoreError | None = None
+
+    def stored(name: str) -> Mapping[Partition, int]:
+        nonlocal unread
+        try:
+            return {} if unread is not None else decisions().positions(name)  # it would take as long again for the next group
+        except StoreError as error:
+            unread = error
+            return {}
+
+    try:
+        found = admin.stuck(topic=topic, group=group, longer_than=longer_than, stored=stored)
+    except UnknownGroupError as error:
+        raise unread or error from None
     names = dict.fromkeys(name for one in found.partitions if (name := one.holder.transactional_id) is not None)
-    return {name: decisions.of(name) for name in names}
-
-
-def _decided(settings: Settings, found: StuckSearch) -> dict[str, Decided]:
-    if settings.database_url is None or not found.partitions:
-        return {}
-    with ExitStack() as opened:
-        return holders_decided(opened.enter_context(Decisions(settings)), found)
+    return Look(found, {name: decisions().of(name) for name in names}, unread)

@@ -99,7 +99,13 @@ def _state(holder: Holder) -> str:
 
 def _groups(groups: tuple[WaitingGroup, ...], *, every: bool) -> str:
     shown = groups if every else groups[:_FEW]
-    texts = [f"{one.group_id} ({'its offsets are pending' if one.offset is None else f'at {one.offset}'})" for one in shown]
+    texts = [f"{one.group_id} ({_place(one)})" for one in shown]
     if len(groups) > len(shown):
         texts.append(f"{len(groups) - len(shown)} more")
     return ", ".join(texts)
+
+
+def _place(group: WaitingGroup) -> str:
+    if group.offset is None:
+        return "its offsets are pending"
+    return f"at {group.offset}{' in the database' if group.is_stored else ''}"

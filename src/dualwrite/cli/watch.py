@@ -9,9 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Self
 
 import typer
@@ -19,11 +19,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from dualwrite.admin import StuckSearch
-from dualwrite.cli.decided import Decided, Decisions
+from dualwrite.cli.decided import Decisions
 from dualwrite.cli.keys import pressed_keys
 from dualwrite.cli.options import KafkaSettings, Schema, Url, counted, refuse, settings_for
-from dualwrite.cli.stuck import LONGER, Longer, Topic, holders_decided
+from dualwrite.cli.stuck import LONGER, UNREAD, Longer, Look, Topic, look
 from dualwrite.cli.stuck import Group as GroupOption
 from dualwrite.cli.stuck_view import ORDERS, stuck_table
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, now_ms
@@ -41,14 +40,12 @@ class _Seen:
     """The latest answer.
 
     Args:
-        found: What is stuck.
-        decided: What the database decided.
+        look: What is stuck.
         at: When it was found, as `time.time`.
         error: Why there is no newer one, if so.
     """
 
-    found: StuckSearch
-    decided: Mapping[str, Decided]
+    look: Look
     at: float
     error: DualWriteError | None = None
 
@@ -81,14 +78,14 @@ def watch(
         admin = opened.enter_context(admin_tools(kafka, kafka_config, timeout))
         decisions = None if settings.database_url is None else opened.enter_context(Decisions(settings))
 
-        def look() -> _Seen:
-            found = admin.stuck(topic=topic, group=group, longer_than=longer)
+        def look_once() -> _Seen:
             if decisions is not None:
                 decisions.try_again()
-            return _Seen(found, {} if decisions is None else holders_decided(decisions, found), time.time())
+            asked = None if decisions is None else lambda: decisions
+            return _Seen(look(admin, asked, topic=topic, group=group, longer_than=longer), time.time())
 
         with _ended_by_signal():
-            _Screen(console, _Looking(look, interval), sort).run()
+            _Screen(console, _Looking(look_once, interval), sort).run()
 
 
 class _Looking:
@@ -115,7 +112,7 @@ class _Looking:
                 self.seen = self._look()
             except DualWriteError as error:
                 last = self.seen
-                self.seen = _Seen(last.found, last.decided, last.at, error)
+                self.seen = replace(last, error=error)
 
 
 class _Screen:
@@ -146,15 +143,17 @@ class _Screen:
 
     def _drawn(self) -> Any:
         seen = self._looking.seen
-        found = seen.found
+        found = seen.look.found
         head = f"{counted(len(found.partitions), 'partition')} of {found.searched} stuck   {_clock(seen.at)}   by {self._order}"
         lines: list[Any] = [Text(head, style="bold"), Text(_HELP, style="dim")]
         lines += [Text(f"No newer answer: {seen.error}", style="red")] if seen.error is not None else []
+        unread = seen.look.unread
+        lines += [Text(f"{UNREAD}: {unread}", style="red")] if unread is not None else []
         lines += [Text(f"Not complete: {problem}", style="red") for problem in found.problems if not problem.covered]
         if found.partitions:
             table = stuck_table(
                 found,
-                seen.decided,
+                seen.look.decided,
                 now_ms(),
                 order=self._order,
                 backwards=self._backwards,

@@ -1,0 +1,121 @@
+"""Positions of consumer groups as commands show them: as stored, and beside what Kafka has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from dualwrite.admin import PartitionEnd, TransactionAdmin
+from dualwrite.cli.options import show_table
+from dualwrite.errors import StateTableMissingError
+from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.settings import Settings
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.positions import Partition, Position, Positions
+
+TIMEOUT: Final = 30.0
+"""Seconds to wait for Kafka."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A position, and the partition as Kafka has it.
+
+    Args:
+        group: The consumer group.
+        position: What is stored.
+        end: Where the partition ends, if Kafka was asked.
+        replaced: Whether the topic is another one of the same name.
+    """
+
+    group: str
+    position: Position
+    end: PartitionEnd | None = None
+    replaced: bool = False
+
+    @property
+    def behind(self) -> int | None:
+        """How many offsets are still to be read, without those of open transactions."""
+        if self.replaced or self.end is None or self.end.last_stable_offset is None:
+            return None
+        return max(self.end.last_stable_offset - self.position.offset, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        position = self.position
+        return {
+            "group": self.group,
+            "topic": position.topic,
+            "partition": position.partition,
+            "offset": position.offset,
+            "topic_id": position.topic_id or None,
+            "updated_at": None if position.updated_at is None else position.updated_at.isoformat(),
+            "last_stable_offset": None if self.end is None else self.end.last_stable_offset,
+            "behind": self.behind,
+            "replaced": self.replaced,
+        }
+
+
+def read_shown(positions: Positions, groups: Iterable[str]) -> list[Shown]:
+    """The stored positions of groups, sorted within each."""
+    return [Shown(group, one) for group in groups for one in sorted(positions.read(group).values())]
+
+
+def with_kafka(found: list[Shown], settings: Settings) -> list[Shown]:
+    """The same, beside Kafka's partitions.
+
+    Raises:
+        BrokerError: Kafka gives no answer.
+    """
+    topics = sorted({one.position.topic for one in found})
+    with TransactionAdmin(settings=settings, timeout=TIMEOUT) as admin:
+        ends: Mapping[Partition, PartitionEnd] = {(end.topic, end.partition): end for end in admin.ends(topics)}
+    ids = topic_ids(settings.kafka, topics, timeout=TIMEOUT)
+    return [
+        Shown(
+            one.group,
+            one.position,
+            ends.get(one.position.key),
+            replaced=bool(one.position.topic_id) and ids.get(one.position.topic, "") not in ("", one.position.topic_id),
+        )
+        for one in found
+    ]
+
+
+# --- groups in `dualwrite status` -----------------------------------------------------------------------------------------
+
+
+def shown_of(store: TxnStateStore, prefix: str = "") -> list[Shown]:
+    """The positions of the groups whose id starts with `prefix`; empty if the store keeps none, or no table for them yet."""
+    try:
+        return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
+    except StateTableMissingError:
+        return []
+
+
+def show_groups(found: Iterable[Shown]) -> None:
+    """Print a row for each group."""
+    rows = [
+        (one["group"], ", ".join(one["topics"]), one["partitions"], one["behind"], one["updated_at"])
+        for one in groups_json(found)
+    ]
+    show_table(("consumer group", "topics", "partitions", "behind", "updated"), rows)
+
+
+def groups_json(found: Iterable[Shown]) -> list[dict[str, Any]]:
+    """The groups, as JSON values."""
+    return [_group_json(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
+
+
+def _group_json(name: str, found: list[Shown]) -> dict[str, Any]:
+    behind = [one.behind for one in found if one.behind is not None]
+    updated = [one.position.updated_at for one in found if one.position.updated_at is not None]
+    return {
+        "group": name,
+        "topics": sorted({one.position.topic for one in found}),
+        "partitions": len(found),
+        "behind": sum(behind) if len(behind) == len(found) else None,
+        "updated_at": max(updated).isoformat(timespec="seconds") if updated else None,
+    }
