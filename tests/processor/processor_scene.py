@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import dualwrite
 from crash.events import Events
@@ -88,6 +88,12 @@ class ProcessorScene:
 
     def answers(self) -> list[int]:
         return sorted(int(message.value()) for message in read_topic(self.broker.bootstrap_servers, self.target))
+
+    def shown(self, protocol: str = "classic") -> dict[int, int]:
+        """The group's offsets at Kafka, by partition, for those that have one."""
+        with closing(Consumer(self.settings(**{"enable.auto.commit": False, "group.protocol": protocol}))) as consumer:
+            found = consumer.committed([TopicPartition(self.source, number) for number in range(PARTITIONS)], LIMIT)
+        return {one.partition: one.offset for one in found if one.offset >= 0}
 
     def agree(self) -> list[int]:
         """The numbers that both sides have, each as often as it is there; they must be the same."""

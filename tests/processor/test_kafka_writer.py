@@ -177,6 +177,8 @@ def test_what_it_can_not_be_used_for(scene: KafkaScene) -> None:
         scene.processor(writer, options=ProcessorOptions())
     with pytest.raises(InvalidTransactionalIdError):
         KafkaWriter(scene.servers, transactional_id="a#b")
+    with pytest.raises(ConfigurationError, match="at least 1000"):
+        KafkaWriter({"bootstrap.servers": scene.servers, "transaction.timeout.ms": 500}, transactional_id=scene.id)
 
 
 @pytest.mark.slow

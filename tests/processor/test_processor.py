@@ -86,6 +86,27 @@ def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> N
     assert scene.agree() == list(range(250))
 
 
+def test_monitors_see_the_progress(scene: ProcessorScene) -> None:
+    """The group's offsets at Kafka follow, also while nothing more comes and when it stops."""
+    with scene.running(options=FAST):
+        scene.produce(range(8))
+        scene.wait_for(range(8))
+        until(lambda: scene.shown() == dict.fromkeys(range(PARTITIONS), 2), scene.shown, pause=0.1)
+        scene.produce(range(8, 16))
+        scene.wait_for(range(16))
+    assert scene.shown() == dict.fromkeys(range(PARTITIONS), 4)
+
+
+def test_monitors_see_what_a_member_has_done_that_gives_up_its_partitions(scene: ProcessorScene) -> None:
+    scene.produce(range(40))
+    with scene.running(options=FAST) as first:
+        scene.wait_for(range(40))
+        with scene.running(name="2", options=FAST) as second:
+            until(lambda: len(second.processor.positions) or None, "the second has partitions", pause=0.1)
+            first.stop()
+            until(lambda: scene.shown() == dict.fromkeys(range(PARTITIONS), 10), scene.shown, pause=0.1)
+
+
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
 def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
     scene.produce(range(200))

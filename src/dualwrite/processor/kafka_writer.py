@@ -22,6 +22,7 @@ from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.processor.runners import Runner
 from dualwrite.processor.work import Finish, handling
 from dualwrite.settings import ProducerName, Settings, Timeouts
@@ -95,6 +96,7 @@ class KafkaWriter:
         environment = Settings.from_environment()
         self._timeouts = timeouts or environment.timeouts
         self._config = KafkaConfig.over(kafka, environment.kafka)
+        chosen_timeout_ms(self._config)  # raises if it is too short
         self._settings = Settings(transactional_id=self._id, producer=producer, two_phase=False, timeouts=self._timeouts)
         self._coordinator: WireTransactionCoordinator | None = None
         self._make: Callable[[str], TransactionalProducer] | None = None

@@ -79,7 +79,8 @@ class Progress(ABC):
         self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Mapping[Partition, Position], timeout: float
     ) -> Mapping[Partition, Seen]:
         """The partitions as they are now, to check the positions against."""
-        return {key: Seen("", consumer.first_offset(key, timeout) if key in stored else None) for key in partitions}
+        first = consumer.first_offsets([key for key in partitions if key in stored], timeout)
+        return {key: Seen("", first.get(key)) for key in partitions}
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
         """After PositionMovedError: what is left of a batch, and the offsets of those that have moved.

@@ -34,6 +34,10 @@ _OURS: Final = {
     "auto.offset.reset": "error",  # a position that retention has passed must be noticed
 }
 _STEP: Final = 0.1
+_SHOWN_AFTER: Final = 1.0
+_EARLIEST: Final = -2
+"""ListOffsets' timestamp for the first offset."""
+
 _PASSING: Final = frozenset(
     {
         "_ALL_BROKERS_DOWN",
@@ -82,6 +86,8 @@ class GroupConsumer:
         self._incremental = _is_incremental(settings)
         self._terms: dict[Partition, object] = {}  # a new object for each time that a partition was assigned
         self._waiting = False
+        self._unshown: dict[Partition, int] = {}
+        self._shown_at = 0.0
         try:
             self._consumer = Consumer({"isolation.level": "read_committed", **settings, **_OURS})
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
@@ -110,6 +116,7 @@ class GroupConsumer:
         Raises:
             BrokerError: Kafka refuses to go on: an ACL is missing, a position is out of range, a fatal error.
         """
+        self._show_due()
         found: list[Message] = []
         terms: dict[Partition, object] = {}
         while len(found) < most:
@@ -133,6 +140,7 @@ class GroupConsumer:
             seconds: How long.
             stopped: Ends the wait.
         """
+        self._show_due()
         deadline = time.monotonic() + seconds
         self._waiting = True
         self._consumer.pause(_partitions(self._terms))
@@ -155,12 +163,9 @@ class GroupConsumer:
                 self._terms[topic, partition] = object()  # what has come before does not continue there
 
     def show_progress(self, places: Mapping[Partition, int]) -> None:
-        """Commit the offsets to Kafka, for monitors only; an error changes nothing."""
-        offsets = [TopicPartition(*key, offset) for key, offset in places.items()]
-        try:
-            self._consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            log.debug("%s: offsets were not committed for monitors: %s", self.group_id, error)
+        """Commit the offsets to Kafka, for monitors only: about once a second, and at the end. An error changes nothing."""
+        self._unshown |= places
+        self._show_due()
 
     def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
         """The group's committed offsets at Kafka, for those partitions that have one.
@@ -177,16 +182,26 @@ class GroupConsumer:
             raise self._unreadable(refused)
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
-    def first_offset(self, partition: Partition, timeout: float) -> int:
-        """The first offset that retention has left."""
+    def first_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
+        """The first offset that retention has left in each partition; one request to each leader.
+
+        Raises:
+            BrokerError: A partition's leader can't be asked.
+        """
+        wanted = [TopicPartition(*key, _EARLIEST) for key in partitions]
         try:
-            return int(self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout, cached=False)[0])
+            found = self._consumer.offsets_for_times(wanted, timeout) if wanted else ()
         except KafkaException as error:
-            raise broker_error(error, None, f"reading the first offset of {partition[0]}-{partition[1]}") from error
+            raise broker_error(error, None, "reading the first offsets of partitions") from error
+        for one in found:
+            if one.error is not None:
+                raise broker_error(one.error, None, f"reading the first offset of {one.topic}-{one.partition}")
+        return {(one.topic, one.partition): one.offset for one in found}
 
     def close(self) -> None:
         """Leave the group."""
-        self._consumer.close()
+        self._show(self._unshown)
+        self._consumer.close()  # waits for that
 
     # --- rebalances -------------------------------------------------------------------------------------------------------
 
@@ -205,8 +220,10 @@ class GroupConsumer:
         log.info("%s: assigned %s", self.group_id, ", ".join(f"{t}-{p} at {begin[t, p]}" for t, p in keys) or "nothing")
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for one in partitions:
-            self._terms.pop((one.topic, one.partition), None)
+        keys = {(one.topic, one.partition) for one in partitions}
+        self._show({key: offset for key, offset in self._unshown.items() if key in keys})
+        for key in keys:
+            self._terms.pop(key, None)
         if self._waiting and partitions:
             consumer.resume(partitions)  # librdkafka keeps a pause, also for the next time that they are assigned
         if self._incremental:
@@ -226,6 +243,21 @@ class GroupConsumer:
         return found
 
     # --- parts ------------------------------------------------------------------------------------------------------------
+
+    def _show_due(self) -> None:
+        if time.monotonic() - self._shown_at >= _SHOWN_AFTER:
+            self._show(self._unshown)
+
+    def _show(self, places: Mapping[Partition, int]) -> None:
+        if not places:
+            return
+        offsets = [TopicPartition(*key, offset) for key, offset in places.items()]
+        self._unshown = {key: offset for key, offset in self._unshown.items() if key not in places}
+        self._shown_at = time.monotonic()
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            log.debug("%s: offsets were not committed for monitors: %s", self.group_id, error)
 
     def _polled(self, timeout: float) -> Message | None:
         """The next message. The rebalance callbacks run here, before it."""
