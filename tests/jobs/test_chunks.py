@@ -38,7 +38,7 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
         yield made
 
 
-@pytest.fixture(params=thinned(DATABASES, quick=["sqlite"]))
+@pytest.fixture(params=thinned(DATABASES, kept=["sqlite", "postgresql", "rocksdb", "zookeeper"], quick=["sqlite"]))
 def job(request: pytest.FixtureRequest, databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ChunkScene:
     """A job on each kind of database."""
     return scene_on(databases, request.param, broker, new_name)

@@ -41,10 +41,14 @@ from fixtures.pace import LIMIT, done, until
 from fixtures.tiers import thinned
 from pool.pool_scene import assert_true, both, open_pool, pool_worker, told
 
-every_database = pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
+every_database = pytest.mark.parametrize(
+    "database", thinned(DATABASES, kept=["postgresql", "rocksdb", "zookeeper"], quick=["postgresql"])
+)
 SHARED_DATABASES = [each for each in DATABASES if each != "rocksdb"]
 """RocksDB can be opened by one process only."""
-shared_databases = pytest.mark.parametrize("database", thinned(SHARED_DATABASES, quick=["postgresql"]))
+shared_databases = pytest.mark.parametrize(
+    "database", thinned(SHARED_DATABASES, kept=["postgresql", "mariadb", "zookeeper"], quick=["postgresql"])
+)
 
 SHORT = PoolOptions(timeout=LIMIT, lease=1.0)
 """Leases that end soon, for pools that wait for it."""

@@ -193,8 +193,11 @@ class Interrupted:
             return bool(connection.scalar(query, {"id": self.id}))
 
     def finish(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        """After the last interrupt everything works."""
+        if self.writer is None:
+            self.connect()
+        self.transaction()
+        self.close()
         dualwrite.recover(self.engine, kafka=self.servers, ids=[self.id])
         gc.collect()
         self.tally.checked_out.append(self.engine.pool.checkedout())  # type: ignore[attr-defined]  # QueuePool
