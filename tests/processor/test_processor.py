@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -250,6 +252,25 @@ def test_a_position_that_is_reset_while_it_runs(scene: ProcessorScene) -> None:
         )
         scene.wait_for(range(12))
     assert scene.agree() == sorted([*range(8), *range(4, 8)])
+
+
+def test_a_position_that_is_reset_while_another_partition_is_busy(scene: ProcessorScene) -> None:
+    scene.produce(range(8))
+    with scene.writer("operator") as operator, scene.running(options=FAST):
+        scene.wait_for(range(8))
+        positions = operator.store.positions
+        assert positions is not None
+        stored = positions.read(scene.group)[scene.source, 0]
+        positions.reset(scene.group, [Move(stored, Position(scene.source, 0, 0, stored.topic_id))])
+        busy = itertools.count(9, PARTITIONS)
+
+        def again() -> bool:
+            scene.produce([next(busy)])
+            return scene.events.numbers(scene.group).count(4) == 2
+
+        until(again, "what lies behind the position was processed again", pause=0.2)
+    found = Counter(scene.agree())
+    assert {number for number, times in found.items() if times > 1} == {0, 4}
 
 
 def test_a_position_that_has_moved_and_can_not_be_read(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,8 @@ class KafkaWriter:
             if committing:
                 self._drop_producer()  # the next one waits for the end of this transaction
                 self._raise_in_doubt(error)
-            self._abort(producer, error)
+            else:
+                self._abort(producer, error)
             raise
 
     def _ready(self) -> TransactionalProducer:

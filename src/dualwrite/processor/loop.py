@@ -41,8 +41,8 @@ FinishOf = Callable[[Batch], Finish]
 _TURN: Final = 1.0
 """Seconds that one wait for messages may take; `stop` is noticed after it."""
 
-_IDLE: Final = 5.0
-"""Seconds without messages after which the positions are read again."""
+_LOOKING: Final = 5.0
+"""Seconds after which the positions are read again."""
 
 _ASSIGNING: Final = 60.0
 """Seconds for reading positions when partitions are assigned; librdkafka waits for it."""
@@ -115,12 +115,9 @@ class ProcessingLoop:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
+        self._look_again(consumer)
         batch = consumer.take(self._options.batch, _TURN).from_offsets(self._next)  # what was processed does not come back
-        if not batch.messages:
-            self._look_again(consumer)
-            return
-        self._looked_at = time.monotonic()
-        if self._process(consumer, batch):
+        if not batch.messages or self._process(consumer, batch):
             return
         for one in batch.one_by_one():
             kept = one.still_owned(consumer.owned())
@@ -128,8 +125,8 @@ class ProcessingLoop:
                 return
 
     def _look_again(self, consumer: GroupConsumer) -> None:
-        """Notice, while nothing comes, that a position was reset."""
-        if time.monotonic() - self._looked_at < _IDLE:
+        """Notice that a position was reset, of a partition in which nothing comes; where something does, its move fails."""
+        if time.monotonic() - self._looked_at < _LOOKING:
             return
         self._looked_at = time.monotonic()
         try:
@@ -203,7 +200,7 @@ class ProcessingLoop:
             return finish
 
         try:
-            self._repeated(consumer, one, finish_of, handled=False)
+            is_sent = self._repeated(consumer, one, finish_of, handled=False)
         except (UnprocessableError, UnknownTopicError, BrokerAuthorizationError) as error:
             refused = error.reason if isinstance(error, UnprocessableError) else error
             raise MessageFailedError(
@@ -214,12 +211,16 @@ class ProcessingLoop:
                 "handler, and start again; or `dualwrite offsets reset` past it",
                 **_where(message, attempts),
             ) from refused
-        log.error("%s: %s went to %s: %s", self._group, name_of(message), topic, reason)
+        if is_sent:
+            log.error("%s: %s went to %s: %s", self._group, name_of(message), topic, reason)
 
     # --- one transaction --------------------------------------------------------------------------------------------------
 
-    def _repeated(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> None:
-        """Run a transaction until it has committed, or nothing of the batch is ours. Retries what a retry may change.
+    def _repeated(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
+        """Run a transaction until it has committed, nothing of the batch is ours, or `stop`. Retries what a retry may change.
+
+        Returns:
+            Whether it has committed now: False also if an earlier attempt has turned out to have.
 
         Raises:
             UnprocessableError: The handler raised an exception; nothing took effect.
@@ -239,15 +240,16 @@ class ProcessingLoop:
             else:
                 self._next |= batch.after()
                 self._progress.moved(consumer, batch)
-                return
+                return True
             if self._progress.can_be_begun:
                 consumer.wait(pause, self._stopped)
             else:  # no rebalance, which would wait for this very transaction
                 self._stopped.wait(pause)
             pause = min(2 * pause, self._options.longest_pause)
             if self._stopped.is_set():
-                return
+                break
             batch = batch.still_owned(consumer.owned())
+        return False
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Return if the transaction is to be run again; raise otherwise."""

@@ -102,7 +102,7 @@ class Progress(ABC):
         """It is not known whether the last transaction has committed: the next one must find out."""
 
     def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, Position]:
-        """The positions that somebody else has moved, while nothing comes.
+        """The positions that somebody else has moved; called between two transactions.
 
         Raises:
             StoreError: They can't be read now.
