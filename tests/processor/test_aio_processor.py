@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -129,6 +131,41 @@ def test_a_cancelled_one_rolls_back_and_leaves(scene: ProcessorScene) -> None:
     scene.produce(range(10))
     asyncio.run(main())
     assert scene.agree() == list(range(10))
+
+
+@pytest.mark.parametrize("stop", ["stop", "cancel"])
+def test_one_that_is_stopped_before_its_thread_has_begun(scene: ProcessorScene, stop: str) -> None:
+    """The thread begins late, as on a machine that is busy."""
+    release = threading.Event()
+
+    class Late(ThreadPoolExecutor):
+        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            def late() -> Any:
+                assert release.wait(LIMIT)
+                return function(*args, **kwargs)
+
+            return super().submit(late)
+
+    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        raise AssertionError("it was stopped before")
+
+    async def main() -> None:
+        async with pool_of(scene) as pool:
+            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=handle, options=FAST)
+            running = asyncio.create_task(processor.run())
+            await asyncio.sleep(0)
+            processor.stop() if stop == "stop" else running.cancel()
+            await asyncio.sleep(0)
+            release.set()
+            async with asyncio.timeout(LIMIT):
+                await asyncio.wait([running])
+            assert running.cancelled() == (stop == "cancel")
+            assert running.cancelled() or running.exception() is None
+
+    scene.produce(range(10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dualwrite.processor.aio.ThreadPoolExecutor", Late)
+        asyncio.run(main())
 
 
 def test_what_it_can_not_be_made_of(scene: ProcessorScene) -> None:

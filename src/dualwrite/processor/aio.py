@@ -10,7 +10,7 @@ from typing import Any
 
 from dualwrite.aio.pool import AsyncWriterPool
 from dualwrite.aio.transaction import AsyncTransaction
-from dualwrite.errors import FencedError, UsageError
+from dualwrite.errors import FencedError
 from dualwrite.kafka.topic import Topic
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import check_handlers, make_loop
@@ -53,7 +53,6 @@ class AsyncDualProcessor:
         work = handle_batch if handle_batch is not None else _each(handle)
         self._runner = _LoopRunner(pool, work, asyncio.get_running_loop(), alone=options.offsets == "kafka")
         self._loop = make_loop(self._runner, pool.store, consumer, topics, options)
-        self._running = False
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
@@ -72,9 +71,8 @@ class AsyncDualProcessor:
 
         Raises: as for `DualProcessor.run`.
         """
-        if self._running:
-            raise UsageError("The processor is running already.")
-        self._running = True
+        self._loop.begin()
+        self._runner.begin()
         executor = ThreadPoolExecutor(1, "dualwrite processor")
         try:
             job = asyncio.get_running_loop().run_in_executor(executor, self._loop.run)
@@ -88,7 +86,6 @@ class AsyncDualProcessor:
                 raise
         finally:
             executor.shutdown(wait=False)
-            self._running = False
 
 
 class _LoopRunner(Runner):
@@ -109,6 +106,11 @@ class _LoopRunner(Runner):
         self._loop = loop
         self._alone = alone
         self._current: Future[None] | None = None
+        self._is_cancelled = False
+
+    def begin(self) -> None:
+        """There is no cancellation yet."""
+        self._is_cancelled = False
 
     def run(self, messages: Sequence[Any], finish: Finish) -> None:
         """See Runner."""
@@ -119,7 +121,8 @@ class _LoopRunner(Runner):
             self._current = None
 
     def cancel(self) -> None:
-        """Cancel the transaction in progress."""
+        """Cancel the transaction in progress, and one that the thread is about to begin; called in the event loop."""
+        self._is_cancelled = True
         current = self._current
         if current is not None:
             current.cancel()
@@ -133,6 +136,9 @@ class _LoopRunner(Runner):
         return database_answers(self._pool.store)
 
     async def _run(self, messages: Sequence[Any], finish: Finish) -> None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
         async def unit(tx: AsyncTransaction[Any]) -> None:
             if messages:
                 with handling(self._pool.store.is_conflict):

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 from dualwrite.errors import (
@@ -84,6 +85,7 @@ class ProcessingLoop:
         self._next: dict[Partition, int] = {}
         self._looked_at = time.monotonic()
         self._stopped = threading.Event()
+        self._free = threading.Lock()  # while nobody runs it
         self._consumer: GroupConsumer | None = None
 
     @property
@@ -97,20 +99,28 @@ class ProcessingLoop:
         """End `run` once the transaction in progress has ended."""
         self._stopped.set()
 
-    def run(self) -> None:
-        """Process messages until `stop`; see DualProcessor."""
-        if self._consumer is not None:
+    def begin(self) -> None:
+        """Get ready for `run`: a `stop` from now on ends it, even if it comes before `run` does.
+
+        Raises:
+            UsageError: It is running already.
+        """
+        if not self._free.acquire(blocking=False):
             raise UsageError("The processor is running already.")
         self._stopped.clear()
-        self._progress.prepare()
-        self._consumer = made = GroupConsumer(self._settings, self._topics, self._begin)
+
+    def run(self) -> None:
+        """Process messages until `stop`, once `begin` was called; see DualProcessor."""
         try:
-            while not self._stopped.is_set():
-                self._turn(made)
+            self._progress.prepare()
+            with closing(GroupConsumer(self._settings, self._topics, self._begin)) as consumer:
+                self._consumer = consumer
+                while not self._stopped.is_set():
+                    self._turn(consumer)
         finally:
             self._consumer = None
             self._progress.forget()
-            made.close()
+            self._free.release()
 
     # --- one batch --------------------------------------------------------------------------------------------------------
 

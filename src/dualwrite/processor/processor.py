@@ -85,6 +85,7 @@ class DualProcessor:
             FencedError: Another process has claimed the writer's transactional id.
             BrokerError, StoreError: Kafka or the database refuses to go on; what a retry may change is retried.
         """
+        self._loop.begin()
         with _stopped_by_sigterm(self.stop):
             self._loop.run()
 
