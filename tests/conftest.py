@@ -12,6 +12,7 @@ pytest_plugins = [
     "fixtures.tiers",
     "fixtures.database",
     "fixtures.spark",
+    "crash.databases",
 ]
 
 os.environ["DUALWRITE_TESTING"] = "1"  # enables DUALWRITE_FAILPOINTS in the processes that tests start

@@ -71,8 +71,12 @@ def json_of(called_json: JsonOf) -> JsonOf:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A database with dualwrite's tables."""
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with dualwrite's tables; of another kind by an indirect parameter."""
+    kind = getattr(request, "param", "sqlite")
+    if kind != "sqlite":
+        databases, broker = map(request.getfixturevalue, ("databases", "trusting_broker"))
+        return str(databases.scene(kind, broker).url)
     made = f"sqlite:///{tmp_path}/app.db"
     migration.upgrade(made)
     return made

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Crashed
+from crash.databases import DATABASES
 from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
@@ -17,12 +18,17 @@ from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
 Run = Callable[..., tuple[int, str, str]]
 JsonOf = Callable[..., tuple[int, Any]]
 Crash = Callable[[str], Crashed]
 PRODUCER_ID = 4_000_000
+
+every_database = pytest.mark.parametrize(
+    "url", thinned(DATABASES, kept=["sqlite", "postgresql", "zookeeper"], quick=["sqlite"]), indirect=True
+)
 
 
 @pytest.fixture
@@ -119,6 +125,7 @@ def test_abort_refuses_one_that_does_not_hang(trusting_broker: DevCluster, topic
     assert committed(trusting_broker, topic) == 1
 
 
+@every_database
 def test_abort_refuses_what_the_database_has_committed(
     trusting_broker: DevCluster, crashed: Crash, topic: str, url: str, run: Run
 ) -> None:
@@ -180,6 +187,7 @@ def test_force_terminate_refuses_what_is_committed(
     assert committed(trusting_broker, left.topic) == 1
 
 
+@every_database
 def test_force_terminate_claims_an_id_of_the_database(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
 ) -> None:
@@ -210,6 +218,7 @@ def test_force_terminate_without_the_database(
 # --- complete ---------------------------------------------------------------------------------------------------------
 
 
+@every_database
 @pytest.mark.parametrize(
     ("point", "outcome", "messages"), [("after_db_commit", "COMMITTED", 1), ("after_prepare", "ABORTED", 0)]
 )

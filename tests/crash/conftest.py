@@ -1,17 +1,8 @@
 """Fixtures of the crash tests: databases, and the producers that a test asks for."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from crash.cases import PRODUCERS
-from crash.databases import Databases
-
-
-@pytest.fixture(scope="session")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("crash")) as made:
-        yield made
 
 
 @pytest.fixture(params=PRODUCERS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 import sqlalchemy as sa
 
 from crash.events import Events, SqlEvents, events_at
@@ -67,6 +69,13 @@ class Databases:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._servers.close()
+
+
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    """For all tests: each server is started once."""
+    with Databases(tmp_path_factory.mktemp("databases")) as made:
+        yield made
 
 
 def _ready(url: str) -> Events:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, product
 from pathlib import Path
@@ -30,12 +30,6 @@ from fixtures.tiers import thinned
 ROWS = list(range(35))
 MOMENTS = ["between two transactions", "within one"]
 DYING_POINTS = ["after_prepare", "before_db_commit", "after_db_commit", "after_kafka_commit"]
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("chunks")) as made:
-        yield made
 
 
 @pytest.fixture(params=thinned(DATABASES, kept=["sqlite", "postgresql", "rocksdb", "zookeeper"], quick=["sqlite"]))

@@ -1,18 +1,10 @@
 """Fixtures of the pool's tests: a scene of the crash tests on one database of each kind."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
-
-
-@pytest.fixture(scope="session")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("pool")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import started
 
@@ -25,9 +24,3 @@ BRISK = {
 def brisk() -> Iterator[DevCluster]:
     with started(config=BRISK) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("processor")) as made:
-        yield made

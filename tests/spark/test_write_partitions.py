@@ -126,12 +126,6 @@ class Job:
         return events_at(self.url).numbers(self.name), sorted(int(message.value or b"") for message in messages)
 
 
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    with Databases(tmp_path_factory.mktemp("partitions")) as made:
-        yield made
-
-
 @pytest.fixture
 def make_job(databases: Databases, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path) -> Callable[[str], Job]:
     def make(database: str) -> Job:
