@@ -14,7 +14,7 @@ import dualwrite
 from crash.scene import Scene
 from dualwrite import Transaction, aio
 from dualwrite.errors import ConfigurationError, PoolTimeoutError, UsageError
-from fixtures.pace import LIMIT, done
+from fixtures.pace import LIMIT, done, limit
 from pool.aio_scene import held, in_loop, opened
 from pool.pool_scene import both, open_pool, then_raise
 
@@ -111,7 +111,7 @@ def test_a_unit_that_has_begun_is_finished_even_if_its_coroutine_is_cancelled(sc
 
 def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
     def slow(tx: Transaction) -> int:
-        time.sleep(0.3)
+        time.sleep(limit(0.6))
         return both(tx, scene, 2)
 
     async def main() -> None:
@@ -119,7 +119,7 @@ def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
             async with held(pool):
                 with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold"):
                     await pool.with_options(timeout=0.05).run(both, scene, 1)
-            assert await pool.with_options(timeout=0.05).run(slow) == 2, "it had begun"
+            assert await pool.with_options(timeout=limit(0.5)).run(slow) == 2, "it had begun"
             with pytest.raises(TimeoutError, match="mine"):
                 await pool.run(then_raise, scene, 3, TimeoutError("mine"))
 
@@ -129,13 +129,14 @@ def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
 
 def test_the_loop_goes_on_while_units_run(scene: Scene) -> None:
     async def main() -> None:
-        ticks = 0
+        ticked = threading.Event()
         async with opened(scene) as pool:
-            running = asyncio.ensure_future(pool.run(lambda _: time.sleep(0.5)))
-            while not running.done():
+            running = asyncio.ensure_future(pool.run(lambda _: ticked.wait(LIMIT)))
+            for _ in range(5):
                 await asyncio.sleep(0.01)
-                ticks += 1
-        assert ticks > 5
+            assert not running.done()
+            ticked.set()
+            assert await running, "the loop stood still"
 
     in_loop(main())
 

@@ -37,7 +37,7 @@ from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.topics import OpenTransactionsError
-from fixtures.pace import LIMIT, done, until
+from fixtures.pace import LIMIT, done, limit, until
 from fixtures.tiers import thinned
 from pool.pool_scene import assert_true, both, open_pool, pool_worker, told
 
@@ -406,7 +406,7 @@ def test_a_smaller_pool_waits_for_transactions(scene: Scene) -> None:
 
 
 def test_a_size_that_can_not_be_reached_is_explained(scene: Scene) -> None:
-    with open_pool(scene, options=PoolOptions(timeout=0.2, max_size=3)) as pool:
+    with open_pool(scene, options=PoolOptions(timeout=limit(1), max_size=3)) as pool:
         with pool.transaction(), pool.transaction(), pytest.raises(PoolTimeoutError, match="No writer of the pool was free"):
             pool.resize(1)
         assert pool.size == 2

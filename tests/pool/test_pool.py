@@ -37,7 +37,7 @@ from dualwrite.pool.call import Call
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed
-from fixtures.pace import LIMIT, done, until
+from fixtures.pace import LIMIT, done, limit, until
 from fixtures.tiers import thinned
 from pool.pool_scene import both, grouped, held, open_pool, then_raise
 
@@ -355,11 +355,11 @@ def test_a_unit_that_has_begun_is_waited_for(scene: Scene) -> None:
     """Its outcome would be unknown otherwise."""
 
     def slow(tx: Transaction) -> int:
-        time.sleep(0.3)
+        time.sleep(limit(0.6))
         return both(tx, scene, 1)
 
     with open_pool(scene) as pool:
-        assert pool.with_options(timeout=0.05).run(slow) == 1
+        assert pool.with_options(timeout=limit(0.5)).run(slow) == 1
         with pytest.raises(TimeoutError, match="mine"):
             pool.run(then_raise, scene, 2, TimeoutError("mine"))
     assert scene.agree() == [1]

@@ -19,7 +19,7 @@ from zookeeper_scene import ID, ORDER, STATE, recorded, until
 from dualwrite.errors import StoreCommitFailedError, StoreError, StoreUnavailableError
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.zookeeper import ZooKeeperServer
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, limit
 
 # --- chroot ---------------------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,8 @@ def test_one_of_several_servers_is_enough(zookeeper_server: ZooKeeperServer, chr
 
 
 def test_a_server_that_says_nothing(own_server: ZooKeeperServer) -> None:
-    with ZooKeeperStore.from_url(own_server.url, session_timeout=1, connect_timeout=0.7, request_timeout=0.5) as store:
+    waits = {"session_timeout": limit(1), "connect_timeout": limit(2), "request_timeout": limit(1)}
+    with ZooKeeperStore.from_url(own_server.url, **waits) as store:
         store.check()
         own_server.pause()
         with pytest.raises(StoreUnavailableError):
