@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
-from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.errors import UsageError
+from dualwrite.stores.refusals import batch_ended, control_refused
 from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.errors import is_undecodable
 from dualwrite.stores.rocksdb.keys import Encoding, Key, Pickled, SortKey
@@ -230,22 +231,14 @@ class TransactionBatch:
 
     def _refuse(self, call: str) -> NoReturn:
         self.check_open()
-        raise TransactionControlError(
-            f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
-            transactional_id=self._transactional_id,
-            cause="writing or dropping the batch here would end the database's side without Kafka's",
-            next_step="leave the block to commit, raise an exception to roll back; the transaction is still open and usable",
-            call=call,
-        )
+        raise control_refused(call, self._transactional_id)
 
     # --- for the transaction and its column families ----------------------------------------------------------------------
 
     def check_open(self) -> None:
         """Raise WriterClosedError once the transaction has ended."""
         if self._ended:
-            raise WriterClosedError(
-                "The transaction that this batch belonged to has ended.", transactional_id=self._transactional_id
-            )
+            raise batch_ended(self._transactional_id)
 
     def lock(self, name: str, doing: str, timeout: float) -> None:
         """Lock a name until the transaction ends; locking it again has no effect. An id's own lock has the id as its name.

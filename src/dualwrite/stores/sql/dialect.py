@@ -193,13 +193,13 @@ class StoreDialect(ABC):
         del engine
         return None
 
-    @abstractmethod
     def marks(self) -> ColumnElement[Any] | None:
         """A column for the fence's SELECT that marks the transaction with the parameter `token`; None: `begin` did that."""
+        return None
 
-    @abstractmethod
     def is_marked(self) -> ColumnElement[bool] | None:
-        """A condition for `record`'s UPDATE: this is still the transaction marked with the parameter `token`."""
+        """A condition for `record`'s UPDATE: this is still the transaction marked with `token`; None: see `still_marked`."""
+        return None
 
     def still_marked(self, connection: Connection) -> bool:
         """If `is_marked` is None: whether this is still the transaction that `begin` began. Called once, before the UPDATE."""

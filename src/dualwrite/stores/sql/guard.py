@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, Protocol
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
@@ -52,14 +53,7 @@ class Guard:
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
         self.check_open()
-        raise TransactionControlError(
-            f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
-            transactional_id=self.transactional_id,
-            cause="a commit or rollback here would end the database's side without Kafka's",
-            next_step="leave the block to commit, raise an exception to roll back; "
-            f"savepoints ({self.savepoint}) are allowed. The transaction is still open and usable",
-            call=call,
-        )
+        raise control_refused(call, self.transactional_id, savepoints=self.savepoint)
 
     def refuse_implicit_commit(self, statement: str) -> NoReturn:
         """Raise for a statement that makes the database commit the transaction implicitly."""

@@ -11,7 +11,7 @@ from pymysql import Connection as PyMySQLConnection
 from pymysql import Error as PyMySQLError
 from pymysql import InterfaceError
 from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
-from sqlalchemy import URL, ColumnElement, Connection, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
@@ -164,14 +164,6 @@ class MysqlDialect(StoreDialect):
         """See StoreDialect."""
         rows, table, _ = _note_limits(connection)
         connection.exec_driver_sql(_set_limits((rows, table, _PAUSED)))
-
-    def marks(self) -> ColumnElement[Any] | None:
-        """None: `begin` sets the savepoint."""
-        return None
-
-    def is_marked(self) -> ColumnElement[bool] | None:
-        """None: see `still_marked`."""
-        return None
 
     def still_marked(self, connection: Connection) -> bool:
         """See StoreDialect."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, cast
 
-from sqlalchemy import URL, ColumnElement, Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
@@ -92,14 +92,6 @@ class SqliteDialect(StoreDialect):
         finally:
             if not connection.invalidated:  # an interrupt makes SQLAlchemy close it
                 raw.execute(f"PRAGMA busy_timeout = {before}")
-
-    def marks(self) -> ColumnElement[Any] | None:
-        """None: `begin` opens the savepoint."""
-        return None
-
-    def is_marked(self) -> ColumnElement[bool] | None:
-        """None: see `still_marked`."""
-        return None
 
     def still_marked(self, connection: Connection) -> bool:
         """See StoreDialect."""

@@ -10,7 +10,8 @@ from kazoo.protocol.serialization import Create
 from kazoo.protocol.states import ZnodeStat
 from kazoo.security import ACL
 
-from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.errors import UsageError
+from dualwrite.stores.refusals import batch_ended, control_refused
 from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import translated
 from dualwrite.stores.zookeeper.paths import is_ours
@@ -156,19 +157,11 @@ class ZooKeeperBatch:
 
     def _refuse(self, call: str) -> NoReturn:
         self._check_open()
-        raise TransactionControlError(
-            f"{call} is not possible inside the block: the writer ends the transaction, on both sides together.",
-            transactional_id=self._transactional_id,
-            cause="a commit here would end the database's side without Kafka's",
-            next_step="leave the block to commit, raise an exception to roll back; the transaction is still open and usable",
-            call=call,
-        )
+        raise control_refused(call, self._transactional_id)
 
     def _check_open(self) -> None:
         if self._ended:
-            raise WriterClosedError(
-                "The transaction that this batch belonged to has ended.", transactional_id=self._transactional_id
-            )
+            raise batch_ended(self._transactional_id)
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
