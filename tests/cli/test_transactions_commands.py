@@ -15,7 +15,7 @@ from cli.conftest import Crashed
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from fixtures import json_pages
-from fixtures.broker import make_topic
+from fixtures.broker import make_topic, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -92,7 +92,13 @@ def test_describe(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> 
 
 
 def test_describe_with_the_database(
-    opened: str, run: Run, json_of: JsonOf, crashed: Callable[[str], Crashed], url: str, monkeypatch: pytest.MonkeyPatch
+    trusting_broker: DevCluster,
+    opened: str,
+    run: Run,
+    json_of: JsonOf,
+    crashed: Callable[[str], Crashed],
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = crashed("after_db_commit")
     name, kafka_id, row = left.name, left.kafka_id, left.row
@@ -111,6 +117,7 @@ def test_describe_with_the_database(
     (line,) = [line for line in out.partition("In the database:")[2].splitlines() if line.startswith(opened)]
     assert "the database has no such id" in line
     assert main(["recover", "--yes"]) == 0
+    wait_for_markers(trusting_broker.bootstrap_servers)
     _, found = json_of("describe", kafka_id)
     (one,) = found["transactions"]
     assert one["state"] == "CompleteCommit"
