@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
+from brokers import WARM_UP_SECONDS
+
 
 def positive(given: str) -> float:
     """A number above 0."""
     number = float(given)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"must be greater than 0, not {given}")
+    return number
+
+
+def seconds(given: str) -> float:
+    """A number that is not negative."""
+    number = float(given)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {given}")
     return number
 
 
@@ -54,6 +64,13 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
     parser.add_argument(
         "--kafka-config", action="append", type=setting, default=[], metavar="NAME=VALUE", help="a setting of every client"
+    )
+    parser.add_argument(
+        "--broker-warm-up",
+        type=seconds,
+        default=WARM_UP_SECONDS,
+        help="seconds for which our own broker is warmed up, with the JVM options of Kafka's start scripts; "
+        "0: a broker that starts fast and is slower",
     )
     parser.add_argument("--producer", default="auto", help="producer of dualwrite.connect")
     parser.add_argument("--partitions", type=count, default=4, help="partitions of each topic")

@@ -48,7 +48,7 @@ _WARM_UP_SECONDS: Final = 1.0
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _TWO_PHASE: Final = {None: "as the cluster offers", True: "required", False: "not used"}
-_QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "rounds": 1, "callers": [2, 8]}
+_QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "rounds": 1, "callers": [2, 8], "broker_warm_up": 0.0}
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -204,7 +204,7 @@ def main() -> int:
     )
     try:
         show_progress("starting the servers")
-        with services(options.url, options.kafka, dict(options.kafka_config)) as servers:
+        with services(options.url, options.kafka, dict(options.kafka_config), warm_up=options.broker_warm_up) as servers:
             around = surroundings(servers, options, {"two-phase commit": _TWO_PHASE[options.two_phase]})
             with Bench(servers, plan, WORK, [partial(Agent, Callers)]) as bench:
                 schedule = Schedule(bench, options)

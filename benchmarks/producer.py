@@ -19,7 +19,7 @@ import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from dualwrite.devcluster import DevCluster
+from brokers import WARM_UP_SECONDS, own_broker
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.producer import NativeProducer
 
@@ -307,9 +307,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory", type=int, default=5_000_000, help="messages of the memory measurement; 0 skips it")
     parser.add_argument("--poll", type=float, default=1.0, help="seconds that one poll waits when messages are verified")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    parser.add_argument("--broker-warm-up", type=float, default=WARM_UP_SECONDS, help="seconds; 0: a broker that starts fast")
     chosen = parser.parse_args(given)
     with ExitStack() as opened:
-        servers = chosen.kafka or opened.enter_context(DevCluster.temporary()).bootstrap_servers
+        servers = chosen.kafka or opened.enter_context(own_broker(chosen.broker_warm_up)).bootstrap_servers
         place = Place(servers, chosen.poll)
         measures = {
             "One message, one id": lambda name: in_turn(place, name, 1, chosen.seconds),

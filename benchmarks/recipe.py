@@ -51,6 +51,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="skip the breakdown of the recipe's time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures to this file")
     chosen = parser.parse_args(given)
+    if not chosen.warm_up:
+        chosen.broker_warm_up = 0.0
     if chosen.alternatives is None:
         chosen.alternatives = [name for name in NAMES if chosen.threads or name != "pool"]
     elif "pool" in chosen.alternatives and not chosen.threads:
@@ -131,7 +133,7 @@ def main() -> int:
     )
     try:
         show_progress("starting the servers")
-        with services(options.url, options.kafka, dict(options.kafka_config)) as servers:
+        with services(options.url, options.kafka, dict(options.kafka_config), warm_up=options.broker_warm_up) as servers:
             around = surroundings(servers, options, {"writers are": "threads" if options.threads else "processes"})
             starts = [partial(Agent, Writing, number, in_thread=options.threads) for number in range(max(options.writers))]
             with Bench(servers, plan, _WORK, starts) as bench:

@@ -11,8 +11,8 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from brokers import own_broker
 from dualwrite import migration
-from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 
 _ANSWER: Final = 30.0
@@ -50,18 +50,21 @@ class Services:
 
 
 @contextmanager
-def services(url: str | None, bootstrap: str | None, settings: Mapping[str, str]) -> Iterator[Services]:
+def services(
+    url: str | None, bootstrap: str | None, settings: Mapping[str, str], *, warm_up: float = 0.0
+) -> Iterator[Services]:
     """Use the given servers; start those that are not given.
 
     Args:
         url: A PostgreSQL database to write to.
         bootstrap: `bootstrap.servers` of a cluster to write to.
         settings: Additional Kafka settings for every client.
+        warm_up: Seconds for which a broker of our own is warmed up.
     """
     with ExitStack() as stack:
         brokers: frozenset[int] = frozenset()
         if bootstrap is None:
-            cluster = stack.enter_context(DevCluster.temporary())
+            cluster = stack.enter_context(own_broker(warm_up))
             bootstrap = cluster.bootstrap_servers
             brokers = frozenset(node.pid for node in cluster.status().nodes if node.pid)
         owns_database = url is None

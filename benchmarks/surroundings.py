@@ -21,6 +21,8 @@ from services import Services
 _SETTINGS: Final = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
 OPTIONS: Final = "options"
 
+_OWN_BROKER: Final = {True: "our own, one node, JVM options of a server, warm", False: "our own, one node, starts fast"}
+
 
 def surroundings(servers: Services, options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
     """Versions, machine, servers and options."""
@@ -42,7 +44,9 @@ def surroundings(servers: Services, options: argparse.Namespace, more: Mapping[s
         "producer": options.producer,
         "librdkafka": confluent_kafka.libversion()[0],
         "postgresql": postgres,
-        "kafka": "a development cluster of our own, one node" if servers.brokers else servers.kafka["bootstrap.servers"],
+        "kafka": _OWN_BROKER[bool(getattr(options, "broker_warm_up", 0))]
+        if servers.brokers
+        else servers.kafka["bootstrap.servers"],
         **more,
         OPTIONS: {name: str(value) for name, value in vars(options).items()},
     }

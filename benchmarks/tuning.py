@@ -13,6 +13,7 @@ from typing import Final
 import tables
 import workload
 from alternatives import Target
+from brokers import WARM_UP_SECONDS
 from measurement import WARM_UP_UNITS
 from services import services
 from steps import FLUSH, KAFKA_COMMIT, WHOLE, Step, take_apart
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Step]]] = defaultdict(list)
-    with services(options.url, None, {}) as servers:
+    with services(options.url, None, {}, warm_up=WARM_UP_SECONDS) as servers:
         database = workload.engine(servers.url)
         workload.prepare(database)
         for number in range(options.rounds + 1):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dualwrite.devcluster import DevCluster
-from fixtures.pace import gone, until
+from fixtures.pace import LIMIT, gone, until
 
 TEMPORARY = """
 import time
@@ -72,3 +72,15 @@ def test_a_detached_broker_outlives_its_starter(state_dir: Path) -> None:
     code = "from dualwrite.devcluster import DevCluster; DevCluster('c').up()"
     subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)
     assert DevCluster("c").status().ready
+
+
+@pytest.mark.slow
+def test_a_broker_runs_with_the_jvm_options_given_also_when_it_is_started_again() -> None:
+    with DevCluster.temporary(java_options=("-Xmx384m",), timeout=LIMIT) as cluster:
+        for _ in range(2):
+            (node,) = cluster.status().nodes
+            command = psutil.Process(node.pid).cmdline()
+            assert "-Xmx384m" in command
+            assert "-XX:TieredStopAtLevel=1" not in command
+            cluster.kill()
+            cluster.start(timeout=LIMIT)

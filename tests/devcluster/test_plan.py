@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,12 @@ def test_listeners_follow_users_and_certificate(tmp_path: Path) -> None:
 def test_a_password_that_would_break_out_of_its_quotes_is_refused() -> None:
     with pytest.raises(DevClusterError, match="password"):
         Security(users={"alice": 'se"cret'})
+
+
+def test_settings_are_restored_from_the_record_also_of_a_release_without_java_options() -> None:
+    settings = ClusterSettings(java_options=("-Xmx384m",), config={"a": "1"})
+    data = json.loads(json.dumps(settings.to_json()))
+    assert ClusterSettings.from_json(data) == settings
+    del data["java_options"]
+    assert ClusterSettings.from_json(data) == ClusterSettings(config={"a": "1"})
+    assert settings.differences(ClusterSettings(config={"a": "1"})) == ["java_options: ('-Xmx384m',), not None"]

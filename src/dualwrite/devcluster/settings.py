@@ -41,6 +41,7 @@ class ClusterSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
     security: Security | None = None
+    java_options: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.nodes not in SIZES:
@@ -56,7 +57,7 @@ class ClusterSettings:
     def differences(self, other: Self) -> list[str]:
         """The differences, as text such as `nodes: 1, not 3`."""
         found = []
-        for name in ("nodes", "kafka_version", "config", "features"):
+        for name in ("nodes", "kafka_version", "config", "features", "java_options"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 found.append(f"{name}: {mine}, not {theirs}")
@@ -81,12 +82,15 @@ class ClusterSettings:
             "config": dict(self.config),
             "features": dict(self.features),
             "security": self.security and self.security.to_json(),
+            "java_options": self.java_options,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Restore from the cluster's record."""
-        return cls(**{**data, "security": Security.from_json(data["security"]) if data["security"] else None})
+        security = Security.from_json(data["security"]) if data["security"] else None
+        options = data.get("java_options")  # missing in records of older releases
+        return cls(**{**data, "security": security, "java_options": None if options is None else tuple(options)})
 
 
 def _users(security: Security | None) -> Mapping[str, str]:

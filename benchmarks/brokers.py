@@ -1,0 +1,59 @@
+"""A broker to measure on: with the JVM options of Kafka's own start scripts, and warm.
+
+The broker of `dualwrite dev` starts fast, with the JVM's first compiler only, and takes about twice the CPU for each request. A
+JVM with the optimizing compiler needs some ten thousand requests until it has compiled what they run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from dualwrite.devcluster import SERVER_JAVA_OPTIONS, DevCluster
+from dualwrite.kafka import KafkaConfig, NativeProducer
+from progress import show_progress
+
+WARM_UP_SECONDS: Final = 60.0
+_IDS: Final = 4
+_LIMIT: Final = 60.0
+
+
+@contextmanager
+def own_broker(warm_up: float = WARM_UP_SECONDS) -> Iterator[DevCluster]:
+    """A cluster of one broker; with a warm-up of 0 seconds, one that starts fast."""
+    with DevCluster.temporary(java_options=SERVER_JAVA_OPTIONS if warm_up else None) as cluster:
+        if warm_up:
+            _warm_up(cluster.bootstrap_servers, warm_up)
+        yield cluster
+
+
+def _warm_up(servers: str, seconds: float) -> None:
+    """Run transactions of one message and of many, under two-phase commit."""
+    topic = f"warm-up-{secrets.token_hex(4)}"
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    admin.create_topics([NewTopic(topic, 4)])[topic].result(_LIMIT)
+    with ExitStack() as opened:
+        producers = []
+        for number in range(_IDS):
+            producer = NativeProducer(KafkaConfig.of(servers), f"{topic}-{number}", two_phase=True)
+            opened.callback(producer.close)
+            producer.init_transactions()
+            producers.append(producer)
+        done, until = 0, time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if done % 1000 == 0:
+                show_progress(f"warming the broker up: {left:.0f} s left")
+            producer = producers[done % _IDS]
+            producer.begin_transaction()
+            for number in range(1 if done % 2 else 32):
+                producer.send(topic, b"x" * 200, key=str(number))
+            producer.prepare_transaction(timeout=_LIMIT)
+            producer.commit_transaction(timeout=_LIMIT)
+            done += 1
+    admin.delete_topics([topic])[topic].result(_LIMIT)
