@@ -44,20 +44,26 @@ class Place:
 
     Args:
         topic: The topic.
-        partition: The partition; with librdkafka, the one with the topic's first message.
+        partition: The partition; with `in_topic`, that of the topic's first message.
         first_offset: The offset of the first message there, as acknowledged by the broker; None if it was not returned.
-        messages: The number of messages in the partition; with librdkafka, in the whole topic.
+        messages: The number of messages in the partition; with `in_topic`, in the whole topic.
+        in_topic: Only the place of the topic's first message is known (librdkafka): the others may be in any partition.
     """
 
     topic: str
     partition: int
     first_offset: int | None
     messages: int
+    in_topic: bool = False
 
     def __str__(self) -> str:
-        """Readable text: `orders-0 from offset 17 (3 messages)`."""
+        """Readable text: `orders-0 from offset 17 (3 messages)`; `orders (3 messages, the first in orders-0 at offset 17)`."""
+        count = f"{self.messages} message{'' if self.messages == 1 else 's'}"
+        if self.in_topic and self.messages > 1:
+            at = "" if self.first_offset is None else f" at offset {self.first_offset}"
+            return f"{self.topic} ({count}, the first in {self.topic}-{self.partition}{at})"
         where = "" if self.first_offset is None else f" from offset {self.first_offset}"
-        return f"{self.topic}-{self.partition}{where} ({self.messages} message{'' if self.messages == 1 else 's'})"
+        return f"{self.topic}-{self.partition}{where} ({count})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ class Delivery:
         return _as_json(
             {
                 "messages": self.messages,
-                "places": [[place.topic, place.partition, place.first_offset, place.messages] for place in kept],
+                "places": [_stored(place) for place in kept],
                 "prepared_at": self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds"),
             }
         )
@@ -136,6 +142,12 @@ def delivery_text(delivery: Delivery | None) -> str:
     return "" if delivery is None else delivery.text()
 
 
+def _stored(place: Place) -> list[Any]:
+    stored = [place.topic, place.partition, place.first_offset, place.messages]
+    return [*stored, True] if place.in_topic else stored
+
+
 def _place(stored: Any) -> Place:
-    topic, partition, first_offset, messages = stored
-    return Place(str(topic), int(partition), None if first_offset is None else int(first_offset), int(messages))
+    topic, partition, first_offset, messages, *in_topic = stored
+    offset = None if first_offset is None else int(first_offset)
+    return Place(str(topic), int(partition), offset, int(messages), in_topic == [True])

@@ -466,9 +466,10 @@ class InDoubtTransactionError(DualWriteError):
 
 
 class LostTransactionError(DualWriteError):
-    """The database committed and Kafka provably aborted (timed out): the messages of the transaction are lost.
+    """The database committed and Kafka provably aborted: the messages of the transaction are lost.
 
-    Possible only without broker-side two-phase commit. Attributes: `state`, `generation`.
+    Without two-phase commit a prepared transaction can time out; with it, only an operator, or a writer or recovery on another
+    copy of the database, can abort one. Attributes: `state`, `generation`, `delivery`.
     """
 
     state: str
@@ -479,7 +480,7 @@ class LostTransactionError(DualWriteError):
 class UnverifiedTransactionError(DualWriteError):
     """The database committed, and Kafka no longer has evidence of the messages' outcome.
 
-    Attributes: `state`, `generation`.
+    Attributes: `state`, `generation`, `delivery`.
     """
 
     state: str

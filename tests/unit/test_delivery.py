@@ -19,6 +19,7 @@ places = st.builds(
     partition=st.integers(0, 2**31 - 1),
     first_offset=st.none() | st.integers(0, 2**63 - 1),
     messages=st.integers(1, 2**31),
+    in_topic=st.booleans(),
 )
 moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
 
@@ -53,6 +54,13 @@ def test_people_read_how_many_messages_lie_where_and_since_when() -> None:
         "6 messages: orders-0 from offset 17 (1 message), payments-2 (3 messages) and 2 elsewhere; "
         "prepared at 2026-11-23 12:00:00 UTC"
     )
+
+
+def test_what_is_known_only_by_topic_is_not_said_of_a_partition() -> None:
+    listed = (Place("orders", 3, 17, 5, in_topic=True), Place("refunds", 0, None, 2, in_topic=True))
+    shown = str(Delivery(8, (*listed, Place("payments", 2, 9, 1, in_topic=True)), NOON))
+    assert "orders (5 messages, the first in orders-3 at offset 17), refunds (2 messages, the first in refunds-0)" in shown
+    assert "payments-2 from offset 9 (1 message)" in shown
 
 
 @pytest.mark.parametrize(

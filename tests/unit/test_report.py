@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from dualwrite.errors import BrokerUnavailableError, LostTransactionError, RecoveryError, UnverifiedTransactionError
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport, raise_for_lost
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction
@@ -16,8 +17,10 @@ STATE = PreparedTxnState(7, 5, 1000)
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def lost(kind: LostKind = LostKind.LOST, state: PreparedTxnState = STATE) -> LostTransaction:
-    return LostTransaction(kind, state, 2, WHEN)
+def lost(
+    kind: LostKind = LostKind.LOST, state: PreparedTxnState = STATE, producer: ProducerKind | None = None
+) -> LostTransaction:
+    return LostTransaction(kind, state, 2, WHEN, producer=producer)
 
 
 def outcome(kind: Outcome, generation: int = 0) -> GenerationOutcome:
@@ -66,6 +69,21 @@ def test_what_is_lost_is_raised_before_what_is_unverified() -> None:
     assert (caught.value.transactional_id, caught.value.state, caught.value.generation) == ("b", "7:5@1000", 2)
     assert "dualwrite recover --id b --acknowledge" in str(caught.value)
     assert "transaction.timeout.ms" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("producer", "may_time_out"),
+    [(ProducerKind.NATIVE_TWO_PHASE, False), (ProducerKind.NATIVE, True), (ProducerKind.LIBRDKAFKA, True), (None, True)],
+)
+def test_a_timeout_is_named_as_the_cause_only_where_a_transaction_can_time_out(
+    producer: ProducerKind | None, may_time_out: bool
+) -> None:
+    with pytest.raises(LostTransactionError) as caught:
+        raise_for_lost([("a", lost(producer=producer))])
+    assert caught.value.cause is not None
+    assert ("timeout" in caught.value.cause) is may_time_out
+    assert "an operator aborted it" in caught.value.cause
+    assert "copy of this database" in caught.value.cause
 
 
 def test_what_is_unverified_has_an_error_of_its_own() -> None:

@@ -391,6 +391,11 @@ def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: 
         assert error.transactional_id == scene.transactional_id
         assert error.state
         assert "acknowledge" in str(error)
+        (place,) = error.delivery.places
+        assert (error.delivery.messages, place.topic, place.partition, place.messages) == (1, scene.topic, 0, 1)
+        assert str(error.delivery) in str(error)
+        assert error.cause is not None
+        assert ("transaction.timeout.ms" in error.cause) is not writer.is_two_phase
         scene.write(writer, 3)
     assert (scene.rows(), scene.messages()) == ([1, 2, 3], [1, 3])
 
@@ -398,6 +403,7 @@ def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: 
         with pytest.raises(LostTransactionError) as caught:
             scene.connect()
         assert (caught.value.state, caught.value.transactional_id) == (error.state, scene.transactional_id)
+        assert (caught.value.delivery.places, caught.value.cause) == (error.delivery.places, error.cause)
 
     with scene.connect(on_lost="report") as writer:
         ((found_id, lost),) = writer.recovery_report.unacknowledged

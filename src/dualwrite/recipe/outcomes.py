@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, ProducerFencedError, StoreCommitFailedError
@@ -11,7 +10,6 @@ from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.report import GenerationOutcome, raise_for_lost
 from dualwrite.state import PreparedTxnState, state_text
-from dualwrite.stores.base import LostTransaction
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +102,10 @@ def in_doubt(
 
 def lost_error(found: GenerationOutcome | None) -> DualWriteError | None:
     """The LostTransactionError or UnverifiedTransactionError for an outcome, or None if it is neither."""
-    kind = None if found is None else found.outcome.lost_kind
-    if found is None or kind is None or found.state is None:
+    if found is None or found.lost is None:
         return None
     try:
-        raise_for_lost([(found.transactional_id, LostTransaction(kind, found.state, found.generation, datetime.now(UTC)))])
+        raise_for_lost([(found.transactional_id, found.lost)])
     except DualWriteError as lost:
         return lost
     return None

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dualwrite.errors import NotSettledError, StoreError
+from dualwrite.errors import NotSettledError, StoreError, shell_word
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import LostKind, LostTransaction, Settlement, StateRow, TxnStateStore
@@ -120,8 +120,9 @@ def _require_settled(row: StateRow, seen: str) -> None:
         f"The id can't be moved to Kafka cluster {seen!r}: it is not settled yet on cluster {row.cluster_id!r}.",
         transactional_id=row.transactional_id,
         cause="a writer is running, or has crashed; what it has prepared can be committed only on that cluster",
-        next_step=f"stop the writers, run `dualwrite recover --id {row.transactional_id}` with the old cluster's address, then "
-        "move the id. If the old cluster is permanently gone, use --give-up-prepared (library: give_up_prepared=True)",
+        next_step=f"stop the writers, run `dualwrite recover --id {shell_word(row.transactional_id)}` with the old cluster's "
+        "address, then move the id. If the old cluster is permanently gone, use --give-up-prepared (library: "
+        "give_up_prepared=True)",
     )
 
 
@@ -131,7 +132,10 @@ def _moved(store: TxnStateStore, row: StateRow, seen: str, timeout: float) -> Mo
     given_up = None
     if row.prepared_state is not None:
         now = datetime.now(UTC)
-        given_up = LostTransaction(LostKind.UNVERIFIED, row.prepared_state, row.prepared_generation, now, row.delivery)
+        generation = row.prepared_generation
+        given_up = LostTransaction(
+            LostKind.UNVERIFIED, row.prepared_state, generation, now, row.delivery, row.kind_of(generation)
+        )
         log.error("%s: transaction %s on cluster %s is given up", row.transactional_id, row.prepared_state, row.cluster_id)
     store.settle(claim, Settlement(clear_state=True, lost=given_up, settled_generation=row.generation, cluster_id=seen))
     return Move(row.transactional_id, row.cluster_id, seen, given_up)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from dualwrite.errors import DualWriteError, LostTransactionError, RecoveryError, UnverifiedTransactionError, shell_word
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.base import LostKind, LostTransaction
 
@@ -48,12 +50,14 @@ class GenerationOutcome:
         generation: The generation.
         outcome: Its outcome.
         state: The stored state concerned, if any.
+        lost: What the row has recorded, if the outcome is LOST or UNVERIFIED.
     """
 
     transactional_id: str
     generation: int
     outcome: Outcome
     state: PreparedTxnState | None
+    lost: LostTransaction | None = field(default=None, compare=False)  # found twice, it is recorded at two times
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,20 @@ class RecoveryReport:
         raise_for_lost(self.unacknowledged)
 
 
+_ABORTED_BY_OTHERS: Final = (
+    "an operator aborted it (`dualwrite transactions force-terminate`, kafka-transactions.sh), or a writer or recovery on a "
+    "copy of this database did (`dualwrite doctor` finds copies)"
+)
+_TIMED_OUT: Final = "it stayed prepared for longer than its transaction.timeout.ms, which is possible without two-phase commit"
+
+
+def _why_lost(producer: ProducerKind | None) -> str:
+    """The likely cause: under two-phase commit no transaction times out (KIP-939), so somebody has aborted it."""
+    if producer is ProducerKind.NATIVE_TWO_PHASE:
+        return _ABORTED_BY_OTHERS
+    return f"{_TIMED_OUT}; or {_ABORTED_BY_OTHERS}"
+
+
 def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> None:
     """Raise an error for the first of the lost or unverified transactions, if there are any; the lost ones come first.
 
@@ -143,7 +161,7 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
         raise LostTransactionError(
             f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{held}",
             transactional_id=transactional_id,
-            cause="it stayed prepared for longer than its transaction.timeout.ms, on a broker without two-phase commit",
+            cause=_why_lost(lost.producer),
             next_step=acknowledge,
             **facts,
         )

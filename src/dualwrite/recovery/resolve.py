@@ -27,6 +27,7 @@ from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
 from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
+from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.decision import Decision, decide, decide_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus
@@ -114,6 +115,7 @@ class GenerationResolver:
         self._kafka_id = kafka_id
         self._deadline = deadline
         self._delivery: Delivery | None = None
+        self._producer: ProducerKind | None = None
         self._found: list[GenerationOutcome] = []
         self.raised: EndTxnAnswer | None = None
 
@@ -139,7 +141,7 @@ class GenerationResolver:
         hit("recover_after_describe")
         row = self._store.read_claimed(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None
-        self._delivery = row.delivery
+        self._delivery, self._producer = row.delivery, row.kind_of(self._generation)
         entry = found_again(row, self._generation, described)
         if entry is not None and described is not None and stored != entry.state:
             return self._resolve(entry, described)
@@ -180,7 +182,7 @@ class GenerationResolver:
         lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
         self._store.settle(self._claim, Settlement(resolved=entry, lost=lost))
         hit("recover_after_settle")
-        self._remember(outcome, entry.state)
+        self._remember(outcome, entry.state, lost)
         return False  # another round for the rest of the generation
 
     def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
@@ -275,28 +277,31 @@ class GenerationResolver:
         return answer.proven
 
     def _settle_row(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+        lost = None
         if stored is not None:
             kind = outcome.lost_kind
-            lost = None
             if kind is not None:
-                lost = LostTransaction(kind, stored, self._generation, datetime.now(UTC), self._delivery)
+                now = datetime.now(UTC)
+                lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer)
                 log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
             self._clear_state(stored, lost=lost)
-        self._remember(outcome, stored)
+        self._remember(outcome, stored, lost)
 
     def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
         log.debug("%s: clearing state %s", self._kafka_id, stored)
         self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
         hit("recover_after_settle")
 
-    def _remember(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+    def _remember(self, outcome: Outcome, stored: PreparedTxnState | None, lost: LostTransaction | None = None) -> None:
         """Add an outcome to those found, once, unless it is NOTHING: a later round may find the same transaction again."""
-        found = self._outcome(outcome, stored)
+        found = self._outcome(outcome, stored, lost)
         if outcome is not Outcome.NOTHING and found not in self._found:
             self._found.append(found)
 
-    def _outcome(self, outcome: Outcome, stored: PreparedTxnState | None) -> GenerationOutcome:
-        return GenerationOutcome(self._claim.transactional_id, self._generation, outcome, stored)
+    def _outcome(
+        self, outcome: Outcome, stored: PreparedTxnState | None, lost: LostTransaction | None = None
+    ) -> GenerationOutcome:
+        return GenerationOutcome(self._claim.transactional_id, self._generation, outcome, stored, lost)
 
     def _give_up(self) -> NoReturn:
         raise BrokerUnavailableError(

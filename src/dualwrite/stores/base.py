@@ -71,6 +71,7 @@ class LostTransaction:
         generation: The generation of the id that it ran under.
         recorded_at: When recovery found it (UTC, aware).
         delivery: How many messages it had, where they are in the log, and when it was prepared; None if that was not stored.
+        producer: Which kind of producer had prepared it; None if that is not known.
     """
 
     kind: LostKind
@@ -78,6 +79,7 @@ class LostTransaction:
     generation: int
     recorded_at: datetime
     delivery: Delivery | None = None
+    producer: ProducerKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,10 @@ class StateRow:
         """The id that Kafka sees for a generation."""
         is_named = self.named_from is not None and generation >= self.named_from
         return str(TransactionalId.of_row(self.transactional_id).at(generation, self.store_id if is_named else ""))
+
+    def kind_of(self, generation: int) -> ProducerKind | None:
+        """Which kind of producer a generation was taken for; None for one before the newest, whose kind is not kept."""
+        return self.generation_kind if generation == self.generation else None
 
     @property
     def unsettled_generations(self) -> range:

@@ -110,6 +110,7 @@ def _lost_object(entry: LostTransaction) -> dict[str, Any]:
         "generation": entry.generation,
         "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
         "delivery": delivery_text(entry.delivery),
+        "producer": "" if entry.producer is None else entry.producer.value,
     }
 
 
@@ -119,7 +120,8 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
         raise ValueError("an entry without a state")
     recorded_at = datetime.fromisoformat(entry["recorded_at"])
     delivery = Delivery.parse(entry.get("delivery", ""))  # missing in entries of releases before 0.2
-    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at, delivery)
+    producer = ProducerKind(entry["producer"]) if entry.get("producer") else None  # as above
+    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at, delivery, producer)
 
 
 def _whole_number(value: object) -> int:

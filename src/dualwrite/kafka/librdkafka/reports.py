@@ -84,8 +84,12 @@ class DeliveryReports:
 
     @property
     def places(self) -> Iterator[Place]:
-        """Where the first message of each topic is stored, with the number of messages sent to the topic."""
+        """Where the first message of each topic is stored, with the number of messages sent to the topic.
+
+        To know every partition, the callbacks would have to keep every message until the end of the transaction.
+        """
         for name, topic in self._topics.items():
             partition, offset = topic.place
             if topic.sent and partition is not None:
-                yield Place(name, partition, None if offset is None or offset < 0 else offset, topic.sent)
+                first = None if offset is None or offset < 0 else offset
+                yield Place(name, partition, first, topic.sent, in_topic=True)

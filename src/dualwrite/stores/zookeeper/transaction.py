@@ -49,7 +49,7 @@ from dualwrite.stores.zookeeper.sizes import operation_size, too_large
 
 _LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
 _LARGEST_NUMBER: Final = 2**63 - 1
-_LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER)
+_LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER, in_topic=True)
 LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
 """What `begin` reserves space for: the delivery is known only when the batch is complete."""
 _FRESH: Final = 0.5  # seconds
