@@ -16,6 +16,7 @@ from dualwrite.errors import ConcurrentUseError, DualWriteError, NestedTransacti
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.recoverer import name_lane
@@ -143,6 +144,7 @@ class DualWriter(Generic[H]):
             if self.phase is not Phase.OPENING:
                 raise UsageError(f"open() was called, but the writer {self.phase.value}.", transactional_id=self._id)
             self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
+        idle.IDLE.watch(self, DualWriter._clear_if_idle)
         return self
 
     def reopen(self) -> Self:
@@ -154,6 +156,7 @@ class DualWriter(Generic[H]):
             if self.phase is Phase.CLOSED:
                 raise WriterClosedError("The writer is closed.", transactional_id=self._id)
             self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
+        idle.IDLE.watch(self, DualWriter._clear_if_idle)
         return self
 
     def close(self) -> None:
@@ -175,6 +178,7 @@ class DualWriter(Generic[H]):
                     self._coordinator.close()
                 if self._owns_store:
                     self._store.close()
+                idle.IDLE.unwatch(self)
 
     def __enter__(self) -> Self:
         if self.phase is Phase.OPENING:
@@ -208,8 +212,11 @@ class DualWriter(Generic[H]):
             TransactionTimeoutError: Too little of the transaction's timeout is left to commit safely. Both sides are rolled
                 back.
             InDoubtTransactionError: The outcome is unknown. Recovery resolves it.
-            LostTransactionError: The database committed, but Kafka's transaction had timed out (no two-phase commit). It is
-                recorded in the row.
+            ProducerFencedError: Kafka refuses the producer. Both sides are rolled back. The error says why: for example another
+                process uses the id at Kafka, or the id expired at its coordinator inside the block, before its first message
+                (with librdkafka a DeliveryError, "Purged in queue").
+            LostTransactionError: The database committed, but Kafka's side had been aborted: by a timeout (without two-phase
+                commit), or by somebody else. It is recorded in the row.
             NestedTransactionError: Called inside another transaction of this writer.
             ConcurrentUseError: Another thread is using the writer.
             WriterClosedError: The writer is closed, or was never opened.
@@ -289,6 +296,20 @@ class DualWriter(Generic[H]):
             raise
         finally:
             self._user = None
+
+    def _clear_if_idle(self) -> float:
+        """Clear the stored states of idle lanes, if no thread uses the writer; return when to come back, in seconds.
+
+        Called by the thread of `recipe.idle`. It holds the mutex, so `_take` waits for it instead of raising an error.
+        """
+        if not self._mutex.acquire(blocking=False):
+            return idle.CLEAR_AFTER
+        try:
+            if self._user is not None:
+                return idle.CLEAR_AFTER
+            return self._lanes.clear_if_idle(idle.CLEAR_AFTER)
+        finally:
+            self._mutex.release()
 
     def _take(self, what: str) -> None:
         """Take the writer for this thread; the caller sets `_user` to None at its end."""

@@ -12,6 +12,7 @@ Change = tuple[str, str]
 _HELD_AT_COMMIT = "row = rows.held(self._database.row(self._claim.transactional_id), self._claim)"
 _UNCHECKED = "row = self._database.row(self._claim.transactional_id)"
 _SETTLE = "lambda row: rows.settled(rows.held(row, claim), settlement)"
+_CLEARS_ALL = "__import__('dataclasses').replace(settlement, clear_state=settlement.clear_state or bool(settlement.clear_only))"
 _TAKE = "lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse, **own)"
 _TAKE_BLIND = _TAKE.replace("rows.held(row, claim)", "__import__('dataclasses').replace(rows.held(row, claim), lost=())")
 _FORGET = "lambda row: row and rows.forgotten(row)"
@@ -57,6 +58,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     ),
     "expected_fence is ignored": ((_CLAIM, _CLAIM.replace("expected_fence=expected_fence", "expected_fence=None")),),
     "an expected claim makes a row": ((_CLAIM, _CLAIM.replace("=expected_fence)", "=expected_fence if before else None)")),),
+    "settle clears whatever state there is": ((_SETTLE, _SETTLE.replace("settlement)", f"{_CLEARS_ALL})")),),
     "settle ignores the fence": ((_SETTLE, "lambda row: rows.settled(row, settlement)"),),
     "take_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.held(row, claim)", "row")),),
     "read_claimed ignores the fence": (

@@ -87,7 +87,10 @@ def test_a_live_writer_goes_on_after_its_ids_were_forgotten(scene: Scene, produc
 
 
 def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Scene, producer: str, one_lane: None) -> None:
-    """The check is before the block; if the id is forgotten after it, the first message fails, and nothing else."""
+    """The check is before the block; if the id is forgotten after it, the first message fails, and nothing else.
+
+    This is decided: the block's database transaction can't go on under the new claim that registering the id needs.
+    """
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         worker.write_event(writer, scene.topic, 1)
         with pytest.raises(dualwrite.DualWriteError):
@@ -180,6 +183,27 @@ def test_what_kafka_aborted_and_forgot_is_lost_with_all_that_people_need(
         scene.write_here(9)
     assert str(lost.delivery) in str(told.value)
     assert (scene.rows(), scene.messages()) == ([1, 2], [1])
+
+
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
+def test_a_service_that_was_idle_opens_again_although_kafka_has_forgotten_everything(scene: Scene, producer: str) -> None:
+    """The state of an idle lane is cleared, so nothing has to be proven when neither coordinator nor log know it any more."""
+    store = dualwrite.SqlStateStore(scene.engine)
+    service = scene.write(1, 3, STAY_IDLE="1")
+    service.wait_for("idle")
+
+    def states_are_cleared() -> bool:
+        rows = map(store.read, store.list(scene.transactional_id))
+        return all(row is not None and row.prepared_state is None for row in rows)
+
+    until(states_are_cleared, "the states of the idle lanes are cleared")
+    service.kill()
+    wait_until_forgotten(scene)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    admin.delete_records([TopicPartition(scene.topic, 0, -1)])[TopicPartition(scene.topic, 0)].result(LIMIT)
+    scene.write_here(4)
+    assert lost_entries(scene) == []
+    assert (scene.rows(), scene.messages()) == ([1, 2, 3, 4], [4])
 
 
 @mostly_native

@@ -9,12 +9,14 @@ It prints a line before and after each step, so that a test can wait for it. Tes
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
 import dualwrite
 from crash import events
 from dualwrite.kafka.native import producer as native
+from dualwrite.recipe import idle
 from dualwrite.state import MAX_EPOCH
 from fixtures.pace import LIMIT
 
@@ -37,6 +39,9 @@ def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: in
             say("begin", number)
             write_event(writer, topic, number)
             say("done", number)
+        if "STAY_IDLE" in os.environ:
+            say("idle")
+            signal.pause()
     say("closed")
 
 
@@ -69,6 +74,8 @@ def settings(bootstrap: str) -> dict[str, Any]:
 def main() -> None:
     if "USE_LAST_EPOCH" in os.environ:
         native.LAST_EPOCH = MAX_EPOCH  # type: ignore[misc]  # like a client that changes the producer id later
+    if "STAY_IDLE" in os.environ:
+        idle.CLEAR_AFTER = 0.2  # type: ignore[misc]  # a minute is too long for a test
     try:
         if sys.argv[1] == "write":
             write(*sys.argv[2:6], int(sys.argv[6]), int(sys.argv[7]))

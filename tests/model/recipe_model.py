@@ -271,6 +271,8 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
     i = scene.id_of(database, cluster, p.generation)
     txn = _txn(n, p.number)
     if p.pc == "begin":
+        if scene.idles and p.number and _is_of(row.stored, n, p) and row.fence == p.fence and row.lock is None:
+            yield f"is idle, clears S={_named(row.stored)}", go(with_row(s, database, row._replace(stored=None)), n, "begin")
         if p.number == count:
             yield "is done", go(s, n, "over")
         elif scene.has("F2") and row.fence != p.fence:
@@ -340,6 +342,11 @@ def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:
 
 def _named(stored: Stored | None) -> str:
     return "none" if stored is None else f"transaction {stored.txn}, epoch {stored.epoch}"
+
+
+def _is_of(stored: Stored | None, n: int, p: P) -> bool:
+    """Whether a state is that of the process's last transaction."""
+    return stored is not None and stored.txn == _txn(n, p.number - 1)
 
 
 def _txn(n: int, number: int) -> int:

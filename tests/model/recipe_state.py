@@ -139,6 +139,7 @@ class Scene:
         is_slow: Markers are written some time after EndTxn was answered: PrepareCommit and PrepareAbort can be seen.
         tried: Changes that are tried, see TRIED.
         is_merged: The record is sent with the COMMIT (PostgreSQL under two-phase commit), so that no lock is held in between.
+        idles: Between two transactions a writer may clear the state of the one whose commit it knows (`recipe.idle`).
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -151,6 +152,7 @@ class Scene:
     is_slow: bool = False
     tried: frozenset[str] = frozenset()
     is_merged: bool = False
+    idles: bool = False
 
     def has(self, rule: str) -> bool:
         """Whether the rule is kept."""

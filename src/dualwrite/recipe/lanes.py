@@ -224,6 +224,15 @@ class Lanes:
         chosen.renew()
         return chosen
 
+    def clear_if_idle(self, after: float) -> float:
+        """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.
+
+        The caller makes sure that nobody uses the lanes meanwhile.
+        """
+        if self.phase is not Phase.READY:
+            return after
+        return min(lane.ownership.clear_if_idle(after) for lane in self._lanes)
+
     # --- closing ----------------------------------------------------------------------------------------------------------
 
     def forget_transactions(self) -> None:

@@ -75,7 +75,7 @@ def explain_fencing(error: ProducerFencedError) -> None:
     """Add the likely cause to Kafka's fencing error if no one has claimed the id in this database."""
     error.cause = (
         "the id was not claimed in this database, so another process uses it at Kafka, most likely a writer on a copy of the "
-        "database; or the transaction timed out, or the id expired at its coordinator while it was idle"
+        "database; or the transaction timed out, or the id expired at its coordinator inside the block"
     )
     error.next_step = (
         "both sides are rolled back, and the writer owns the id again. Run `dualwrite doctor` on each database to find out "

@@ -221,8 +221,8 @@ class Ownership:
     def has_committed(self, committed: PreparedTxnState) -> None:
         """Remember that Kafka's answer has proven the commit of our transaction with this state.
 
-        The row keeps the state until the next transaction replaces it. If the coordinator forgets the id in the meantime, the
-        writer still knows that nothing is in doubt.
+        The row keeps the state until the next transaction replaces it, or the lane is idle (`clear_if_idle`). If the
+        coordinator forgets the id in the meantime, the writer still knows that nothing is in doubt.
         """
         self._used_at = time.monotonic()
         self._committed = committed
@@ -237,6 +237,9 @@ class Ownership:
 
         Called only while no transaction is open and the outcome of the last one is proven. If Kafka does not answer, it does
         nothing: a transaction that needs Kafka will fail with an error of its own.
+
+        It checks before a block only: an id that is forgotten inside one, before its first message, costs that block: both
+        sides are rolled back, since the block's database transaction can't go on under a new claim.
 
         Raises:
             FencedError: Another writer or recoverer has claimed the id.
@@ -256,13 +259,28 @@ class Ownership:
         self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
         self.start()
 
+    def clear_if_idle(self, after: float) -> float:
+        """Clear the stored state if the id was not used for `after` seconds; return the seconds until that can be so.
+
+        Called only while no transaction is open and the outcome of the last one is proven. If the database refuses, or another
+        process has claimed the id, the next transaction finds that out.
+        """
+        if self._committed is None:
+            return after
+        left = self._used_at + after - time.monotonic()
+        if left > 0:
+            return left
+        try:
+            self._clear_committed()
+        except DualWriteError as error:
+            log.debug("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
+        return after
+
     def _clear_committed(self) -> None:
         """Clear the stored state if it is that of a transaction known to be committed: it needs no further proof."""
         if self._committed is None:
             return
-        row = self._store.read_claimed(self.claim)
-        if (row.prepared_state, row.prepared_generation) == (self._committed, self.generation):
-            self._store.settle(self.claim, Settlement(clear_state=True))
+        self._store.settle(self.claim, Settlement(clear_only=self._committed))
         self._committed = None
 
     def _resolve_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnAnswer | None:

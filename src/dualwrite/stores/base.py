@@ -164,6 +164,7 @@ class Settlement:
         resolved: Remove this entry from `lost`: its outcome is known now (rule UC). An entry that is not there is ignored.
         cluster_id: The id has moved to this Kafka cluster.
         clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.
+        clear_only: As `clear_state`, but only if S still is this state; otherwise S stays.
     """
 
     clear_state: bool = False
@@ -172,6 +173,7 @@ class Settlement:
     resolved: LostTransaction | None = None
     cluster_id: str | None = None
     clear_lost: bool = False
+    clear_only: PreparedTxnState | None = None
 
 
 class TransactionThread(Protocol):

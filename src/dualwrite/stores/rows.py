@@ -120,10 +120,12 @@ def settled(row: StateRow, settlement: Settlement) -> StateRow:
     """The row after `TxnStateStore.settle`; applying a settlement twice has the same effect as once."""
     kept = () if settlement.clear_lost else row.lost
     left = tuple(entry for entry in kept if settlement.resolved is None or not _is_same(entry, settlement.resolved))
+    is_meant = settlement.clear_only is not None and row.prepared_state == settlement.clear_only
+    clears = settlement.clear_state or is_meant
     return changed(
         row,
-        prepared_state=None if settlement.clear_state else row.prepared_state,
-        delivery=None if settlement.clear_state else row.delivery,
+        prepared_state=None if clears else row.prepared_state,
+        delivery=None if clears else row.delivery,
         lost=left if settlement.lost is None else with_lost(left, settlement.lost),
         cluster_id=row.cluster_id if settlement.cluster_id is None else settlement.cluster_id,
         settled_generation=(row.settled_generation if settlement.settled_generation is None else settlement.settled_generation),

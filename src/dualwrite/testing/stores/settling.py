@@ -61,6 +61,16 @@ class SettlingConformance:
         store.settle(claim, Settlement(clear_state=True, lost=LOST, settled_generation=0))
         demand_row(store, name, "after the settlement", prepared_state=None, lost=(LOST,), settled_generation=0)
 
+    def test_only_the_state_that_is_meant_is_cleared(self, scene: StoreScene) -> None:
+        """Settlement `clear_only`: a request that comes late clears nothing of a later transaction."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        scene.transact(store, claim, transaction_number=1)
+        store.settle(claim, Settlement(clear_only=PreparedTxnState(STATE.producer_id, STATE.epoch - 1)))
+        demand_row(store, name, "after clearing another state", prepared_state=STATE, transaction_number=1)
+        store.settle(claim, Settlement(clear_only=STATE))
+        demand_row(store, name, "after clearing this state", prepared_state=None, delivery=None, transaction_number=1)
+
     def test_settling_twice_is_settling_once(self, scene: StoreScene) -> None:
         """`settle` twice is the same as once, also for the entry in `lost`, even if it was found at another time."""
         store, name = scene.new_store(), scene.new_id()

@@ -1,0 +1,121 @@
+"""Clears the stored state of writers that are idle, in one background thread for the whole process.
+
+The row names the writer's last transaction until the next one replaces it. Only the writer knows that it is committed: if the
+process is killed, and comes back after the coordinator has forgotten the id and retention has removed the messages, nobody can
+prove it any more, and it would be reported as UNVERIFIED. So nothing stays in the row of a lane that has nothing to do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLEAR_AFTER: Final = 60.0
+"""Seconds after a transaction for which its state stays in the row; also the pause after an attempt that failed."""
+
+_JOIN: Final = 1.0
+"""Seconds that the last `unwatch` waits for the thread's end; it is a daemon thread."""
+
+
+class _Watched(NamedTuple):
+    clear: Callable[[Any], float]
+    due: float
+
+
+class IdleThread:
+    """The thread. It runs while there are writers to watch, and does not keep a writer, or the process, alive.
+
+    A fork does not copy it: a child begins without writers, since it can't use those of its parent.
+    """
+
+    def __init__(self) -> None:
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Begin anew, in a forked child: the thread is not there, and its lock may be held for ever."""
+        self._changed = threading.Condition()
+        self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, writer: T, clear: Callable[[T], float]) -> None:
+        """Call a function with the writer from time to time, until `unwatch` or until nobody refers to the writer.
+
+        Args:
+            writer: The writer.
+            clear: Clears what is in the writer's rows, if it is idle. It returns how many seconds the next call can wait. It
+                must not hold up the writer's user for longer than one short transaction of the database.
+        """
+        with self._changed:
+            self._watched[writer] = _Watched(clear, time.monotonic() + CLEAR_AFTER)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="dualwrite idle writers", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # no more threads, or the interpreter is ending: not worth an error
+                    self._thread = None
+                    log.debug("states of idle writers are not cleared: %s", error)
+
+    def unwatch(self, writer: object) -> None:
+        """Call the writer's function no more; without any writer the thread ends. A call may still be under way."""
+        with self._changed:
+            self._watched.pop(writer, None)
+            thread = self._thread
+            self._changed.notify_all()
+            if self._watched or thread is None or thread is threading.current_thread():
+                return
+            self._changed.wait_for(lambda: self._thread is not thread or self._watched, _JOIN)
+            ended = self._thread is not thread
+        if ended:
+            thread.join(_JOIN)
+
+    def stop(self) -> None:
+        """End the thread before the interpreter ends."""
+        with self._changed:
+            self._watched.clear()
+        self.unwatch(self)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._watched:
+                    self._thread = None
+                    self._changed.notify_all()  # to `unwatch`
+                    return
+                pause = min(watched.due for watched in self._watched.values()) - time.monotonic()
+                if pause > 0:
+                    self._changed.wait(pause)
+                    continue
+            self._clear_those_due()
+
+    def _clear_those_due(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            due = [(writer, watched.clear) for writer, watched in self._watched.items() if watched.due <= now]
+        for writer, clear in due:
+            pause = CLEAR_AFTER
+            try:
+                pause = clear(writer)
+            except Exception as error:  # noqa: BLE001  (whatever a store raises: the other writers have their turn)
+                log.info("the state of an idle writer could not be cleared; trying again: %s", error)
+            with self._changed, contextlib.suppress(KeyError):  # it was closed in the meantime
+                self._watched[writer] = self._watched[writer]._replace(due=time.monotonic() + pause)
+
+
+IDLE: Final = IdleThread()
+"""The process's thread."""
+
+atexit.register(IDLE.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=IDLE.forget_all)
