@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from kafka.protocol.producer import InitProducerIdRequest
+from sqlalchemy import make_url
 
 from dualwrite import migration
 from dualwrite.cli import main
@@ -172,6 +173,24 @@ def test_a_careless_database_is_told(examined: Examined, postgres_url: str) -> N
     assert code == 0
     assert [severity for severity, _ in found(report, "database")] == ["weak", "note"]
     assert "synchronous_commit is off" in found(report, "database")[0][1]
+
+
+def test_a_database_that_does_not_show_its_identifier_is_told(examined: Examined, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        connection.execute("CREATE ROLE blind LOGIN")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO blind")
+    try:
+        url = make_url(postgres_url).set(username="blind").render_as_string()
+        code, report = as_json(examined, "--url", url)
+    finally:
+        with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("DROP OWNED BY blind")
+            connection.execute("DROP ROLE blind")
+            connection.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
+    assert code == 0
+    (told,) = [what for severity, what in found(report, "database") if "could not be recognised" in what]
+    assert "pg_control_system" in told
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,10 @@ def test_a_copied_file_is_refused_and_becomes_a_store_of_its_own(original: Scene
 
 
 @native
-def test_a_file_that_was_renamed_goes_on_by_itself(original: Scene, tmp_path: Path) -> None:
+def test_a_file_that_was_renamed_goes_on_and_asks_what_it_is(
+    original: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy under the same path on another machine looks just like it."""
     with original.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     original.engine.dispose()
@@ -210,12 +214,33 @@ def test_a_file_that_was_renamed_goes_on_by_itself(original: Scene, tmp_path: Pa
     renamed = replace(original, events=events_at(f"sqlite:///{target}"))
     assert renamed.recover()["outcomes"] == ["COMMITTED"]
     renamed.write_here(3)
+    assert_it_asks_what_it_is(renamed, caplog)
     backup = tmp_path / "backup.db"
     copied_file(renamed, backup)
     target.unlink()
     shutil.copy(backup, target)  # restored under a new name
     renamed.write_here(4)
+    assert_it_asks_what_it_is(renamed, caplog)
     assert renamed.agree() == [1, 2, 3, 4]
+
+
+def assert_it_asks_what_it_is(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Check that every opening and doctor report it, until `keep-store-id`."""
+    opened = partial(
+        dualwrite.connect, scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id, lanes=2
+    )
+    for _ in range(2):
+        caplog.clear()
+        opened().close()
+        assert caplog.text.count("keep-store-id") == 1, caplog.text
+        (finding,) = (f for f in examine(dualwrite.Settings(database_url=scene.url)).findings if "store-id" in str(f.change))
+        assert (finding.severity, "may be a copy" in finding.what) == (Severity.WEAK, True)
+    kept = CliRunner().invoke(db.app, ["keep-store-id", "--url", scene.url, "--yes"])
+    assert kept.exit_code == 0, kept.output
+    caplog.clear()
+    opened().close()
+    assert "store-id" not in caplog.text
+    assert not [f for f in examine(dualwrite.Settings(database_url=scene.url)).findings if "store-id" in str(f.change)]
 
 
 @native

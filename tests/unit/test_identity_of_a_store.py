@@ -38,6 +38,14 @@ def test_one_mark_that_is_the_same_is_enough() -> None:
     assert kept.is_elsewhere(frozenset({"path /b", "inode 2"}))
 
 
+def test_some_of_the_marks_are_not_all_of_them() -> None:
+    kept = StoreIdentity("a", HERE)
+    assert kept.is_partly_here(frozenset({"path /b", "inode 1"}))
+    assert kept.is_partly_here(frozenset({"path /a", "inode 2"}))
+    for other in (HERE, frozenset({"path /b", "inode 2"}), frozenset[str]()):
+        assert not kept.is_partly_here(other)
+
+
 def test_where_one_side_can_not_tell_nothing_is_said() -> None:
     assert not StoreIdentity("a", HERE).is_elsewhere(frozenset())
     assert not StoreIdentity("a").is_elsewhere(HERE)

@@ -21,7 +21,7 @@ from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, p
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.identity import copied
+from dualwrite.stores.identity import copied, moved
 from dualwrite.stores.registry import keeps_a_table, store_from_url
 from dualwrite.transactional_id import validate_transactional_id
 
@@ -158,6 +158,7 @@ def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) ->
                 table_trouble=trouble,
                 settings=dict(store.durability()),
                 copied=None if trouble else _copied(store),
+                why_no_marks=None if trouble else store.why_no_marks(),
                 elsewhere=() if trouble else _on_other_clusters(store, seen_cluster_id),
             )
     except DualWriteError as error:
@@ -166,9 +167,13 @@ def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) ->
 
 
 def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
-    """The finding for a database that is not where its store id was created, and whether that is certain."""
+    """The finding for a database that is not where its store id was created, and whether it is certain that it is another."""
     identity, found = store.identity(), store.marks()
-    if identity is None or not identity.is_elsewhere(found):
+    if identity is None:
+        return None
+    if identity.is_partly_here(found):
+        return f"{moved(store.description, identity, found)}. It may be a copy.", False
+    if not identity.is_elsewhere(found):
         return None
     return _sentence(copied(store.description, identity, found)), store.tells_copies
 

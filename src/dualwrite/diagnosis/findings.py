@@ -56,6 +56,7 @@ class DatabaseFacts:
         table_trouble: Why the table can't be used, and the step that fixes it; None if it can be used.
         settings: The settings that decide whether an acknowledged commit is durable; see `TxnStateStore.durability`.
         copied: The finding for a database that was copied or moved, and whether that is certain; None for any other.
+        why_no_marks: Why a copy of the database can't be recognised, if so; see `TxnStateStore.why_no_marks`.
         elsewhere: Ids that are on another Kafka cluster than the inspected one.
     """
 
@@ -65,6 +66,7 @@ class DatabaseFacts:
     table_trouble: tuple[str, str | None] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     copied: tuple[str, bool] | None = None
+    why_no_marks: str | None = None
     elsewhere: tuple[str, ...] = ()
 
 
@@ -260,6 +262,10 @@ def judge_database(database: DatabaseFacts) -> list[Finding]:
         what, is_sure = database.copied
         step = "`dualwrite db new-store-id` if the original is still in use, else `dualwrite db keep-store-id`"
         found.append(_database(Severity.BROKEN if is_sure else Severity.WEAK, what, step))
+    if database.why_no_marks is not None:
+        what = f"A copy of this database could not be recognised: {database.why_no_marks}."
+        step = "run `dualwrite db new-store-id` on each copy before its first writer starts; PostgreSQL: let the user execute "
+        found.append(_database(Severity.NOTE, what, f"{step}pg_control_system()"))
     if database.elsewhere:
         found.append(_on_other_clusters(database.elsewhere))
     return [*found, *_postgresql(database.settings), *_mysql(database.settings), *_sqlite(database.settings)]

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, ParamSpec, Protocol, Self, TypeVar
 from dualwrite.delivery import Delivery
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.identity import StoreIdentity, copied, mark_words
+from dualwrite.stores.identity import StoreIdentity, copied, moved
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.transactional_id import TransactionalId
@@ -444,8 +444,16 @@ class TxnStateStore(ABC):
         """What distinguishes this database from a copy of it; empty if nothing does."""
         return frozenset()
 
+    def why_no_marks(self) -> str | None:
+        """Why there are no marks, if this kind of database usually has some: a sentence without a period, for `doctor`."""
+        return None
+
+    _told_marks: frozenset[str] = frozenset()  # the log was told of a database with these
+
     def check_original(self) -> None:
         """Check, before anything is claimed, that this database is the one its ids at Kafka were created in. Changes nothing.
+
+        If it may be a copy, but need not be, this is logged, once by each store object.
 
         Raises:
             StoreCopiedError: It is a copy or has moved, and `tells_copies` is set.
@@ -453,28 +461,33 @@ class TxnStateStore(ABC):
         identity, found = self.identity(), self.marks()
         if identity is None or not identity.marks or not found or found == identity.marks:
             return
-        if not identity.is_elsewhere(found):
-            log.warning(
-                "%s has moved from %s to %s. If it is a copy whose original is still in use (for example on another machine), "
-                "run `dualwrite db new-store-id` at once.",
-                *(self.description, mark_words(identity.marks), mark_words(found)),
-            )
-            return
+        is_elsewhere = identity.is_elsewhere(found)
         error = copied(self.description, identity, found)
-        if self.tells_copies:
+        if is_elsewhere and self.tells_copies:
             raise error
-        log.warning("%s (If it is a replica that was promoted, `dualwrite db keep-store-id` ends this warning.)", error)
+        if found == self._told_marks:
+            return
+        self._told_marks = found
+        if is_elsewhere:
+            log.warning("%s (If it is a replica that was promoted, `dualwrite db keep-store-id` ends this warning.)", error)
+            return
+        log.warning(
+            "%s. If it is a copy whose original is still in use (for example on another machine), run `dualwrite db "
+            "new-store-id` at once; if it is the original, `dualwrite db keep-store-id` ends this warning.",
+            moved(self.description, identity, found),
+        )
 
     def _own_identity(self) -> StoreIdentity:
-        """The identity, created if it is missing, with the current marks unless the database looks like a copy.
+        """The identity, created if it is missing; the current marks are added if there were none. For `take_generation`.
 
-        For `take_generation`.
+        Other marks are not replaced here, but by `dualwrite db keep-store-id` and `new-store-id`, once somebody has found out
+        whether this is the original.
         """
         while True:
             kept, found = self.identity(), self.marks()
             if kept is None:
                 self.set_identity(StoreIdentity.new(found), expected=None)
-            elif not found or found == kept.marks or kept.is_elsewhere(found):
+            elif kept.marks or not found:
                 return kept
             else:
                 self.set_identity(StoreIdentity(kept.store_id, found), expected=kept)

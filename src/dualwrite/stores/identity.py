@@ -2,7 +2,8 @@
 
 Pure, except for `file_marks`. The id is created when the first generation is taken in a database, and stored there; a copy of
 the database has it as well. With it are stored the marks of the database it was created in (a server's own identifier, or a
-path and an inode number). One equal mark is enough: a file may be renamed, or restored from a backup under its old name.
+path and an inode number). With one equal mark it may still be used: a file may be renamed, or restored from a backup under its
+old name. It may also be a copy under the same path on another machine, so that is reported until somebody says which it is.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class StoreIdentity:
     def is_elsewhere(self, found: frozenset[str]) -> bool:
         """Whether a database with the marks `found` is another one; False if either has no marks."""
         return bool(self.marks and found) and not self.marks & found
+
+    def is_partly_here(self, found: frozenset[str]) -> bool:
+        """Whether only some of the marks are those of a database with the marks `found`."""
+        return bool(self.marks & found) and self.marks != found
 
     def __str__(self) -> str:
         """As it is stored; `parse` reads it."""
@@ -76,6 +81,14 @@ def copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> 
         store_id=identity.store_id,
         kept=mark_words(identity.marks),
         found=mark_words(found),
+    )
+
+
+def moved(description: str, identity: StoreIdentity, found: frozenset[str]) -> str:
+    """What to say of a database of which only some marks are those of the one its id was created in; without a period."""
+    return (
+        f"{description} was moved, restored or copied: its id at Kafka, {identity.store_id}, was created at "
+        f"{mark_words(identity.marks)}, and this is {mark_words(found)}"
     )
 
 

@@ -276,6 +276,14 @@ class SqlStateStore(TxnStateStore):
             log.debug("%s: the database's identifier can't be read: %s", self.description, error)
             return frozenset()
 
+    def why_no_marks(self) -> str | None:
+        """See TxnStateStore."""
+        try:
+            found = self._short.query(self._dialect.whereabouts, "reading the database's identifier")
+        except StoreError as error:
+            return f"its identifier can't be read ({error.cause or error.what.removesuffix('.')})"
+        return None if found else "the server has no identifier (server_uuid, server_uid)"
+
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """See TxnStateStore."""
         return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
