@@ -33,7 +33,10 @@ class Outcome(Enum):
     """The database had committed, and Kafka has no evidence left. Recorded in the row."""
 
     NOTHING = "NOTHING"
-    """Nothing was open or in doubt."""
+    """Nothing was open or in doubt when Kafka was asked.
+
+    What a fenced writer begins between that and the raising of the epoch is aborted, and that writer gets an error.
+    """
 
     @property
     def lost_kind(self) -> LostKind | None:

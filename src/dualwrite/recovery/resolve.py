@@ -253,6 +253,12 @@ class GenerationResolver:
     def _settle_and_fence(
         self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None
     ) -> bool:
+        """Settle, then raise the epoch of a generation on which nothing was open when it was described.
+
+        A process that has the described epoch may begin a transaction in between. This aborts it, and can't report it: EndTxn
+        v5 answers the same with and without an open transaction, and DescribeTransactions shows a new start time after both.
+        Nothing is lost: that process can't record the transaction any more, because of our claim, and gets an error.
+        """
         self._settle_row(outcome, stored)  # rule F7: before the epoch is raised
         if described is None:
             return True
