@@ -24,7 +24,7 @@ from sqlalchemy.exc import ProgrammingError
 import dualwrite
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
-from fixtures.pace import LIMIT, done, ended, until
+from fixtures.pace import LIMIT, done, ended, until, until_recorded
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +145,9 @@ def test_celery(environment: dict[str, str], new_name: Callable[[str], str], com
     }
     command = ["celery", "-A", "celery_service", "worker", "--concurrency", "2", "--loglevel", "INFO"]
     with running(command, tmp_path, environment):
-        until(lambda: set(written(environment)) == set(wanted), lambda: (tmp_path / "server.log").read_text()[-4000:])
+        until_recorded(
+            lambda: written(environment).items(), wanted.items(), lambda: (tmp_path / "server.log").read_text()[-4000:]
+        )
         until(lambda: not any(queue.iterdir()), "every task was taken")
         time.sleep(0.1)
     assert b"SIGKILL" in (tmp_path / "server.log").read_bytes()

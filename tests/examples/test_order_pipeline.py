@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic, read_topic, started
-from fixtures.pace import LIMIT, ended, until
+from fixtures.pace import LIMIT, ended, until, until_recorded
 
 pytestmark = pytest.mark.slow
 
@@ -101,8 +101,8 @@ def test_each_order_counts_once(url: str, cluster: DevCluster) -> None:
         for number in range(ORDERS, 2 * ORDERS):
             order(number)
         assert producer.flush(LIMIT) == 0
-        until(lambda: booked(url) == expected, lambda: f"{booked(url)} instead of {expected}", pause=0.2)
-        until(lambda: paid(cluster) == expected, "a live process has recovered what the killed one had prepared", pause=0.5)
+        until_recorded(lambda: booked(url), expected, "in the database", pause=0.2)
+        until_recorded(lambda: paid(cluster), expected, "a live process recovers what the killed one had prepared", pause=0.5)
         for process in (other, third):
             process.send_signal(signal.SIGTERM)
         assert [ended(other), ended(third)] == [0, 0]

@@ -37,6 +37,7 @@ def coordinators(admin: TransactionAdmin) -> dict[str, int]:
     def listed() -> dict[str, int] | None:
         answer = admin.list()
         found = {one.transactional_id: one.coordinator for one in answer}
+        assert set(found) <= set(IDS)
         return None if answer.problems or list(found) != IDS else found
 
     return until(listed, "every broker lists its ids", pause=0.1)
@@ -74,6 +75,7 @@ def test_a_broker_that_was_killed(three: DevCluster) -> None:
 
         def taken_over() -> bool:
             answer = admin.list()
+            assert {found.transactional_id for found in answer} <= set(IDS)
             return answer.complete and [found.transactional_id for found in answer] == IDS
 
         until(taken_over, "other brokers coordinate all ids", pause=0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from crash.events import Events
 from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, until_recorded
 
 PARTITIONS = 4
 GENTLE = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 10}
@@ -101,12 +101,16 @@ class ProcessorScene:
         assert rows == self.answers()
         return rows
 
-    def wait_for(self, numbers: Sequence[int]) -> None:
-        """Wait until as many rows are there."""
-        until(
-            lambda: len(self.events.numbers(self.group)) >= len(numbers),
-            lambda: f"{len(self.events.numbers(self.group))} of {len(numbers)} rows",
-        )
+    def wait_for(self, numbers: Iterable[int]) -> None:
+        """Wait until the rows have these numbers."""
+        until_recorded(lambda: self.events.numbers(self.group), numbers)
+
+    def letter(self, topic: str, value: bytes) -> Any:
+        """The only message of a dead-letter topic, once it is there."""
+        servers = self.broker.bootstrap_servers
+        until_recorded(lambda: [message.value() for message in read_topic(servers, topic)], [value])
+        (found,) = read_topic(servers, topic)
+        return found
 
 
 class Running:

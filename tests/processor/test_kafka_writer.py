@@ -26,7 +26,7 @@ from dualwrite.kafka import LibrdkafkaProducer, NativeProducer
 from dualwrite.processor import DualProcessor, KafkaWriter, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, limit, until
+from fixtures.pace import LIMIT, ended, limit, until, until_recorded
 from fixtures.tiers import thinned
 from processor.kafka_worker import answer
 
@@ -64,7 +64,7 @@ class KafkaScene:
         return sorted(int(message.value() or b"") for message in read_topic(self.servers, self.target))
 
     def wait_for(self, count: int) -> None:
-        until(lambda: len(self.answers()) >= count, lambda: f"{len(self.answers())} of {count}", pause=0.2)
+        until_recorded(self.answers, range(count), pause=0.2)
 
 
 @pytest.fixture

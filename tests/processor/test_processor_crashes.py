@@ -21,7 +21,7 @@ from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, until
+from fixtures.pace import LIMIT, ended, until, until_recorded
 from fixtures.tiers import thinned
 from processor.conftest import BRISK
 from processor.ledger import booked, make_ledger
@@ -72,7 +72,7 @@ class Crashing:
         return sorted(int(message.value() or b"") for message in read_topic(self.servers, self.target))
 
     def wait_for_all(self) -> None:
-        until(lambda: len(self.booked()) >= self.produced, lambda: f"{len(self.booked())} of {self.produced}", pause=0.3)
+        until_recorded(self.booked, range(self.produced), pause=0.3)
 
     def check(self) -> None:
         """Both sides have each number once."""
@@ -162,7 +162,7 @@ def kill_and_restart(scene: Crashing, database: str, point: str, *more: str) -> 
     running = scene.start("1", "", BATCH, *more)
     if database == "rocksdb":  # only one process can open it
         time.sleep(1)
-        until(lambda: len(scene.answered()) == scene.produced or None, "all are answered", pause=0.3)
+        until_recorded(scene.answered, range(scene.produced), pause=0.3)
     else:
         scene.wait_for_all()
     running.send_signal(signal.SIGTERM)
@@ -184,7 +184,7 @@ def test_one_that_is_paused_past_its_session_and_wakes_up(
     paused = scene.start("1", "after_send#7=stop", 4, *more)
     until(lambda: _is_stopped(paused), "it stops")
     other = scene.start("2", "", BATCH, *more)
-    until(lambda: len(scene.booked()) >= scene.produced, lambda: f"{len(scene.booked())} booked", seconds=2 * LIMIT, pause=0.5)
+    until_recorded(scene.booked, range(scene.produced), seconds=2 * LIMIT, pause=0.5)
     paused.send_signal(signal.SIGCONT)
     scene.produce(60)
     scene.wait_for_all()
@@ -231,12 +231,7 @@ def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, pro
                 cluster.kill()
                 cluster.start()
             processes[place : place + 1] = [_running(scene, processes[place], *more)]
-        until(
-            lambda: len(scene.booked()) >= scene.produced,
-            lambda: f"{len(scene.booked())} of {scene.produced}",
-            seconds=3 * LIMIT,
-            pause=1,
-        )
+        until_recorded(scene.booked, range(scene.produced), seconds=3 * LIMIT, pause=1)
         for process in processes:
             process.send_signal(signal.SIGTERM)
         assert {ended(process) for process in processes} <= STOPPED

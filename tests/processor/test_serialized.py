@@ -27,7 +27,6 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import SerializationError
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
-from fixtures.pace import until
 
 NewName = Callable[[str], str]
 FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01, longest_pause=0.1)
@@ -186,8 +185,8 @@ def test_what_can_not_be_deserialized_goes_to_the_dead_letter_topic_as_it_was(
         options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)
         processor = DualProcessor(writer, scene.settings(), [topic], handle=book, options=options)
         with scene.started(processor):
-            scene.wait_for(range(2))
-            (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead), "the dead letter")
+            scene.wait_for([1, 2])
+            letter = scene.letter(dead, b"\0nonsense")
     assert scene.agree() == [1, 2]
     assert (letter.key(), letter.value()) == (b"\xff", b"\0nonsense")
     assert dict(letter.headers())["dualwrite.error"] == b"DeserializationError"

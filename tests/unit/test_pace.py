@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,44 @@ def test_what_is_waited_for_in_vain_is_a_time_limit() -> None:
     finally:
         release.set()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("reads", "error"),
+    [
+        ([[], [1], [2, 1]], None),
+        ([{"a": 1}, {"a": 3, "b": 0}], None),
+        ([[1], [1, 1], [1, 2]], "more than expected"),  # a duplicate is not waited away
+        ([{"a": 4}, {"a": 3}], "more than expected"),
+        ([[3]], "more than expected"),
+        ([[1]], "missing"),  # nothing comes any more: it is lost
+        ([[]], "missing"),
+    ],
+)
+def test_a_wrong_record_that_is_waited_for_is_no_time_limit(reads: list[Any], error: str | None) -> None:
+    expected: Any = {"a": 3} if isinstance(reads[0], dict) else [1, 2]
+    coming = iter(reads)
+    last: Any = []
+
+    def read() -> Any:
+        nonlocal last
+        last = next(coming, last)
+        return last
+
+    if error is None:
+        return pace.until_recorded(read, expected, pause=0)
+    with pytest.raises(AssertionError, match=error) as caught:
+        pace.until_recorded(read, expected, seconds=0.01, pause=0.02)
+    assert not is_time_limit(caught.value)
+    return None
+
+
+def test_records_that_still_come_at_the_limit_are_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    numbers = itertools.count()
+    with pytest.raises(pace.TimeLimitError, match="missing after 10 s"):
+        pace.until_recorded(lambda: range(next(numbers)), range(1000), seconds=10, pause=0)
 
 
 def test_an_error_that_hides_a_wrong_record_is_no_time_limit() -> None:

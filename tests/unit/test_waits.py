@@ -1,0 +1,108 @@
+"""No wait of the tests turns a wrong record into a time limit: records are waited for with `until_recorded`.
+
+`until(lambda: rows() == expected)` never ends when a row is there twice. That is reported as a time limit, and the test runs
+again in CI. So what `until` is called with must not compare records for equality. What reads records is found by its calls.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+READS = {
+    *("read_topic", "read_committed", "committed", "execute", "get_children"),
+    *("rows", "messages", "numbers", "agree", "answers", "shown"),  # of scenes
+}
+"""Calls that read topics, groups' offsets, or databases; a function that calls them reads records, too, for its file."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def calls(node: ast.AST) -> set[str]:
+    """The names of what is called."""
+    return {_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+
+
+def readers(tree: ast.Module) -> set[str]:
+    """The names of the file's functions that read records, in several steps, and of those everywhere."""
+    bodies = [
+        (node.name, calls(node))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("test_")
+    ]
+    found, before = set(READS), set[str]()
+    while found != before:
+        before = set(found)
+        found |= {name for name, used in bodies if used & found}
+    return found
+
+
+def conditions(tree: ast.Module) -> Iterator[Function]:
+    """What `until` is called with."""
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and _name(node.func) == "until":
+            condition = node.args[0]
+            if isinstance(condition, ast.Lambda):
+                yield condition
+            elif (name := _name(condition)) in functions:
+                yield functions[name]
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def compares(condition: Function) -> bool:
+    """Whether it compares for equality; what it asserts fails at once."""
+    asserted = {id(node) for one in ast.walk(condition) if isinstance(one, ast.Assert) for node in ast.walk(one)}
+    return any(
+        isinstance(node, ast.Compare)
+        and id(node) not in asserted
+        and any(isinstance(operator, ast.Eq | ast.NotEq) for operator in node.ops)
+        for node in ast.walk(condition)
+    )
+
+
+def wrong_waits(tree: ast.Module) -> list[int]:
+    """The lines of such waits."""
+    found = [condition for condition in conditions(tree) if compares(condition)]
+    return [one.lineno for one in found if calls(one) & readers(tree)]
+
+
+def test_records_are_not_waited_for_by_equality() -> None:
+    files = {str(file.relative_to(TESTS)): file.read_text(encoding="utf-8") for file in TESTS.rglob("*.py")}
+    found = {file: wrong_waits(ast.parse(text)) for file, text in files.items() if "until(" in text}
+    assert {file: lines for file, lines in found.items() if lines} == {}, "use until_recorded of fixtures/pace.py"
+
+
+@pytest.mark.parametrize(
+    ("wait", "wrong"),
+    [
+        ("until(lambda: found() == [1])", True),
+        ("pace.until(lambda: set(scene.rows()) == {1} or None, pause=1)", True),
+        ("until(there)", True),
+        ("until(lambda: len(found()) >= 3)", False),
+        ("until(lambda: status() == 3)", False),
+        ("until(asserts)", False),
+        ("until_recorded(found, [1])", False),
+    ],
+)
+def test_the_rule_bites(wait: str, wrong: bool) -> None:
+    before = """
+def lines(): return read_topic(1)
+def found(): return list(lines())
+def status(): return 3
+def there():
+    now = found()
+    return now == [1]
+def asserts():
+    assert found() == [1]
+    return True
+"""
+    assert bool(wrong_waits(ast.parse(before + wait))) == wrong
