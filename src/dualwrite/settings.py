@@ -33,7 +33,8 @@ class Timeouts:
         claim: For claiming an id: how long to wait for the row's lock and to retry after a broken database connection.
         kafka: For one call to a coordinator or one EndTxn, including name lookup, connecting, TLS, login and retries. Opening
             and recovery apply it to each lane: once to resolving what was left open, once to taking the id over.
-        delivery: For the flush at prepare, and for queueing one message when the queue is full.
+        delivery: For the flush at prepare, and for queueing one message when the queue is full. For queueing many in one call,
+            the time that it waits while the brokers store nothing.
 
     Raises:
         ConfigurationError: A limit is not a number above 0.

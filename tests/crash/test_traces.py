@@ -19,7 +19,7 @@ from crash.cases import LEFT
 from crash.databases import Databases
 from crash.scene import InThread, Scene
 from crash.worker import timeouts, write_event
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.client.config import KafkaConfig
@@ -199,7 +199,7 @@ def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_pre
     class Late(LibrdkafkaProducer):
         """Its InitProducerId is sent when another writer already owns the id."""
 
-        def init_transactions(self, *, timeout: float) -> None:
+        def init_transactions(self, *, timeout: Limit) -> None:
             killed_at(scene, 1, "after_db_commit")
             super().init_transactions(timeout=timeout)
 

@@ -1,30 +1,35 @@
 """A time limit covers everything that a call waits for: name lookup, connecting, TLS, login, the coordinator, the answer.
 
 In these tests every other limit is ten minutes: if the call's limit is not passed down, the test runs into pytest's timeout.
+A call that waits a few seconds longer than it may is found by `kept`, which looks at the limit of each single wait.
 The servers are fakes, since no real broker stops exactly at the point that a test is about.
 """
 
 from __future__ import annotations
 
+import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, DescribeTransactionsResponse
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, FindCoordinatorResponse, MetadataRequest
 from kafka.protocol.metadata import MetadataResponse as Metadata
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, ProduceRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
 
 import dualwrite
+from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, DeliveryError
+from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.capabilities import probe
@@ -32,6 +37,7 @@ from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
@@ -75,6 +81,41 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
+@contextmanager
+def kept(seconds: float = LIMIT) -> Iterator[None]:
+    """For one call: no wait is given more than the limit, and no deadline ends after the first one, which is the call's own.
+
+    This measures what the waits are given, not how long they take, which depends on the machine.
+    """
+    thread = threading.get_ident()
+    waits: list[float] = []
+    ends: list[float] = []
+    made = Deadline.__init__
+
+    def make(self: Deadline, *arguments: Any) -> None:
+        made(self, *arguments)
+        if threading.get_ident() == thread:
+            ends.append(self._at)
+
+    def recorded(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*arguments: Any) -> Any:
+            if threading.get_ident() == thread:
+                waits.append(float("inf") if arguments[-1] is None else arguments[-1])
+            return wait(*arguments)
+
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deadline, "__init__", make)
+        patch.setattr(socket.socket, "settimeout", recorded(socket.socket.settimeout))
+        patch.setattr(selectors.DefaultSelector, "select", recorded(selectors.DefaultSelector.select))
+        patch.setattr(time, "sleep", recorded(time.sleep))
+        yield
+    assert ends
+    assert max(ends) == ends[0], f"a deadline ended {max(ends) - ends[0]:.1f} s after the call's"
+    assert max(waits, default=0) <= seconds, f"waits of {waits}"
+
+
 def config_of(port: int, **more: Any) -> KafkaConfig:
     return KafkaConfig.of({"bootstrap.servers": f"127.0.0.1:{port}", **TEN_MINUTES, **more})
 
@@ -84,7 +125,7 @@ def describe_in_vain(port: int, **more: Any) -> None:
     for own, given in ((LIMIT, None), (600.0, LIMIT)):
         coordinator = WireTransactionCoordinator(config_of(port, **more), timeout=own)
         try:
-            with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s|can be reached"):
+            with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s|can be reached"):
                 coordinator.describe("orders", timeout=given)
         finally:
             coordinator.close()
@@ -136,7 +177,7 @@ def test_a_transaction_that_does_not_end_is_not_waited_for_beyond_the_limit() ->
     ended = lambda _: EndTxnResponse(error_code=CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1)  # noqa: E731
     with WireServer({EndTxnRequest: ended}) as server:
         coordinator = WireTransactionCoordinator(config_of(server.port), timeout=600)
-        with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
+        with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
             coordinator.end_transaction("orders", producer_id=1, epoch=0, commit=True, timeout=LIMIT)
         coordinator.close()
 
@@ -150,7 +191,7 @@ def test_every_question_keeps_to_its_limit(black_hole: int, ask: str) -> None:
         "transaction_max_timeout_ms": coordinator.transaction_max_timeout_ms,
         "probe": lambda: probe(config_of(black_hole), timeout=LIMIT),
     }
-    with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
+    with kept(), pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
         asks[ask]()
     coordinator.close()
 
@@ -166,7 +207,7 @@ def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
     asking.start()
     while coordinator._lock.acquire(blocking=False):
         coordinator._lock.release()
-    with pytest.raises(BrokerUnavailableError, match="another thread"):
+    with kept(), pytest.raises(BrokerUnavailableError, match="another thread"):
         coordinator.describe("second", timeout=LIMIT)
     coordinator.close()
     joined(asking)
@@ -195,7 +236,8 @@ def test_recovery_keeps_to_its_own_limit_whatever_the_coordinators_is(black_hole
     claim = store.claim("orders", "test", timeout=LIMIT)
     store.take_generation(claim, ProducerKind.NATIVE)
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=600)
-    report = Recoverer(store, coordinator, timeouts=Timeouts(kafka=LIMIT)).recover(["orders"])
+    with kept():
+        report = Recoverer(store, coordinator, timeouts=Timeouts(kafka=LIMIT)).recover(["orders"])
     assert isinstance(report.ids[0].error, BrokerUnavailableError)
     coordinator.close()
 
@@ -208,7 +250,7 @@ def test_all_generations_of_an_id_have_one_limit(store: SqlStateStore) -> None:
         for _ in range(3):
             store.take_generation(claim, ProducerKind.NATIVE)
         coordinator = WireTransactionCoordinator(config_of(server.port), timeout=600)
-        with pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
+        with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
             resolve_id(store, coordinator, claim, timeout=LIMIT)
         coordinator.close()
         described = {r.transactional_ids[0] for r in server.received(DescribeTransactionsRequest)}
@@ -230,9 +272,30 @@ def ongoing(request: Any) -> Any:
 @pytest.mark.parametrize("producer", ["native", "librdkafka"])
 def test_connect_keeps_to_its_limit_where_nothing_answers(black_hole: int, store: SqlStateStore, producer: Any) -> None:
     settings = {"bootstrap.servers": f"127.0.0.1:{black_hole}", "socket.connection.setup.timeout.ms": 600_000}
-    with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
+    with kept(), pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
         dualwrite.connect(store, kafka=settings, transactional_id="orders", producer=producer, timeouts=Timeouts(kafka=LIMIT))
     assert store.read("orders") is None
+
+
+@pytest.mark.parametrize("kind", [ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA])
+def test_taking_over_keeps_to_its_limit_where_the_longest_timeout_is_not_told(
+    released: threading.Event, store: SqlStateStore, kind: ProducerKind
+) -> None:
+    """`transaction.max.timeout.ms`, which the producer takes if the user sets none."""
+    told = {DescribeConfigsRequest: lambda _: released.wait() and HANG_UP}
+    if kind is ProducerKind.NATIVE:
+        told[DescribeTransactionsRequest] = ongoing  # else it is only registered
+    with WireServer(told) as server, _released_at_the_end(released):
+        config = config_of(server.port)
+        coordinator = WireTransactionCoordinator(config, timeout=600)
+        make = NativeProducer if kind is ProducerKind.NATIVE else LibrdkafkaProducer
+        factory = ProducerFactory(kind, lambda kafka_id: make(config, kafka_id, coordinator))
+        store.take_generation(store.claim("orders", "test", timeout=PATIENCE), kind)
+        own = Ownership(store, coordinator, factory, transactional_id="orders", timeouts=Timeouts(kafka=LIMIT))
+        own.make_claim(only_if_ours=False)
+        with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
+            own.start()
+        coordinator.close()
 
 
 # --- inside a transaction ------------------------------------------------------------------------------------------------
@@ -288,8 +351,9 @@ def test_a_leader_that_takes_no_packets_keeps_neither_send_nor_prepare_beyond_th
     with WireServer() as server:
         server._handlers[MetadataRequest] = led_by(server, black_hole, [BLACK_HOLE])
         producer = new_producer(server, delivery_timeout=LIMIT)
-        producer.send("topic", b"v")
-        with pytest.raises(DeliveryError, match=r"within 0\.2 s"):
+        with kept():
+            producer.send("topic", b"v")
+        with kept(), pytest.raises(DeliveryError, match=r"within 0\.2 s"):
             producer.prepare_transaction(timeout=LIMIT)
 
 
@@ -302,7 +366,7 @@ def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiti
         for value in (b"first", b"second"):
             producer.send("topic", value, partition=1)
             producer.send("topic", value, partition=0)
-        with pytest.raises(DeliveryError, match="not acknowledged"):
+        with kept(5), pytest.raises(DeliveryError, match="not acknowledged"):
             producer.prepare_transaction(timeout=5)
         stored = [p.records for r in server.received(ProduceRequest) for t in r.topic_data for p in t.partition_data]
         assert b"first" in b"".join(map(bytes, stored))
@@ -319,7 +383,7 @@ def test_a_prepare_of_librdkafkas_keeps_to_its_limit_where_the_coordinator_takes
     producer.init_transactions(timeout=PATIENCE)
     producer.begin_transaction()
     producer.send(new_name("topic"), b"v")
-    with pytest.raises((BrokerUnavailableError, DeliveryError), match="within"):
+    with kept(3), pytest.raises((BrokerUnavailableError, DeliveryError), match="within"):
         producer.prepare_transaction(timeout=3)
     producer.close()
     coordinator.close()

@@ -136,7 +136,7 @@ def test_a_setting_that_librdkafka_does_not_know_is_named(
 ) -> None:
     config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "no.such.setting": "1"})
     with pytest.raises(ConfigurationError, match=r"no\.such\.setting"):
-        LibrdkafkaProducer(config, new_name("id"), coordinator)
+        LibrdkafkaProducer(config, new_name("id"), coordinator).init_transactions(timeout=LIMIT)
 
 
 def test_a_value_that_librdkafka_refuses_is_named(
@@ -146,7 +146,7 @@ def test_a_value_that_librdkafka_refuses_is_named(
     with pytest.raises(
         ConfigurationError, match=r'Invalid value "best" for configuration property "compression.*"\. Next step'
     ):
-        LibrdkafkaProducer(config, new_name("id"), coordinator)
+        LibrdkafkaProducer(config, new_name("id"), coordinator).init_transactions(timeout=LIMIT)
 
 
 def test_without_a_timeout_of_the_users_the_brokers_longest_is_taken(new_producer: NewProducer) -> None:
@@ -221,7 +221,9 @@ def test_a_transaction_that_grew_too_old_is_not_prepared(new_producer: NewProduc
 
 def test_an_unreachable_broker_is_named_with_the_setting(free_port: int, new_name: NewName) -> None:
     config = KafkaConfig.of(f"127.0.0.1:{free_port}")
+    producer = LibrdkafkaProducer(config, new_name("id"), WireTransactionCoordinator(config, timeout=LIMIT))
     with pytest.raises(BrokerUnavailableError) as caught:
-        LibrdkafkaProducer(config, new_name("id"), WireTransactionCoordinator(config, timeout=0.5))
+        producer.init_transactions(timeout=0.5)
+    producer.close()
     assert f"127.0.0.1:{free_port}" in str(caught.value)
     assert "bootstrap.servers" in str(caught.value)

@@ -22,6 +22,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.partitioners import partitioner_by_name
+from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.settings import NativeSettings
 
 PARTITIONS = 3
@@ -150,9 +151,10 @@ def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_nex
 @given(st.lists(st.integers(0, 1_500), max_size=60), st.none() | st.integers(0, PARTITIONS - 1), st.integers(0, 10))
 def test_many_at_once_are_as_one_after_another(lengths: list[int], partition: int | None, before: int) -> None:
     sender, accumulator = begun()
+    patience = Patience(TIMEOUT, lambda: 0)
     for _ in range(before):
         accumulator.append("t", b"key", bytes(99), None, None, 0, TIMEOUT)
-    accumulator.extend("t", (bytes([n]) * length for n, length in enumerate(lengths)), partition, 7, TIMEOUT)
+    accumulator.extend("t", (bytes([n]) * length for n, length in enumerate(lengths)), partition, 7, patience)
     accumulator.flush(Deadline.after(TIMEOUT))
     assert sender.most_buffered <= BUFFER + max([BATCH, *lengths]) + 100
     assert (sender.buffered, accumulator._filling) == (0, 0)

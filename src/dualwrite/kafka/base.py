@@ -61,8 +61,8 @@ class TransactionalProducer(Protocol):
         """
         ...
 
-    def init_transactions(self, *, timeout: float) -> PreparedTxnState | None:
-        """Register the id at its coordinator and fence its previous owners (InitProducerId). Waits at most `timeout` s.
+    def init_transactions(self, *, timeout: Limit) -> PreparedTxnState | None:
+        """Register the id at its coordinator and fence its previous owners (InitProducerId), within the time limit.
 
         Returns:
             The prepared transaction of the id that was kept, if the producer supports this and was asked to; else None.
@@ -110,6 +110,10 @@ class TransactionalProducer(Protocol):
         """Queue many messages, as repeated calls of `send` would; without `timestamp` they all get the time of this call.
 
         If a message is invalid or the iterable raises, it is unspecified how many of the messages before it were queued.
+
+        The time limit of `send` is for waiting without progress: all waits of the call share one limit, which starts again
+        when the brokers have stored messages. A call with millions of messages may therefore take longer than the limit, but
+        where the brokers store nothing, it waits no longer than that. The time that the iterable takes does not count.
 
         Raises: as `send`, and InvalidMessageError if the numbers of keys and values differ.
         """
@@ -198,12 +202,17 @@ class MessagesProducer(Protocol):
 class TakeOverProducer(TransactionalProducer, Protocol):
     """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5)."""
 
-    @property
-    def wanted_timeout_ms(self) -> int:
-        """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit."""
+    def wanted_timeout_ms(self, *, timeout: Limit) -> int:
+        """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit.
+
+        Asks a broker for its maximum if the user has set none, the first time.
+
+        Raises:
+            BrokerUnavailableError: No broker answered within the time limit.
+        """
         ...
 
-    def create(self, *, timeout: float) -> bool:
+    def create(self, *, timeout: Limit) -> bool:
         """Register the id if its coordinator does not know it; returns False, and changes nothing, if it does.
 
         Raises: as `init_transactions`.
@@ -293,8 +302,7 @@ class TransactionCoordinator(Protocol):
     Raises (all methods): BrokerUnavailableError, BrokerAuthorizationError.
     """
 
-    @property
-    def ends_by_epoch(self) -> bool:
+    def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
         """Whether EndTxn v5 is supported (transaction.version 2): idempotent by (producerId, epoch), fences old clients."""
         ...
 

@@ -157,7 +157,7 @@ class Ownership:
             with _closed_on_error(producer):
                 if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
                     self._resolve_found(producer, generation, deadline)  # InitProducerId would abort it silently
-                producer.init_transactions(timeout=deadline.left)
+                producer.init_transactions(timeout=deadline)
         with _closed_on_error(producer):
             hit("after_take_over")
             self._store.read_claimed(self.claim)
@@ -196,7 +196,7 @@ class Ownership:
             if described is None:
                 return True
             has_epochs_left = described.epoch <= LAST_EPOCH or described.status.is_ending
-            return described.timeout_ms == producer.wanted_timeout_ms and has_epochs_left
+            return described.timeout_ms == producer.wanted_timeout_ms(timeout=deadline) and has_epochs_left
         finally:
             producer.close()
 
@@ -207,8 +207,8 @@ class Ownership:
         """
         described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
         if described is None:
-            return producer.create(timeout=deadline.left)
-        if described.timeout_ms != producer.wanted_timeout_ms:
+            return producer.create(timeout=deadline)
+        if described.timeout_ms != producer.wanted_timeout_ms(timeout=deadline):
             return False
         raised = self._resolve_found(producer, generation, deadline)
         if raised is None or raised.epoch > LAST_EPOCH:  # too high an epoch: only on brokers without KAFKA-20090

@@ -185,13 +185,16 @@ class GenerationResolver:
         self._remember(outcome, entry.state, lost)
         return False  # another round for the rest of the generation
 
+    def _ends_by_epoch(self) -> bool:
+        return self._coordinator.knows_end_by_epoch(timeout=self._deadline)
+
     def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
         """End the ongoing transaction with the described epoch, as compare-and-set: it fails if another client was faster."""
         if not commit and stored is not None:
             # rule SA: S does not name the ongoing transaction; the transaction of S was committed before this one began.
             self._clear_state(stored, lost=None)
             stored = None
-        if not commit and not self._coordinator.ends_by_epoch:
+        if not commit and not self._ends_by_epoch():
             # rule FA: the next round checks the abort that this begins
             self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
             self._remember(Outcome.ABORTED, None)
@@ -200,7 +203,7 @@ class GenerationResolver:
         if answer is None:
             return False
         outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
-        if self._coordinator.ends_by_epoch:  # EndTxn v5 has raised the epoch: earlier owners are fenced
+        if self._ends_by_epoch():  # EndTxn v5 has raised the epoch: earlier owners are fenced
             self.raised = answer
             self._settle_row(outcome, stored)
             return True
@@ -262,7 +265,7 @@ class GenerationResolver:
         self._settle_row(outcome, stored)  # rule F7: before the epoch is raised
         if described is None:
             return True
-        if self._coordinator.ends_by_epoch:
+        if self._ends_by_epoch():
             answer = self._coordinator.end_transaction(
                 self._kafka_id,
                 producer_id=described.producer_id,

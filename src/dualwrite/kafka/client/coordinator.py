@@ -87,7 +87,7 @@ class WireTransactionCoordinator:
         return self.knows_end_by_epoch()
 
     def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
-        """As `ends_by_epoch`, within a time limit."""
+        """See TransactionCoordinator."""
         if self._ends_by_epoch is None:
 
             def ask(deadline: Deadline) -> bool:

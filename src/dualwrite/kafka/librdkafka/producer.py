@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
@@ -69,10 +69,9 @@ class LibrdkafkaProducer:
             can't be made conditional.
         coordinator: For DescribeTransactions at prepare.
         delivery_timeout: Seconds that sending one message may block when the queue is full.
-
-    Raises:
-        ConfigurationError: librdkafka does not know a setting, or rejects its value.
     """
+
+    _producer: Producer
 
     def __init__(
         self,
@@ -85,15 +84,14 @@ class LibrdkafkaProducer:
         self._id = kafka_transactional_id
         self._coordinator = coordinator
         self._delivery_timeout = delivery_timeout
-        self._timeout_ms = transaction_timeout_ms(config, coordinator)
-        self._producer = _librdkafka(config, kafka_transactional_id, self._timeout_ms)
+        self._config = config
         self._reports = DeliveryReports()  # for every topic that was looked up
         self._delivery: Delivery | None = None
         self._must_be_replaced = False
         self._previous_start_ms: int | None = None
         self._failure: BrokerError | None = None
         self._offsets_sent = False
-        self._budget = TimeBudget(self._timeout_ms / 1000)
+        self._budget = TimeBudget(None)
 
     @property
     def kafka_transactional_id(self) -> str:
@@ -106,9 +104,9 @@ class LibrdkafkaProducer:
         return self._must_be_replaced
 
     @property
-    def transaction_timeout(self) -> float:
-        """`transaction.timeout.ms`, in seconds."""
-        return self._timeout_ms / 1000
+    def transaction_timeout(self) -> float | None:
+        """`transaction.timeout.ms`, in seconds; None before the id is registered."""
+        return self._budget.timeout
 
     @property
     def _has_content(self) -> bool:
@@ -116,9 +114,17 @@ class LibrdkafkaProducer:
 
     # --- the transaction ----------------------------------------------------------------------------------------------
 
-    def init_transactions(self, *, timeout: float) -> None:
-        """InitProducerId by librdkafka, on an id that no other session uses."""
-        self._until_done(self._producer.init_transactions, "init_transactions", Deadline.after(timeout))
+    def init_transactions(self, *, timeout: Limit) -> None:
+        """Start librdkafka, and InitProducerId by it, on an id that no other session uses.
+
+        Raises: as TransactionalProducer, and ConfigurationError if librdkafka does not know a setting, or rejects its value.
+        """
+        deadline = Deadline.of(timeout)
+        if "_producer" not in vars(self):
+            timeout_ms = transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
+            self._budget = TimeBudget(timeout_ms / 1000)
+            self._producer = _librdkafka(self._config, self._id, timeout_ms)
+        self._until_done(self._producer.init_transactions, "init_transactions", deadline)
 
     def begin_transaction(self) -> None:
         """Begin a transaction; no request is sent."""
@@ -175,7 +181,7 @@ class LibrdkafkaProducer:
                 self._poll(min(_POLL, deadline.left))
                 self._raise_failure()
             except KafkaException as error:
-                self._wait_for_reason(error)
+                self._wait_for_reason(error, deadline or Deadline.after(self._delivery_timeout))
                 raise self._failed(broker_error(error, self._id, f"send to topic {topic!r}")) from error
         self._reports.count(topic)
         self._poll(0)
@@ -351,13 +357,15 @@ class LibrdkafkaProducer:
                 self._must_be_replaced = True
                 self._failure = broker_error(error, self._id, f"delivery to topic {topic!r}")
 
-    def _wait_for_reason(self, error: KafkaException) -> None:
+    def _wait_for_reason(self, error: KafkaException, deadline: Deadline) -> None:
         """Raise the failed delivery that made librdkafka refuse further messages; its report arrives a moment later."""
         inner = kafka_error(error)
-        deadline = time.monotonic() + _REASON_WAIT
-        while inner is not None and inner.code() == KafkaError._STATE and time.monotonic() < deadline:  # noqa: SLF001  (public)
-            self._poll(_POLL)
+        limit = deadline.within(_REASON_WAIT)
+        while inner is not None and inner.code() == KafkaError._STATE:  # noqa: SLF001  (public)
+            self._poll(min(_POLL, limit.left))
             self._raise_failure()
+            if limit.expired:
+                return
 
     def _failed(self, error: BrokerError) -> BrokerError:
         """Remember that an abort is not enough for this session: librdkafka bumps its epoch automatically afterwards."""

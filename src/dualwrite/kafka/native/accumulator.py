@@ -12,6 +12,7 @@ from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.messages import MAX_PARTITION, as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
+from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
@@ -117,40 +118,40 @@ class RecordAccumulator:
             self._make_room(Deadline.of(limit))
 
     def extend(
-        self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, timeout: float
+        self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, patience: Patience
     ) -> None:
         """Add messages without a key, as repeated calls of `append` would, at half the cost.
 
         If a value is invalid or the iterable raises, it is unspecified how many of the messages before it were added.
-        `timeout` applies to each message that has to wait.
 
         Raises: as `append`, and whatever iterating raises.
         """
         remaining = iter(values)
         while chunk := [v if type(v) is bytes else as_bytes("value", v) for v in islice(remaining, _CHUNK)]:
-            self._extend_by(topic, chunk, partition, timestamp_ms, timeout)
+            self._extend_by(topic, chunk, partition, timestamp_ms, patience)
 
     def _extend_by(
-        self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, timeout: float
+        self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, patience: Patience
     ) -> None:
         """As `extend`, for a list: meanwhile no user code runs, which might send messages itself."""
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            opened = self._opened(topic, partition, Deadline.after(timeout))
+            with patience as limit:
+                opened = self._opened(topic, partition, limit)
         target: Partition | None = None
         records: list[Record] = []
-        limit = size = self._batch_bytes
+        largest = size = self._batch_bytes
         try:
             for value in values:
                 needed = RECORD_OVERHEAD if value is None else RECORD_OVERHEAD + len(value)
-                if size + needed > limit:
+                if size + needed > largest:
                     if target is not None:
                         self._filled_by(target, size)
                     target = None
                     self._check_size(topic, needed)
                     chosen = self._target(topic, opened, None, partition)
-                    limit_for_one = Deadline.after(timeout)
-                    target = self._with_room(topic, opened, chosen, None, partition, needed, limit_for_one)
+                    with patience as limit:
+                        target = self._with_room(topic, opened, chosen, None, partition, needed, limit)
                     records, size = target.builder.records, target.builder.size
                 records.append((None, value, None, timestamp_ms))
                 size += needed
@@ -163,7 +164,8 @@ class RecordAccumulator:
             if target is not None:
                 self._filled_by(target, size)
         if self._filling > self._room:
-            self._make_room(Deadline.after(timeout))
+            with patience as limit:
+                self._make_room(limit)
 
     def extend_keyed(
         self,
@@ -171,7 +173,7 @@ class RecordAccumulator:
         pairs: Iterable[tuple[bytes | str | None, bytes | str | None]],
         partition: int | None,
         timestamp_ms: int,
-        timeout: float,
+        patience: Patience,
     ) -> None:
         """As `extend`, for messages with keys."""
         remaining = iter(pairs)
@@ -187,15 +189,17 @@ class RecordAccumulator:
             ]
             if not chunk:
                 return
-            self._extend_keyed_by(topic, chunk, partition, timeout)
+            self._extend_keyed_by(topic, chunk, partition, patience)
 
     def _extend_keyed_by(  # noqa: C901  (the hot path: a call for each message would double its cost)
-        self, topic: str, records: list[Record], partition: int | None, timeout: float
+        self, topic: str, records: list[Record], partition: int | None, patience: Patience
     ) -> None:
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            opened = self._opened(topic, partition, Deadline.after(timeout))
-        partitions, count, partitioner, limit = opened.partitions, len(opened.partitions), self._partitioner, self._batch_bytes
+            with patience as limit:
+                opened = self._opened(topic, partition, limit)
+        partitions, partitioner, largest = opened.partitions, self._partitioner, self._batch_bytes
+        count = len(partitions)
         fixed = None if partition is None else self._target(topic, opened, None, partition)
         added = 0
         try:
@@ -213,11 +217,12 @@ class RecordAccumulator:
                     if target is None:
                         target = self._target(topic, opened, key, None)
                 builder = target.builder
-                if builder.size + size > limit:
+                if builder.size + size > largest:
                     self._filling += added
                     added = 0
                     self._check_size(topic, size)
-                    builder = self._with_room(topic, opened, target, key, partition, size, Deadline.after(timeout)).builder
+                    with patience as limit:
+                        builder = self._with_room(topic, opened, target, key, partition, size, limit).builder
                 builder.records.append(record)
                 builder.size += size
                 added += size
@@ -229,17 +234,19 @@ class RecordAccumulator:
         finally:
             self._filling += added
         if self._filling > self._room:
-            self._make_room(Deadline.after(timeout))
+            with patience as limit:
+                self._make_room(limit)
 
     def extend_columns(
-        self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, timeout: float
+        self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, patience: Patience
     ) -> bool:
         """As `extend` and `extend_keyed`, from columns; returns False, and adds nothing, if messages must be added one by one.
 
         That is the case if a message exceeds the batch size or `message.max.bytes` (for which `append` raises the error), if a
         key does not determine a partition, or if the batches would be small, since each call makes its own batches.
         """
-        opened = self._opened(topic, partition, Deadline.after(timeout))
+        with patience as limit:
+            opened = self._opened(topic, partition, limit)
         if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
             return False
         keys = columns.keys if partition is None else None
@@ -256,7 +263,9 @@ class RecordAccumulator:
         try:
             for index, part in parts:
                 for begin, end in part.batches(self._batch_bytes):
-                    self._add_batch(topic, opened, index, part.encoded(begin, end, timestamp_ms), Deadline.after(timeout))
+                    encoded = part.encoded(begin, end, timestamp_ms)
+                    with patience as limit:
+                        self._add_batch(topic, opened, index, encoded, limit)
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice

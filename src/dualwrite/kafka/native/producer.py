@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
@@ -38,6 +38,7 @@ from dualwrite.kafka.messages import (
     not_as_many_keys,
 )
 from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.retry_policy import failure
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
@@ -151,7 +152,7 @@ class NativeProducer:
 
     # --- registering the id -----------------------------------------------------------------------------------------------
 
-    def init_transactions(self, keep_prepared_txn: bool = False, *, timeout: float = 60.0) -> PreparedTxnState | None:
+    def init_transactions(self, keep_prepared_txn: bool = False, *, timeout: Limit = 60.0) -> PreparedTxnState | None:
         """Register the id and fence its previous owners (InitProducerId), for standalone use of the producer.
 
         With `keep_prepared_txn`, a transaction that a previous owner prepared is kept and its state returned, and only
@@ -164,7 +165,7 @@ class NativeProducer:
 
         Args:
             keep_prepared_txn: As `keepPreparedTxn` of KIP-939.
-            timeout: Maximum wait in seconds.
+            timeout: Maximum wait in seconds, or a deadline.
 
         Returns:
             The prepared transaction that was kept, or None.
@@ -177,7 +178,7 @@ class NativeProducer:
             InvalidTransitionError: A transaction is open.
         """
         self._check_allowed("init_transactions")
-        deadline = Deadline.after(timeout)
+        deadline = Deadline.of(timeout)
         self._check_broker(deadline)
         timeout_ms = self._timeout_ms(deadline)
         last_is_ending = False
@@ -192,7 +193,7 @@ class NativeProducer:
                 )
             except BrokerUnavailableError as error:
                 if last_is_ending and deadline.expired:  # timed out on a retry whose answer is already known
-                    raise self._not_ended(timeout) from error
+                    raise self._not_ended(deadline.seconds) from error
                 raise
             if keep_prepared_txn and answer.code == ErrorCode.UNSUPPORTED_VERSION:
                 return self._kept_by_describing(deadline)
@@ -201,10 +202,10 @@ class NativeProducer:
             last_is_ending = True
             deadline.sleep(_PAUSE)
             if deadline.expired:
-                raise self._not_ended(timeout)
+                raise self._not_ended(deadline.seconds)
         if not answer.proven:
             raise self._refused(answer, "InitProducerId")
-        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms)
+        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(timeout=deadline))
         if answer.ongoing_producer_id < 0:
             return None
         return self._adopt_prepared(answer.ongoing_producer_id, answer.ongoing_epoch)
@@ -223,13 +224,13 @@ class NativeProducer:
         self._check_allowed("adopt")
         self._set_identity(producer_id, epoch, timeout_ms)
 
-    def create(self, *, timeout: float) -> bool:
+    def create(self, *, timeout: Limit) -> bool:
         """Register the id if its coordinator does not know it yet; returns whether it did (rule F5). Aborts nothing.
 
         Raises: as `init_transactions`.
         """
         self._check_allowed("create")
-        deadline = Deadline.after(timeout)
+        deadline = Deadline.of(timeout)
         self._check_broker(deadline)
         answer = self._coordinator.create_producer_id(
             self._id, timeout_ms=self._timeout_ms(deadline), two_phase=self._two_phase, timeout=deadline
@@ -238,13 +239,12 @@ class NativeProducer:
             return False
         if not answer.proven:
             raise self._refused(answer, "InitProducerId")
-        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms)
+        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(timeout=deadline))
         return True
 
-    @property
-    def wanted_timeout_ms(self) -> int:
+    def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have for this producer to adopt it."""
-        return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms()
+        return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(Deadline.of(timeout))
 
     # --- the transaction --------------------------------------------------------------------------------------------------
 
@@ -306,18 +306,8 @@ class NativeProducer:
         """Add many messages; without keys, at half the cost of repeated `send`."""
         self._check_allowed("send_many")
         now = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
-        if keys is not None:
-            pairs = keyed(keys, values)
-            for key, value in pairs:  # the first one begins the transaction at the broker
-                self.send(topic, value, key=key, partition=partition, timestamp=now)
-                break
-            self._accumulator.extend_keyed(topic, pairs, partition, now, self._delivery_timeout)
-            return
-        remaining = iter(values)
-        for first in remaining:  # the first one begins the transaction at the broker
-            self.send(topic, first, partition=partition, timestamp=now)
-            break
-        self._accumulator.extend(topic, remaining, partition, now, self._delivery_timeout)
+        self._sender.raise_failure()
+        self._send_many(topic, values, keys, partition, now, self._patience())
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """See MessagesProducer: one Produce request per broker for all of them, unless they fill more than a batch."""
@@ -346,18 +336,71 @@ class NativeProducer:
         self._sender.raise_failure()
         if keys is not None and len(keys) != len(values):
             raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
+        now, patience = time.time_ns() // 1_000_000, self._patience()
         if not self._sender.has_sent:  # the first one begins the transaction at the broker
-            self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition)
+            self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition, now, patience)
             values, keys = values[1:], None if keys is None else keys[1:]
         if not len(values):
             return
-        now = time.time_ns() // 1_000_000
         columns = RecordColumns.of(values, keys)
-        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, self._delivery_timeout):
-            self._send_rows(topic, values, keys, partition)
+        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, patience):
+            self._send_rows(topic, values, keys, partition, now, patience)
 
-    def _send_rows(self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None) -> None:
-        self.send_many(topic, values.to_pylist(), keys=None if keys is None else keys.to_pylist(), partition=partition)
+    def _send_rows(
+        self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None, now: int, patience: Patience
+    ) -> None:
+        self._send_many(topic, values.to_pylist(), None if keys is None else keys.to_pylist(), partition, now, patience)
+
+    def _send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        keys: Iterable[bytes | str | None] | None,
+        partition: int | None,
+        now: int,
+        patience: Patience,
+    ) -> None:
+        if keys is not None:
+            pairs = keyed(keys, values)
+            if not self._sender.has_sent:
+                for key, value in pairs:
+                    self._send_first(topic, key, value, partition, now, patience)
+                    break
+            self._accumulator.extend_keyed(topic, pairs, partition, now, patience)
+            return
+        remaining = iter(values)
+        if not self._sender.has_sent:
+            for value in remaining:
+                self._send_first(topic, None, value, partition, now, patience)
+                break
+        self._accumulator.extend(topic, remaining, partition, now, patience)
+
+    def _send_first(
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        partition: int | None,
+        now: int,
+        patience: Patience,
+    ) -> None:
+        """Send the first message of the transaction at once: it begins the transaction at the broker."""
+        key, value = as_bytes("key", key), as_bytes("value", value)
+        with patience as limit:
+            self._let_markers_be_written(limit)
+            self._budget.start()
+            try:
+                self._accumulator.append(topic, key, value, None, partition, now, limit)
+                self._accumulator.push(limit)
+            except DualWriteError:
+                raise
+            except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+                self._sender.interrupted()
+                raise
+
+    def _patience(self) -> Patience:
+        """The time limit of a call that adds many messages."""
+        return Patience(self._delivery_timeout, lambda: self._sender.stored)
 
     def send_offsets_to_transaction(
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
@@ -515,7 +558,7 @@ class NativeProducer:
         while not deadline.expired:
             described = self._coordinator.describe(self._id, timeout=deadline)
             if described is None:
-                if self.create(timeout=deadline.left):
+                if self.create(timeout=deadline):
                     return None
                 continue
             if described.status is TransactionStatus.ONGOING:
@@ -530,7 +573,7 @@ class NativeProducer:
                     timeout=deadline,
                 )
                 if answer.proven:  # same answer for all who abort this epoch: only InitProducerId gives an epoch of our own
-                    return self.init_transactions(timeout=deadline.left)
+                    return self.init_transactions(timeout=deadline)
             deadline.sleep(_PAUSE)
         raise self._not_ended(deadline.seconds)
 
@@ -544,7 +587,7 @@ class NativeProducer:
                 next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
             )
 
-    def _timeout_ms(self, deadline: Deadline | None = None) -> int:
+    def _timeout_ms(self, deadline: Deadline) -> int:
         """The timeout for InitProducerId; under two-phase commit brokers ignore it."""
         if self._chosen_timeout_ms is None:
             self._chosen_timeout_ms = (

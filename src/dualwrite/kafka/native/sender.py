@@ -90,6 +90,7 @@ class Sender:
         buffered: Bytes of records that are not stored yet, without the batches being filled.
         failure: Why the transaction can only be aborted, or None.
         has_sent: Whether a Produce request of the transaction was sent.
+        stored: How many records the brokers have stored, in all transactions.
     """
 
     def __init__(self, network: Network, settings: NativeSettings, kafka_transactional_id: str) -> None:
@@ -100,6 +101,7 @@ class Sender:
         self._waiting: dict[Partition, None] = {}
         self.topics = Topics(network, settings.metadata_max_age, kafka_transactional_id)
         self._unstored = 0  # records
+        self.stored = 0
         self.buffered = 0
         self.failure: BrokerError | None = None
         self.has_sent = False
@@ -376,6 +378,7 @@ class Sender:
             partition.stored(batch, found.base_offset)
             self.buffered -= batch.size
             self._unstored -= batch.count
+            self.stored += batch.count
             return
         log.debug("%s: %s answered %d to attempt %d", self._id, _name(partition), code, batch.attempts)
         in_order = verdict is Verdict.IN_ORDER and partition.is_behind_another(batch)
