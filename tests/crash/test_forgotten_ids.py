@@ -22,7 +22,7 @@ from dualwrite.recipe import ownership
 from dualwrite.stores.base import LostTransaction
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import PROMPT_TIMEOUTS, started
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
 
 FORGETFUL = {
@@ -170,7 +170,7 @@ def test_what_kafka_aborted_and_forgot_is_lost_with_all_that_people_need(
 ) -> None:
     if producer == "native":
         monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
-    scene.kafka = {"transaction.timeout.ms": 1000}
+    scene.kafka = {"transaction.timeout.ms": int(limit(1.5) * 1000)}  # the first transaction must be prepared in time
     crashed(scene, "after_db_commit")
     wait_until_forgotten(scene)
     report = scene.recover()

@@ -6,6 +6,7 @@ difference.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +25,13 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
 
-TIMEOUT = 5.0
+TIMEOUT = float(math.ceil(limit(5)))
+"""The first transactions must be prepared in time, the second ones must not."""
 SHORT = {"transaction.timeout.ms": int(TIMEOUT * 1000)}
-QUICK = dualwrite.Timeouts(claim=LIMIT, kafka=LIMIT, delivery=2)
+QUICK = dualwrite.Timeouts(claim=LIMIT, kafka=LIMIT, delivery=limit(2))
 
 RECOVERY_DEATHS = ["recover_after_decision", "recover_after_settle"]
 KILLED = ["until acknowledged", "may go on", *RECOVERY_DEATHS]

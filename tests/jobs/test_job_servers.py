@@ -18,7 +18,7 @@ from dualwrite.jobs.base import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import PROMPT_TIMEOUTS, started
-from fixtures.pace import done, happened
+from fixtures.pace import done, happened, limit
 from fixtures.tiers import thinned
 
 PARTS = [[1, 2, 3, 4], [5, 6], [7]]
@@ -27,7 +27,7 @@ TASK_MOMENTS = ("job_after_batch", "job_before_staged", "job_after_staged", "job
 COMMIT_MOMENTS = ("job_before_commit", "job_after_move", "job_after_commit", "job_after_complete")
 BROKER_KEPT = ("job_after_prepare", "job_after_commit")
 DATABASE_KEPT = ("job_after_batch", "job_after_commit")
-TIMEOUT_MS = 2500
+TIMEOUT_MS = int(limit(2.5) * 1000)
 
 MakeScene = Callable[..., JobScene]
 

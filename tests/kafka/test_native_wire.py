@@ -157,7 +157,7 @@ def test_a_transaction_state_of_a_newer_broker_is_an_error_of_ours_that_says_wha
         ),
     }
     with WireServer(handlers) as server:
-        coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=5)
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=LIMIT)
         for ask in (lambda: coordinator.describe("orders"), coordinator.list_transactions):
             with pytest.raises(UnknownTransactionStateError, match=r"Hibernating.*'orders'.*upgrade dualwrite") as caught:
                 ask()
@@ -170,9 +170,9 @@ def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() 
     unfinished = lambda request: described_as("PrepareCommit", request)  # noqa: E731
     with WireServer({DescribeTransactionsRequest: unfinished}) as server:
         producer = on_server(server)
-        producer.init_transactions(timeout=5)
+        producer.init_transactions(timeout=LIMIT)
         prepare_one(producer)
-        producer.commit_transaction(timeout=5)
+        producer.commit_transaction(timeout=LIMIT)
         producer.begin_transaction()
         producer.send("topic", b"v")
         assert len(server.received(DescribeTransactionsRequest)) <= 12
@@ -182,7 +182,7 @@ def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() 
 def test_brokers_are_given_our_version() -> None:
     """KIP-511: it appears in their metrics and logs."""
     with WireServer() as server:
-        coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=5)
+        coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=LIMIT)
         coordinator.describe("orders")
         coordinator.close()
         (asked,) = server.received(ApiVersionsRequest)
@@ -194,16 +194,16 @@ def test_an_answer_that_another_call_has_read_counts_also_where_the_connection_b
     with WireServer() as server:
         server._handlers[MetadataRequest] = lambda request: one_topic(request, server)
         config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1})
-        coordinator = WireTransactionCoordinator(config, timeout=5)
+        coordinator = WireTransactionCoordinator(config, timeout=LIMIT)
         producer = NativeProducer(config, "orders", coordinator, two_phase=True, network=coordinator.network)
-        producer.init_transactions(timeout=5)
+        producer.init_transactions(timeout=LIMIT)
         producer.begin_transaction()
         producer.send("topic", b"v")
         assert coordinator.describe("orders") is None  # answered after the batch
         for connection in coordinator.network._connections.values():
             connection.close()
-        assert producer.prepare_transaction(timeout=5) is not None
-        producer.commit_transaction(timeout=5)
+        assert producer.prepare_transaction(timeout=LIMIT) is not None
+        producer.commit_transaction(timeout=LIMIT)
         assert len(server.received(ProduceRequest)) == 1
         producer.close()
         coordinator.close()

@@ -196,14 +196,14 @@ def test_the_environment_arms_another_process(armed: str | None, code: int, prin
 @pytest.mark.parametrize("stray", ["after_begin=kill", "nowhere=raise", "@/no/such/file"])
 def test_a_stray_variable_kills_no_process(stray: str, switch: str | None) -> None:
     with process(stray, switch=switch) as other:
-        output, errors = other.communicate(timeout=30)
+        output, errors = other.communicate(timeout=LIMIT)
     assert (other.returncode, output) == (0, "alive\nstill alive\n"), errors
 
 
 def test_a_test_s_process_may_arm_itself_without_the_switch() -> None:
     armed_by_itself = f"from dualwrite.testing import failpoints\nfailpoints.arm_from_environment()\n{HITS}"
     with process("after_begin=kill", switch=None, code=armed_by_itself) as other:
-        output, _ = other.communicate(timeout=30)
+        output, _ = other.communicate(timeout=LIMIT)
     assert (other.returncode, output) == (-signal.SIGKILL, "")
 
 

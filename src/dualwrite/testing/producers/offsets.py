@@ -6,7 +6,8 @@ import pytest
 
 from dualwrite.errors import ProducerFencedError
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
+from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 
 
 class OffsetConformance:

@@ -8,7 +8,8 @@ from typing import Any, Final
 import pytest
 
 from dualwrite.errors import InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError
-from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
+from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 
 WRONG_MESSAGES: Final[tuple[dict[str, Any], ...]] = (
     {"value": 5},

@@ -14,9 +14,7 @@ from uuid import uuid4
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-
-TIMEOUT: Final = 30.0
-"""Seconds for anything that must happen: far more than it takes."""
+from dualwrite.testing.limits import TIMEOUT
 
 _PAUSE: Final = 0.005
 _MORE_THAN_HALF_A_BATCH: Final = bytes(600_000)

@@ -15,7 +15,8 @@ from dualwrite.errors import InvalidTransitionError, TransactionTimeoutError
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.state import PreparedTxnState, TransactionStatus
-from dualwrite.testing.producers.scene import TIMEOUT, ProducerScene, prepare_and_commit
+from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 
 _GROUP: Final = GroupMetadata("any group")
 _CALLS: Final[dict[str, Callable[[TransactionalProducer, str], Any]]] = {

@@ -9,8 +9,9 @@ from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Settlement
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded
-from dualwrite.testing.stores.scene import STATE, TIMEOUT, StoreScene
+from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _LOST: Final = LostTransaction(
     LostKind.LOST, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)

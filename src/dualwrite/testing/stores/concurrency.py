@@ -14,8 +14,9 @@ from dualwrite.errors import FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, TxnStateStore
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row
-from dualwrite.testing.stores.scene import TIMEOUT, StoreScene
+from dualwrite.testing.stores.scene import StoreScene
 
 T = TypeVar("T")
 

@@ -13,8 +13,9 @@ from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedEr
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, Settlement, StoreTransaction, TxnStateStore
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile
-from dualwrite.testing.stores.scene import BRIEFLY, STATE, TIMEOUT, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
 
 _MOMENTS: Final = ("begun", "written", "recorded")
 _RACES: Final = 12

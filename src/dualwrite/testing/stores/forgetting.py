@@ -8,8 +8,9 @@ from typing import Final
 from dualwrite.errors import FencedError, NotSettledError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, Settlement, TxnStateStore
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile, outcome_of
-from dualwrite.testing.stores.scene import STATE, TIMEOUT, StoreScene
+from dualwrite.testing.stores.scene import STATE, StoreScene
 from dualwrite.testing.stores.settling import LOST
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
 

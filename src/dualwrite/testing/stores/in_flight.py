@@ -10,8 +10,9 @@ import pytest
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Claim, Settlement, StateRow, TxnStateStore
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row, demanded, meanwhile, outcome_of
-from dualwrite.testing.stores.scene import STATE, TIMEOUT, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import STATE, ClaimsWait, StoreScene
 from dualwrite.testing.stores.settling import LOST, UNVERIFIED
 
 _Change = tuple[Callable[[TxnStateStore, Claim], Any], Callable[[StateRow], bool]]

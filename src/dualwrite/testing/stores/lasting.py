@@ -19,8 +19,9 @@ from dualwrite.errors import (
 )
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import Settlement
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row, demanded
-from dualwrite.testing.stores.scene import BRIEFLY, STATE, TIMEOUT, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
 from dualwrite.testing.stores.settling import LOST
 
 

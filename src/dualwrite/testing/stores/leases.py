@@ -13,8 +13,9 @@ import pytest
 
 from dualwrite.stores.base import MAX_OWNER_LENGTH, TxnStateStore
 from dualwrite.stores.leases import LeaseStore, numbered
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row
-from dualwrite.testing.stores.scene import BRIEFLY, TIMEOUT, LeasesEnd, StoreScene
+from dualwrite.testing.stores.scene import BRIEFLY, LeasesEnd, StoreScene
 
 _LONG: Final = 600.0
 _THREADS: Final = 6

@@ -13,8 +13,9 @@ import pytest
 from dualwrite.errors import DualWriteError, PositionMovedError, StoreCommitFailedError
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demanded
-from dualwrite.testing.stores.scene import STATE, TIMEOUT, StoreScene
+from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _TOPIC: Final = "orders"
 _FIRST: Final = 3

@@ -16,9 +16,7 @@ import pytest
 from dualwrite.delivery import Delivery
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
-
-TIMEOUT: Final = 30.0
-"""Seconds to wait for what must happen: far more than it takes."""
+from dualwrite.testing.limits import TIMEOUT
 
 BRIEFLY: Final = 0.3
 """Seconds after which a claim that has to wait may time out."""

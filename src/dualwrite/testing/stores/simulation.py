@@ -15,9 +15,10 @@ from dualwrite.errors import ClaimTimeoutError, FencedError, NotSettledError, St
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demanded
 from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, fields_of
-from dualwrite.testing.stores.scene import TIMEOUT, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import ClaimsWait, StoreScene
 
 WRITERS: Final = 3
 _A_MOMENT: Final = 0.03
