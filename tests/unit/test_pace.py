@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import queue
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dualwrite.testing import limits
 from fixtures import pace
 from fixtures.reruns import PROPERTY, is_time_limit
 
@@ -32,6 +34,20 @@ def test_a_pace_below_one_is_refused(monkeypatch: pytest.MonkeyPatch, text: str)
     monkeypatch.setenv(pace.VARIABLE, text)
     with pytest.raises(ValueError, match=pace.VARIABLE):
         pace.from_environment()
+
+
+def test_the_conformance_suites_follow_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are shipped, and know the setting only."""
+    assert limits.PACE_VARIABLE == pace.VARIABLE
+    try:
+        found = []
+        for text in ("", "1", "2.5"):
+            monkeypatch.setenv(pace.VARIABLE, text)
+            found.append(importlib.reload(limits).TIMEOUT)
+        assert found == [30, 30, 75]
+    finally:
+        monkeypatch.undo()
+        importlib.reload(limits)
 
 
 def test_the_measured_pace_is_at_least_one() -> None:
@@ -187,13 +203,14 @@ def test_twice_a_time_limit_is_a_failure(run: Run) -> None:
         "assert [1] == [1, 2]",
         "raise TimeoutError",
         "pytest.fail('no')",
+        "until_recorded(lambda: [1, 1], [1])",
         "raise ExceptionGroup('', [TimeLimitError(), AssertionError()])",
     ],
 )
 def test_a_wrong_record_never_runs_again(run: Run, failure: str) -> None:
     result = run(f"""
         import pytest
-        from fixtures.pace import TimeLimitError
+        from fixtures.pace import TimeLimitError, until_recorded
         runs = []
         def test_it():
             runs.append(1)
