@@ -17,19 +17,6 @@ from fixtures.pace import LIMIT, happened
 # --- transactions of the same id ------------------------------------------------------------------------------------------
 
 
-def test_a_claim_waits_for_a_transaction_that_is_about_to_commit(
-    store: RocksDBStore, rival: RocksDBStore, claim: Claim
-) -> None:
-    transaction = recorded(store, claim)
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(rival.claim, ID, "theirs", timeout=LIMIT)
-        time.sleep(0.2)
-        assert not waiting.done()
-        transaction.commit()
-        theirs = waiting.result(timeout=LIMIT)
-    assert rival.read_claimed(theirs).prepared_state == STATE
-
-
 def test_a_claim_gives_up_in_time_and_names_the_blocker(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
     with pytest.raises(ClaimTimeoutError) as caught:

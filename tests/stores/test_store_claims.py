@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,20 +12,6 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
-
-
-def test_a_claim_waits_for_a_transaction_that_is_about_to_commit(
-    store: SqlStateStore, rival: SqlStateStore, claim: Claim
-) -> None:
-    transaction = store.begin(claim)
-    transaction.record(STATE, generation=0, transaction_number=1)
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(rival.claim, ID, "theirs", timeout=LIMIT)
-        time.sleep(0.3)
-        assert not waiting.done()
-        transaction.commit()
-        theirs = waiting.result(timeout=LIMIT)
-    assert rival.read_claimed(theirs).prepared_state == STATE
 
 
 def test_a_claim_gives_up_in_time_and_names_the_blocker(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:

@@ -45,7 +45,7 @@ from fixtures.tiers import thinned
 COMMIT = b"COMMIT\0"
 """What PostgreSQL gets for it; MariaDB gets `MARIADB_COMMIT`."""
 MARIADB_COMMIT = b"\x03COMMIT"
-SERVERS = ("postgresql", pytest.param("mariadb", marks=pytest.mark.slow))
+SERVERS = thinned(["postgresql", "mariadb"], quick=["postgresql"])
 
 RECORDS = ("record", "record_at_commit")
 

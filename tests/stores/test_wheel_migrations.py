@@ -15,6 +15,7 @@ import sqlalchemy
 
 from dualwrite import migration
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.tiers import thinned
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -73,7 +74,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return made
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)])
+@pytest.fixture(params=thinned(["sqlite", "postgresql"], kept=["sqlite"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'wheel.db'}"

@@ -33,11 +33,15 @@ NONE = compression_by_name("none")
 TABLE_EDGES = [0, 63, 64, 127, 128, 8191, 8192, SMALL - 1, SMALL, SMALL + 1, 2**20 - 1, 2**20, 2**20 + 1]
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-content = st.none() | st.binary(max_size=300) | st.builds(bytes, st.sampled_from(TABLE_EDGES))
+small_content = st.none() | st.binary(max_size=300) | st.builds(bytes, st.sampled_from([0, 64, 8192]))
+content = small_content | st.builds(bytes, st.sampled_from(TABLE_EDGES))
 headers = st.lists(st.tuples(text, st.none() | st.binary(max_size=200)), max_size=5)
 near_now = st.integers(1_700_000_000_000 - 20_000, 1_700_000_000_000 + 20_000)
 timestamps = near_now | st.integers(0, 2**63 - 1)
 records = st.lists(st.tuples(content, content, headers, timestamps), min_size=1, max_size=20)
+small_records = st.lists(st.tuples(small_content, small_content, headers, timestamps), min_size=1, max_size=20)
+"""Where lengths around the edges of their encodings make no difference, but megabytes take their time."""
+
 ids = st.fixed_dictionaries(
     {"producer_id": st.integers(0, 2**63 - 1), "epoch": st.integers(0, 2**15 - 1), "base_sequence": st.integers(0, 2**31 - 1)}
 )
@@ -191,7 +195,7 @@ def test_a_builder_can_be_built_again_with_another_epoch_and_filled_further() ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(given_records=records, given_ids=ids)
+@given(given_records=small_records, given_ids=ids)
 @settings(deadline=None, max_examples=50)
 def test_a_compressed_batch_differs_in_nothing_but_length_checksum_and_codec(
     name: str, given_records: list[Record], given_ids: dict[str, int]
@@ -249,7 +253,7 @@ def test_the_next_sequence_is_what_readers_of_the_batch_expect(base: int, count:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(given_records=records, into=st.integers(1, 7))
+@given(given_records=small_records, into=st.integers(1, 7))
 @settings(deadline=None, max_examples=50)
 def test_a_batch_comes_apart_into_its_records_in_order(name: str, given_records: list[Record], into: int) -> None:
     compression = compression_by_name(name)
@@ -265,7 +269,7 @@ def test_a_batch_comes_apart_into_its_records_in_order(name: str, given_records:
     assert sequence == 11 + len(given_records)
 
 
-@given(records.filter(lambda found: len(found) > 1), st.integers(2, 7))
+@given(small_records.filter(lambda found: len(found) > 1), st.integers(2, 7))
 @settings(deadline=None)
 def test_several_records_always_come_apart(given_records: list[Record], into: int) -> None:
     assert len(split(filled(given_records).build(**SOME_IDS, compression=NONE), into)) > 1
