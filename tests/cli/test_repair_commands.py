@@ -195,6 +195,7 @@ def test_force_terminate_claims_an_id_of_the_database(
     code, found = json_of("force-terminate", left.kafka_id, "--yes", "--url", url)
     (outcome,) = found["outcomes"]
     assert (code, outcome["transactional_id"], outcome["outcome"]) == (0, left.name, "ABORTED")
+    wait_for_markers(trusting_broker.bootstrap_servers)
     assert state(json_of, left.kafka_id) == "CompleteAbort"
     assert committed(trusting_broker, left.topic) == 0
 
