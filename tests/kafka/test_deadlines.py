@@ -34,6 +34,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.capabilities import probe
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
+from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from dualwrite.producer_kind import ProducerKind
@@ -334,8 +335,8 @@ def new_producer() -> Iterator[Callable[..., NativeProducer]]:
     """Creates producers in a transaction, for a server, with ten minutes for each connection and answer."""
     with ExitStack() as opened:
 
-        def new(server: WireServer, *, delivery_timeout: float = 600.0) -> NativeProducer:
-            config = config_of(server.port, **{"retry.backoff.ms": 1})
+        def new(server: WireServer, *, delivery_timeout: float = 600.0, **more: Any) -> NativeProducer:
+            config = config_of(server.port, **{"retry.backoff.ms": 1, **more})
             producer = NativeProducer(config, "orders", two_phase=True, delivery_timeout=delivery_timeout)
             opened.callback(producer.close)
             producer.init_transactions(timeout=PATIENCE)
@@ -355,6 +356,29 @@ def test_a_leader_that_takes_no_packets_keeps_neither_send_nor_prepare_beyond_th
             producer.send("topic", b"v")
         with kept(), pytest.raises(DeliveryError, match=r"within 0\.2 s"):
             producer.prepare_transaction(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("keys", [None, [b"%d" % number for number in range(2000)]])
+def test_many_messages_to_a_leader_that_takes_no_packets_have_one_limit(
+    black_hole: int, new_producer: Callable[..., NativeProducer], monkeypatch: pytest.MonkeyPatch, keys: list[bytes] | None
+) -> None:
+    """Every full batch waits for the leader, in what the batches before have left of the limit; then the buffer is full."""
+    left: list[float] = []
+    wait = Patience.__enter__
+
+    def recorded(self: Patience) -> Deadline:
+        left.append(self._left)
+        return wait(self)
+
+    monkeypatch.setattr(Patience, "__enter__", recorded)
+    with WireServer() as server:
+        server._handlers[MetadataRequest] = led_by(server, black_hole, [BLACK_HOLE])
+        producer = new_producer(server, delivery_timeout=LIMIT, **{"batch.size": 10_000, "queue.buffering.max.kbytes": 1000})
+        with pytest.raises(DeliveryError, match=r"stayed full within 0\.2 s"):
+            producer.send_many("topic", [bytes(1000)] * 2000, keys=keys)
+    assert len(left) > 20
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < LIMIT / 2
 
 
 def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiting(
