@@ -192,9 +192,11 @@ class MessagesProducer(Protocol):
     """An optional addition to TransactionalProducer: checked messages of different topics at once."""
 
     def send_messages(self, messages: Iterable[Message]) -> None:
-        """Queue messages for the flush at prepare: as repeated calls of `send`, without sending the first one at once.
+        """Add messages, as repeated calls of `send`. Those of a transaction's first call are sent together, at once.
 
-        Raises: as `send`; then some of the messages may have been queued.
+        It does not wait until they are stored; `prepare_transaction` does, and sends what later calls have added.
+
+        Raises: as `send`; then some of the messages may have been added, or sent.
         """
         ...
 

@@ -314,7 +314,8 @@ class NativeProducer:
         self._check_allowed("send")
         self._sender.raise_failure()
         limit = Deadline.after(self._delivery_timeout)
-        if not self._sender.has_sent:
+        is_first = not self._sender.has_sent
+        if is_first:
             self._let_markers_be_written(limit)
             self._budget.start()
         now = time.time_ns() // 1_000_000
@@ -322,6 +323,8 @@ class NativeProducer:
         try:
             for topic, value, key, headers, partition, timestamp in messages:
                 append(topic, key, value, headers, partition, now if timestamp is None else timestamp, limit)
+            if is_first:
+                self._accumulator.push(limit)
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
