@@ -38,6 +38,7 @@ from dualwrite.kafka.messages import (
     not_as_many_keys,
 )
 from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.markers import MarkerWait
 from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.retry_policy import failure
 from dualwrite.kafka.native.sender import Sender
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PAUSE: Final = 0.01
-_MARKERS_TIME: Final = 0.01
-_MARKERS_LIMIT: Final = 0.1
-_MARKERS_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 
 
@@ -98,7 +96,7 @@ class NativeProducer:
         settings = NativeSettings.of(config)
         self._delivery_timeout = delivery_timeout
         self._owns_coordinator = coordinator is None
-        self._coordinator = coordinator or WireTransactionCoordinator(config)
+        self._coordinator = coordinator = coordinator or WireTransactionCoordinator(config)
         self._owns_network = network is None
         self._network = network or Network(config)
         self._pid = os.getpid()
@@ -110,7 +108,7 @@ class NativeProducer:
         self._prepared: PreparedTxnState | None = None
         self._delivery: Delivery | None = None
         self._budget = TimeBudget(None)
-        self._ended_at = 0.0
+        self._markers = MarkerWait(lambda limit: coordinator.describe(kafka_transactional_id, timeout=limit))
         self._chosen_timeout_ms: int | None = None
         self._id_has_changed = False
 
@@ -278,7 +276,7 @@ class NativeProducer:
         is_first = not sender.has_sent
         if is_first:
             limit = Deadline.after(self._delivery_timeout)
-            self._let_markers_be_written(limit)
+            self._markers.wait(limit)
             self._budget.start()
         key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
         content = value if type(value) is bytes else as_bytes("value", value)
@@ -316,7 +314,7 @@ class NativeProducer:
         limit = Deadline.after(self._delivery_timeout)
         is_first = not self._sender.has_sent
         if is_first:
-            self._let_markers_be_written(limit)
+            self._markers.wait(limit)
             self._budget.start()
         now = time.time_ns() // 1_000_000
         append = self._accumulator.append
@@ -415,7 +413,7 @@ class NativeProducer:
         if not listed:
             return
         deadline = Deadline.after(timeout)
-        self._let_markers_be_written(deadline)
+        self._markers.wait(deadline)
         self._budget.start()
         self._offsets_sent = True
         with self._sender.failure_kept():
@@ -502,21 +500,6 @@ class NativeProducer:
             return
         self._accumulator.flush(deadline)
 
-    def _let_markers_be_written(self, deadline: Deadline) -> None:
-        """Wait until the last transaction is complete: a broker that meets unfinished markers would back off for 20 ms."""
-        if time.monotonic() - self._ended_at > _MARKERS_TIME:
-            return
-        limit, pause = deadline.within(_MARKERS_LIMIT), _MARKERS_PAUSE
-        while not limit.expired:
-            try:
-                described = self._coordinator.describe(self._id, timeout=limit)
-            except BrokerUnavailableError:
-                return  # this wait only saves milliseconds; sending shows whether the broker is reachable
-            if described is None or not described.status.is_ending:
-                return
-            limit.sleep(pause)
-            pause *= 2
-
     def _end(self, deadline: Deadline, *, commit: bool) -> None:
         """EndTxn for our epoch; continue with the epoch in the answer. The state is uncertain before the request is sent."""
         if not self._has_content and self._prepared is None:
@@ -538,7 +521,7 @@ class NativeProducer:
             if isinstance(error, ProducerFencedError):
                 self._state = ProducerState.FENCED
             raise error
-        self._ended_at = time.monotonic()
+        self._markers.transaction_ended()
         self._id_has_changed = answer.producer_id != self._producer_id
         self._producer_id, self._epoch = answer.producer_id, answer.epoch  # no calls from here on, so no KeyboardInterrupt
         self._prepared = None

@@ -1,0 +1,90 @@
+"""A producer looks for the markers of its last transaction only where they have taken longer than the time that has passed."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.native import markers
+from dualwrite.kafka.native.markers import AT_FIRST, LOOK_AGAIN_AFTER, MarkerWait
+from dualwrite.state import TransactionDescription, TransactionStatus
+
+
+class Kafka:
+    """A clock, and a coordinator whose markers take `markers_take` seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.markers_take = 0.0
+        self.looks = 0
+        self.is_away = False
+        self._ended_at = 0.0
+        self.wait = MarkerWait(self._describe)
+        monkeypatch.setattr(markers.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(markers.time, "sleep", self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _describe(self, _: Deadline) -> TransactionDescription:
+        self.looks += 1
+        if self.is_away:
+            raise BrokerUnavailableError("away")
+        is_written = self.now >= self._ended_at + self.markers_take
+        status = TransactionStatus.COMPLETE_COMMIT if is_written else TransactionStatus.PREPARE_COMMIT
+        return TransactionDescription(status, 1, 1, 1, 1)
+
+    def looks_of(self, *, pause: float, transactions: int = 1) -> int:
+        """How many looks so many transactions make, each so many seconds after the end of the one before."""
+        before = self.looks
+        for _ in range(transactions):
+            self._ended_at = self.now
+            self.wait.transaction_ended()
+            self.now += pause
+            self.wait.wait(Deadline.after(60))
+        return self.looks - before
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
+    return Kafka(monkeypatch)
+
+
+def test_markers_that_are_written_in_time_are_not_looked_for_again(kafka: Kafka) -> None:
+    kafka.markers_take = 0.001
+    assert kafka.looks_of(pause=0.005) == 1
+    assert kafka.looks_of(pause=0.006, transactions=LOOK_AGAIN_AFTER) == 0
+
+
+def test_but_now_and_then_one_is_made_since_they_may_have_become_slower(kafka: Kafka) -> None:
+    kafka.looks_of(pause=0.005)
+    assert kafka.looks_of(pause=0.006, transactions=LOOK_AGAIN_AFTER + 1) == 1
+    kafka.looks_of(pause=0.006, transactions=LOOK_AGAIN_AFTER)
+    kafka.markers_take = 0.03
+    assert kafka.looks_of(pause=0.006) > 1
+    assert kafka.looks_of(pause=0.04) == 1, "twice as long as they took"
+
+
+def test_after_a_pause_there_is_no_look(kafka: Kafka) -> None:
+    assert kafka.looks_of(pause=2 * AT_FIRST, transactions=200) == 0
+
+
+def test_slow_markers_are_waited_for(kafka: Kafka) -> None:
+    kafka.markers_take = 0.02
+    before = kafka.now
+    kafka.looks_of(pause=0.001)
+    assert before + 0.02 <= kafka.now < before + 0.05
+
+
+def test_the_wait_has_an_end(kafka: Kafka) -> None:
+    kafka.markers_take = 1000.0
+    before = kafka.now
+    assert kafka.looks_of(pause=0.001) <= 12
+    assert kafka.now < before + 0.2
+
+
+def test_a_coordinator_that_is_away_is_not_waited_for_and_teaches_nothing(kafka: Kafka) -> None:
+    kafka.is_away = True
+    assert kafka.looks_of(pause=0.005) == 1
+    assert kafka.looks_of(pause=0.006) == 1
