@@ -1,0 +1,191 @@
+"""Compares the direct path (`with writer.transaction()`) of this checkout with another one's, as ratios. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from options import add_servers, count, counts, positive
+from progress import show_progress
+from services import Services, services
+from surroundings import line, surroundings, warnings
+
+HERE: Final = Path(__file__).resolve().parents[1]
+_PREPARE: Final = "import sys; from dualwrite import migration; migration.upgrade(sys.argv[1])"
+_TABLE: Final = "CREATE TABLE direct_orders (id bigserial PRIMARY KEY, item text NOT NULL)"
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--other", type=Path, required=True, help="the checkout to compare with: a folder with src/dualwrite")
+    parser.add_argument("--seconds", type=positive, default=3.0, help="duration of one measurement")
+    parser.add_argument("--rounds", type=count, default=7, help="number of rounds; each measures both checkouts")
+    parser.add_argument("--writers", type=counts, default=[1, 8], help="numbers of writers, comma-separated")
+    add_servers(parser)
+    chosen = parser.parse_args(given)
+    if not (chosen.other / "src" / "dualwrite").is_dir():
+        parser.error(f"{chosen.other} has no src/dualwrite")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One measurement, of all writers together.
+
+    Args:
+        rate: Transactions per second.
+        cpu: Seconds of the clients' CPU time for a transaction.
+    """
+
+    rate: float
+    cpu: float
+
+
+class Checkout:
+    """The code of one folder, with a database of its own, and the processes that run it.
+
+    Args:
+        source: The folder that contains `dualwrite`.
+        url: The database.
+        servers: For Kafka's settings.
+        topic: The topic.
+        producer: The producer of `dualwrite.connect`.
+    """
+
+    def __init__(self, source: Path, url: str, servers: Services, topic: str, producer: str) -> None:
+        self._environment = {**os.environ, "PYTHONPATH": str(source), "DUALWRITE_PRODUCER": producer}
+        self._arguments = (url, json.dumps(dict(servers.kafka)))
+        self._topic = topic
+        self._writers: list[subprocess.Popen[str]] = []
+        subprocess.run([sys.executable, "-c", _PREPARE, url], env=self._environment, check=True)  # noqa: S603  (the statement above)
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(sa.text(_TABLE))
+        engine.dispose()
+
+    def start(self, writers: int) -> None:
+        """Start so many writers, and wait until they have warmed up."""
+        command = [sys.executable, str(Path(__file__).with_name("direct_writer.py")), *self._arguments]
+        for number in range(len(self._writers), writers):
+            mine = [*command, f"direct-{uuid4().hex[:8]}-{number}", self._topic]
+            process = subprocess.Popen(  # noqa: S603  (our own script)
+                mine, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self._writers.append(process)
+            assert _line(process) == "ready"
+
+    def measure(self, writers: int, seconds: float) -> Figures:
+        """Let so many of the writers run for some seconds."""
+        chosen = self._writers[:writers]
+        for process in chosen:
+            assert process.stdin is not None
+            process.stdin.write(f"{seconds}\n")
+            process.stdin.flush()
+        found = [json.loads(_line(process)) for process in chosen]
+        done = sum(each["transactions"] for each in found)
+        return Figures(sum(each["transactions"] / each["seconds"] for each in found), sum(each["cpu"] for each in found) / done)
+
+    def stop(self) -> None:
+        """Let the writers close, and wait for them."""
+        for process in self._writers:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._writers:
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    found = process.stdout.readline().strip()
+    if not found:
+        raise SystemExit("a writer has ended; its error is above")
+    return found
+
+
+@contextmanager
+def _databases(servers: Services, count_: int) -> Iterator[list[str]]:
+    """So many new databases on the server: the checkouts' tables may differ."""
+    engine = sa.create_engine(servers.url, isolation_level="AUTOCOMMIT")
+    names = [f"direct_{uuid4().hex[:8]}" for _ in range(count_)]
+    with engine.connect() as connection:
+        for name in names:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        try:
+            url = sa.engine.make_url(servers.url)
+            yield [url.set(database=name).render_as_string(hide_password=False) for name in names]
+        finally:
+            for name in names:
+                connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    engine.dispose()
+
+
+def compare(this: Checkout, other: Checkout, options: argparse.Namespace) -> dict[int, list[tuple[Figures, Figures]]]:
+    """Both checkouts' figures, round by round, for each number of writers; who is first changes from round to round."""
+    rounds: dict[int, list[tuple[Figures, Figures]]] = {}
+    for writers in options.writers:
+        for checkout in (this, other):
+            checkout.start(writers)
+        found = rounds[writers] = []
+        for number in range(options.rounds):
+            show_progress(f"{writers} writers, round {number + 1}")
+            order = (this, other) if number % 2 else (other, this)
+            figures = {checkout: checkout.measure(writers, options.seconds) for checkout in order}
+            found.append((figures[this], figures[other]))
+    return rounds
+
+
+def report(rounds: Mapping[int, Sequence[tuple[Figures, Figures]]]) -> Iterator[str]:
+    """A table: this checkout's figures, and their ratios to the other's, as the median of the rounds with the extremes."""
+    yield "| writers | client CPU per transaction | of the other's | transactions/s | of the other's |"
+    yield "| --- | --- | --- | --- | --- |"
+    for writers, pairs in rounds.items():
+        cpu = statistics.median(mine.cpu for mine, _ in pairs)
+        rate = statistics.median(mine.rate for mine, _ in pairs)
+        cpu_ratios = _spread([mine.cpu / theirs.cpu for mine, theirs in pairs])
+        rates = _spread([mine.rate / theirs.rate for mine, theirs in pairs])
+        yield f"| {writers} | {cpu * 1e6:.0f} µs | {cpu_ratios} | {rate:.0f} | {rates} |"
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    options = arguments(given)
+    with ExitStack() as stack:
+        servers = stack.enter_context(services(options.url, options.kafka, dict(options.kafka_config)))
+        around: dict[str, Any] = surroundings(servers, options, {})
+        topic = f"direct-{uuid4().hex[:8]}"
+        servers.make_topic(topic, options.partitions)
+        stack.callback(servers.delete_topic, topic)
+        databases = stack.enter_context(_databases(servers, 2))
+        checkouts = []
+        for root, url in zip((HERE, options.other.resolve()), databases, strict=True):
+            checkout = Checkout(root / "src", url, servers, topic, options.producer)
+            stack.callback(checkout.stop)
+            checkouts.append(checkout)
+        rounds = compare(*checkouts, options)
+    print(line(around))
+    for warning in warnings(around):
+        print(warning)
+    print("\n".join(report(rounds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""A process with one writer, for direct.py: it runs transactions when it is asked to, with the dualwrite that it can import.
+
+python direct_writer.py URL KAFKA ID TOPIC      KAFKA: the settings as JSON
+
+It prints `ready`, and for each line with a number of seconds on its standard input a line of JSON: how many transactions it has
+committed, in how many seconds, with how many seconds of CPU time (all threads of the process).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Final
+
+import sqlalchemy as sa
+
+import dualwrite
+
+_WARM_UP: Final = 20
+_TEXT: Final = "x" * 200
+_INSERT: Final = sa.text("INSERT INTO direct_orders (item) VALUES (:item)")
+
+
+def main() -> None:
+    """Open the writer, then measure until the input ends."""
+    url, kafka, transactional_id, topic = sys.argv[1:]
+    engine = sa.create_engine(url)
+    with dualwrite.connect(engine, kafka=json.loads(kafka), transactional_id=transactional_id) as writer:
+
+        def transaction() -> None:
+            with writer.transaction() as tx:
+                tx.db.execute(_INSERT, {"item": _TEXT})
+                tx.send(topic, _TEXT, key=transactional_id)
+
+        for _ in range(_WARM_UP):
+            transaction()
+        print("ready", flush=True)
+        for line in sys.stdin:
+            done = 0
+            cpu, began = time.process_time(), time.perf_counter()
+            until = began + float(line)
+            while time.perf_counter() < until:
+                transaction()
+                done += 1
+            found = {"transactions": done, "seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
