@@ -391,6 +391,8 @@ def _broken(s: State) -> str:
         return "a committed transaction is aborted without a timeout"
     if s.reported & s.visible:
         return "a transaction is reported as lost, and its messages are visible"
+    if s.reported - s.timed_out:
+        return "a transaction is reported as lost, and no timeout has aborted it"
     return ""
 
 

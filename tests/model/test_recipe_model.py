@@ -41,6 +41,12 @@ def test_a_change_that_was_tried_does_not_replace_the_rule(change: str) -> None:
     assert search(need.without(rule), wanted=need.violation).violation == need.violation
 
 
+def test_what_no_timeout_has_aborted_is_not_reported_as_lost() -> None:
+    """On this, callers rely that are told at the database's COMMIT. No scene above breaks it; without a rule it is broken."""
+    reported = "a transaction is reported as lost, and no timeout has aborted it"
+    assert search(NEEDS["UG"].without("UG"), wanted=reported).violation == reported
+
+
 def test_recovery_on_another_cluster_loses_what_was_committed() -> None:
     scene = replace(SMALL["recovery on another cluster"], without=frozenset({"CL", "UC"}))
     loss = "after recovery a committed transaction is aborted without a timeout"
