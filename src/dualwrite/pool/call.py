@@ -29,7 +29,7 @@ class Call:
         name: The unit's name, for messages.
     """
 
-    __slots__ = ("_args", "_context", "_error", "_kwargs", "_result", "_unit", "future", "key", "name")
+    __slots__ = ("_args", "_begun", "_context", "_error", "_kwargs", "_result", "_unit", "future", "key", "name")
 
     def __init__(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable) -> None:
         self._unit = unit
@@ -38,13 +38,29 @@ class Call:
         self._context = contextvars.copy_context()
         self._result: Any = _NOT_RUN
         self._error: BaseException | None = None
+        self._begun: bool | None = None
         self.key = key
         self.name = name_of(unit)
         self.future: Future[Any] = Future()
 
     def begin(self) -> bool:
-        """Whether the caller still wants the result; from here on it can't be cancelled."""
-        return self.future.set_running_or_notify_cancel()
+        """Called before the unit runs, each time: False if the caller has cancelled it, or does not wait any more.
+
+        The first time decides it, in one step with `Future.cancel`: from then on it can't be cancelled, or will never run.
+        """
+        if self._begun is None:
+            self._begun = self.future.set_running_or_notify_cancel()
+        return self._begun
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the unit has run, or is about to."""
+        return self._begun is True
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the caller has cancelled it before it began."""
+        return self.future.cancelled() and not self.begin()  # which notifies those who wait for the future
 
     def run(self, transaction: Transaction[Any]) -> None:
         """Run the unit, and keep its result.
@@ -82,8 +98,8 @@ class Call:
             self.future.set_result(self._result)
 
     def tell_error(self, error: BaseException) -> None:
-        """Tell the caller its own copy of an error that is not the unit's own."""
-        if not self.future.done():
+        """Tell the caller its own copy of an error that is not the unit's own; a unit that has not begun will not any more."""
+        if self.begin() and not self.future.done():
             self.future.set_exception(_copy_of(error))
 
 

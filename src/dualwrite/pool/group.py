@@ -53,12 +53,15 @@ _MAY_BE_ONE_UNITS_FAULT: Final = (
 _MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
 
 
+_MOST_NAMES: Final = 5
+
+
 class _SentTooSoonError(Exception):
     """The units were undone when their messages had been sent: both sides must be rolled back."""
 
 
 class _AllFailedError(Exception):
-    """Every unit of the group has failed: there is nothing to commit."""
+    """Every unit of the group has failed or was cancelled: there is nothing to commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ class Rules:
         when_decided: Tell the callers as soon as the database has committed; only under two-phase commit.
         more: Gives calls that have come meanwhile, at most so many.
         has_written: Called when the last unit has run, before the messages are sent.
-        doing: Called with the name of each unit before it runs.
+        doing: Called with what is done next: the name of each unit before it runs, and the commit.
         hopes: Whether the units may be tried under one savepoint; None: never.
     """
 
@@ -108,9 +111,14 @@ class Group:
     def run(self) -> None:
         """Run the units and commit them; every caller is told the outcome of its unit.
 
+        Those that are cancelled before it is their turn do not run; they are removed from `calls`.
+
         Raises:
             FencedError: The writer can't be used any more; the callers know it.
         """
+        self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
+        if not self.calls:
+            return
         try:
             if not self._commits_at_once():
                 self._commit()
@@ -143,6 +151,7 @@ class Group:
             if len(self.calls) == 1:
                 self._grow()
             messages = self._run(whole)
+            self._rules.doing(f"committing a group of {_units(self.calls)}")
             self._rules.has_written()
             hit("group_after_units")
             if messages:
@@ -175,6 +184,9 @@ class Group:
     def _run_only_unit(self, whole: Transaction[Any]) -> list[Message]:
         """The only unit needs no savepoint: if it fails, the transaction is rolled back."""
         (call,) = self.calls
+        if not call.begin():
+            self.calls.clear()
+            raise _AllFailedError
         self._rules.doing(call.name)
         unit = whole.only_unit()
         try:
@@ -200,6 +212,7 @@ class Group:
                 messages += unit.messages
                 hit("group_after_unit")
             if whole.answers_are_late:  # the messages go while the database works
+                self._rules.doing(_statements_of(self.calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
             whole.end_units()
@@ -234,6 +247,9 @@ class Group:
         place = size = counted = 0
         while place < len(self.calls):
             call = self.calls[place]
+            if not call.begin():
+                del self.calls[place]
+                continue
             place += 1
             self._rules.doing(call.name)
             yield call
@@ -270,6 +286,16 @@ class Group:
                         other.tell_error(alone.error)
             if alone.error is not None and not _may_be_one_units_fault(alone.error):
                 return
+
+
+def _units(calls: list[Call]) -> str:
+    return "1 unit" if len(calls) == 1 else f"{len(calls)} units"
+
+
+def _statements_of(calls: list[Call]) -> str:
+    """What the database still works on: the statements of any of the units."""
+    names = list(dict.fromkeys(call.name for call in calls))
+    return f"statements of {', '.join(names[:_MOST_NAMES])}{', …' if len(names) > _MOST_NAMES else ''} ({_units(calls)})"
 
 
 def _may_be_one_units_fault(error: BaseException) -> bool:

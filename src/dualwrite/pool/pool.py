@@ -158,12 +158,12 @@ class WriterPool(Generic[H]):
             NestedTransactionError: Called by a unit of this pool.
             WriterClosedError: The pool is closed.
         """
-        result: T = self._run(unit, args, kwargs, None, self._options.timeout)
+        result: T = self._run(Call(unit, args, kwargs, None), self._options.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `run`, without waiting: the future has the result or the exception; until the unit begins it can be cancelled."""
-        return self._put(unit, args, kwargs, None).future
+        return self._submit(Call(unit, args, kwargs, None))
 
     def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> BoundPool[H]:
         """The pool with an ordering key, or another limit for waiting: `pool.with_options(key=customer).run(unit)`.
@@ -312,17 +312,19 @@ class WriterPool(Generic[H]):
 
     # --- inside: the callers' side ------------------------------------------------------------------------------------------
 
-    def _put(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> Call:
-        self._check("a unit")
-        call = Call(unit, args, kwargs, key)
-        if not self._waiting.put(call):
-            raise closed(self._prefix)
-        return call
-
-    def _run(self, unit: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, timeout: float) -> Any:
-        call = self._put(unit, args, kwargs, key)
+    def _submit(self, call: Call) -> Future[Any]:
         try:
-            return call.future.result(timeout)
+            self._check("a unit")
+            if self._waiting.put(call):
+                return call.future
+        except BaseException:
+            call.future.cancel()  # KeyboardInterrupt, when it may be in the queue already: nobody has its future
+            raise
+        raise closed(self._prefix)
+
+    def _run(self, call: Call, timeout: float) -> Any:
+        try:
+            return self._submit(call).result(timeout)
         except TimeoutError:
             if call.future.cancel():
                 raise self._timed_out(call.name, timeout) from None
@@ -385,14 +387,15 @@ class WriterPool(Generic[H]):
                 turn()
 
     def _run_group(self, calls: list[Call], rules: Rules) -> None:
+        def more(most: int) -> list[Call]:
+            came = self._waiting.take_more(most, calls)
+            calls.extend(came)
+            return came
+
         try:
-            with self._writers.lent("a group") as writer:
-                rules = replace(
-                    rules,
-                    more=lambda most: self._waiting.take_more(most, calls),
-                    doing=functools.partial(self._writers.note, writer),
-                )
-                Group(writer, calls, rules).run()
+            with self._writers.lent("a group") as writer:  # without a limit: each caller has its own
+                rules = replace(rules, more=more, doing=functools.partial(self._writers.note, writer))
+                Group(writer, list(calls), rules).run()
         except BaseException as error:
             if not isinstance(error, FencedError):
                 log.exception("%s: a group ended with an unexpected error", self._prefix)
@@ -416,12 +419,12 @@ class BoundPool(Generic[H]):
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """See WriterPool."""
-        result: T = self._pool._run(unit, args, kwargs, self._key, self.timeout)  # noqa: SLF001  (a part of the pool)
+        result: T = self._pool._run(Call(unit, args, kwargs, self._key), self.timeout)  # noqa: SLF001  (a part of the pool)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See WriterPool."""
-        return self._pool._put(unit, args, kwargs, self._key).future  # noqa: SLF001  (as above)
+        return self._pool._submit(Call(unit, args, kwargs, self._key))  # noqa: SLF001  (as above)
 
     def timed_out(self, unit: Callable[..., Any]) -> PoolTimeoutError:
         """The error for a unit whose turn did not come within the limit."""

@@ -88,7 +88,7 @@ class WaitingCalls:
             if key is not None and key not in own and (key in blocked or key in self._busy):
                 blocked.add(key)
                 passed_over.append(call)
-            elif call.begin():  # else it was cancelled
+            elif not call.is_cancelled:
                 taken.append(call)
                 if key is not None:
                     own.add(key)
