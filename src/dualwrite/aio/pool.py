@@ -184,14 +184,14 @@ class AsyncWriterPool(Generic[H]):
         self._check("resize()")
         await _finished(lambda: self._pool.resize(size))
 
-    async def close(self) -> None:
+    async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the pool's own, as in WriterPool)
         """Finish the units that wait, and close the pool; see `WriterPool.close`.
 
         A coroutine that is using a transaction and has not ended after half of the pool's `timeout` is cancelled, and raises
         WriterClosedError.
         """
         self._check_nesting("close()")
-        await _finished(self._pool.close)
+        await _finished(lambda: self._pool.close(timeout=timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,7 +215,7 @@ class AsyncWriterPool(Generic[H]):
         except asyncio.CancelledError:
             future.cancel()
             raise
-        return future.result()
+        return self._bound.outcome(future)
 
     async def _run_here(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the pool, the unit is a plain function that waits until this coroutine has run it."""
@@ -239,7 +239,7 @@ class AsyncWriterPool(Generic[H]):
             if not job.cancel():
                 meeting.leave()
             raise
-        job.result()
+        self._bound.outcome(job)
         return result
 
     async def _first_turn(

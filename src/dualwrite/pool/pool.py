@@ -8,14 +8,21 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError
+from dualwrite.errors import (
+    ConfigurationError,
+    DualWriteError,
+    FencedError,
+    NestedTransactionError,
+    PoolTimeoutError,
+    WriterClosedError,
+)
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.call import Call, name_of
 from dualwrite.pool.group import Group, Rules
@@ -95,12 +102,13 @@ class WriterPool(Generic[H]):
         self._is_closed = False
         self._threads: list[threading.Thread] = []
         self._threads_lock = threading.Lock()
+        self._taken: dict[int, list[Call]] = {}  # by thread: the calls of its group
         if isinstance(self._ids, LeasedIds):
             self._ids.on_lost = self._writers.lose
         try:
             self._upkeep.resize(size, Deadline.after(self._options.timeout))
         except BaseException as error:
-            self._end_writers(error)
+            self._end_writers(self._limit(None), error)
             raise
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
@@ -267,12 +275,18 @@ class WriterPool(Generic[H]):
 
     # --- closing ------------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self, *, timeout: float | None = None) -> None:
         """Finish the calls that wait, resolve what is in doubt, close the writers, and give the ids back.
 
-        May be called more than once.
+        May be called more than once. At the end of the program it is called by itself.
+
+        Args:
+            timeout: Seconds that units and transactions have to end. By default it waits as long as the pool gets on, and gives
+                up if for its `timeout` no unit has begun and no group has ended. Then calls that have not begun are cancelled.
 
         Raises:
+            ConcurrentUseError: A unit or transaction has not ended in time: it is named, with what is left of it. Its writer is
+                closed as soon as it ends.
             DualWriteError: As for `DualWriter.close`; errors of several writers are added as notes.
         """
         if os.getpid() != self._pid:
@@ -284,19 +298,46 @@ class WriterPool(Generic[H]):
             self._is_closed = True
             atexit.unregister(self.close)
             self._waiting.close()
-            for thread in list(self._threads):
-                thread.join()
+            limit = self._drain(self._limit(timeout), is_total=timeout is not None)
             try:
-                self._end_writers()
+                self._end_writers(limit)
             finally:
                 if self._owns_store:
                     self._store.close()
 
-    def _end_writers(self, error: BaseException | None = None) -> None:
+    def _drain(self, limit: Deadline, *, is_total: bool) -> Deadline:
+        """Wait for the threads, which run what waits; returns the limit for what comes next. If they are blocked, it is over.
+
+        Args:
+            limit: The limit.
+            is_total: If not, it begins anew with whatever the pool does.
+        """
+        threads, seen = list(self._threads), -1
+        while any(thread.is_alive() for thread in threads):
+            if limit.expired and (is_total or self._writers.steps == seen):
+                self._cancel_calls()
+                return limit
+            if not is_total:
+                seen, limit = self._writers.steps, self._limit(None)
+            for thread in threads:
+                thread.join(limit.left)
+        return limit if is_total else self._limit(None)
+
+    def _limit(self, timeout: float | None) -> Deadline:
+        return Deadline.after(self._options.timeout if timeout is None else timeout)
+
+    def _cancel_calls(self) -> None:
+        """Those that have not begun will not any more, even if what blocks them ends."""
+        self._waiting.cancel()
+        for calls in list(self._taken.values()):
+            for call in list(calls):
+                call.future.cancel()
+
+    def _end_writers(self, limit: Deadline, error: BaseException | None = None) -> None:
         """Close the writers and give their ids back; with an error, note on it what goes wrong meanwhile."""
         self._upkeep.stop()
         try:
-            self._writers.close(Deadline.after(self._options.timeout))
+            self._writers.close(limit)
         except DualWriteError as closing:
             if error is None:
                 raise
@@ -329,9 +370,17 @@ class WriterPool(Generic[H]):
             if call.future.cancel():
                 raise self._timed_out(call.name, timeout) from None
             return call.future.result()  # it has begun, or raised a TimeoutError of its own
+        except CancelledError:
+            self._check_not_cancelled(call.future)
+            raise
         except BaseException:
             call.future.cancel()  # KeyboardInterrupt: if it has not begun, it does not have to
             raise
+
+    def _check_not_cancelled(self, future: Future[Any]) -> None:
+        """Raise WriterClosedError if `close` has cancelled the call, whose future nobody else has."""
+        if future.cancelled():
+            raise closed(self._prefix)
 
     def _timed_out(self, name: str, timeout: float) -> PoolTimeoutError:
         return pool_timeout(f"The turn of {name} did not come", timeout, self._writers.doing())
@@ -387,6 +436,8 @@ class WriterPool(Generic[H]):
                 turn()
 
     def _run_group(self, calls: list[Call], rules: Rules) -> None:
+        self._taken[threading.get_ident()] = calls
+
         def more(most: int) -> list[Call]:
             came = self._waiting.take_more(most, calls)
             calls.extend(came)
@@ -397,11 +448,12 @@ class WriterPool(Generic[H]):
                 rules = replace(rules, more=more, doing=functools.partial(self._writers.note, writer))
                 Group(writer, list(calls), rules).run()
         except BaseException as error:
-            if not isinstance(error, FencedError):
+            if not isinstance(error, FencedError | WriterClosedError):
                 log.exception("%s: a group ended with an unexpected error", self._prefix)
             for call in calls:
                 call.tell_error(error)
         finally:
+            del self._taken[threading.get_ident()]
             self._waiting.release(calls)
 
 
@@ -425,6 +477,11 @@ class BoundPool(Generic[H]):
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See WriterPool."""
         return self._pool._submit(Call(unit, args, kwargs, self._key))  # noqa: SLF001  (as above)
+
+    def outcome(self, future: Future[T]) -> T:
+        """The outcome of a unit that has ended. If the pool was closed before the unit began, WriterClosedError."""
+        self._pool._check_not_cancelled(future)  # noqa: SLF001  (as above)
+        return future.result()
 
     def timed_out(self, unit: Callable[..., Any]) -> PoolTimeoutError:
         """The error for a unit whose turn did not come within the limit."""

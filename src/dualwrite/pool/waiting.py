@@ -63,6 +63,20 @@ class WaitingCalls:
         self._is_closed = True
         self._inbox.put(None)
 
+    def cancel(self) -> None:
+        """After `close`, in any thread: cancel the calls that wait, since those who should take them are blocked."""
+        self._is_drained = True
+        while True:
+            try:
+                call = self._inbox.get_nowait()
+            except Empty:
+                break
+            if call is not None:
+                call.future.cancel()
+        for call in list(self._calls):
+            call.future.cancel()
+        self._inbox.put(None)
+
     def __len__(self) -> int:
         return len(self._calls) + self._inbox.qsize()
 

@@ -6,13 +6,13 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import FencedError, PoolTimeoutError, WriterClosedError
+from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, WriterClosedError
 from dualwrite.pool.ids import Ids
 from dualwrite.recipe.phases import Phase
 from dualwrite.writer import DualWriter
@@ -35,10 +35,12 @@ class Writers:
         ids: Their ids.
 
     Attributes:
+        steps: Grows with everything that a writer begins or ends.
         on_missing: Called when a writer is not lent any more; not called for one that `take_out` returns.
     """
 
     def __init__(self, prefix: str, ids: Ids) -> None:
+        self.steps = 0
         self.on_missing: Callable[[], None] = lambda: None
         self._prefix = prefix
         self._ids = ids
@@ -49,6 +51,7 @@ class Writers:
         self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: look why there are no more
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
         self._trouble: Exception | None = None
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._usable)
@@ -89,12 +92,12 @@ class Writers:
 
     def note(self, writer: DualWriter[Any], doing: str) -> None:
         """Note what a lent writer is doing now."""
+        self.steps += 1
         self._doing[writer] = (doing, time.monotonic())
 
     def doing(self) -> tuple[str, ...]:
         """What the writers are doing, with the seconds since they began it."""
-        now = time.monotonic()
-        return tuple(f"{what} (for {now - since:.1f} s)" for what, since in list(self._doing.values()))
+        return tuple(_what(each) for each in list(self._doing.values()))
 
     def _acquire(self, doing: str, deadline: Deadline | None) -> DualWriter[Any]:
         while True:
@@ -132,8 +135,13 @@ class Writers:
         return False
 
     def _give_back(self, writer: DualWriter[Any]) -> None:
-        self._doing.pop(writer, None)
-        if self._is_usable(writer):
+        self.steps += 1
+        with self._lock:
+            self._doing.pop(writer, None)
+            is_late = self._is_closed
+        if is_late:
+            self._close_late(writer)
+        elif self._is_usable(writer):
             self._free.put(writer)
         else:
             self._leave(writer)
@@ -205,10 +213,13 @@ class Writers:
             Exception: See `fail`.
         """
         with self._lock:
-            if self._usable or (self._ids.are_leased and self._trouble is None):
+            is_closed = self._is_closed
+            if not is_closed and (self._usable or (self._ids.are_leased and self._trouble is None)):
                 return
             trouble = self._trouble
         self._free.put(None)  # for the next who waits
+        if is_closed:
+            raise closed(self._prefix)
         if trouble is not None:
             raise copy.copy(trouble) from trouble
         raise FencedError(
@@ -230,25 +241,66 @@ class Writers:
             with self._lock:
                 self._open.pop(writer, None)
 
+    def _close_late(self, writer: DualWriter[Any]) -> None:
+        """Close a writer whose transaction has ended after `close`."""
+        try:
+            self.close_one(writer)
+        except Exception as error:  # noqa: BLE001  (nobody waits for it; recovery resolves what is left)
+            log.warning("%s: closing a writer after its pool: %s", writer.transactional_id, error)
+
     def close(self, deadline: Deadline) -> None:
         """Wait for the transactions that are open, and close every writer, even if closing one fails.
 
         Raises:
-            ConcurrentUseError: A transaction was still open at the deadline; the other writers are closed.
+            ConcurrentUseError: A transaction was still open at the deadline; the other writers are closed, and this one will be
+                as soon as its transaction has ended.
             DualWriteError: The first error; those of other writers are added as notes.
         """
         while self._doing and not deadline.expired:
             deadline.sleep(_PAUSE)
-        failed: list[Exception] = []
-        for writer in list(self._open):
+        with self._lock:
+            self._is_closed = True
+            self._usable.clear()
+            busy = {writer: doing for writer, doing in self._doing.items() if writer in self._open}
+        self._free.put(None)
+        failed: list[Exception] = [_not_ended(self._prefix, deadline.seconds, busy)] if busy else []
+        for writer in [each for each in self._open if each not in busy]:
             try:
-                writer.close()
+                self.close_one(writer)
             except Exception as error:  # noqa: BLE001  (the others must still be closed)
                 failed.append(error)
         if failed:
             for other in failed[1:]:
                 failed[0].add_note(f"dualwrite, closing the pool: {other}")
             raise failed[0]
+
+
+def _what(doing: tuple[str, float]) -> str:
+    what, since = doing
+    return f"{what} (for {time.monotonic() - since:.1f} s)"
+
+
+_BEFORE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED, Phase.ABORTING)
+_LEFT: Final = {
+    **dict.fromkeys(_BEFORE, "neither side has committed"),
+    Phase.COMMITTING_DATABASE: "the database has been asked to commit, and has not answered",
+    Phase.COMMITTING_KAFKA: "the database has committed, Kafka's side is still prepared",
+    Phase.IN_DOUBT: "its outcome is not known yet",
+}
+
+
+def _left(phase: Phase) -> str:
+    return _LEFT.get(phase, f"the writer {phase.value}")
+
+
+def _not_ended(prefix: str, seconds: float, busy: Mapping[DualWriter[Any], tuple[str, float]]) -> ConcurrentUseError:
+    left = [f"{writer.transactional_id}: {_what(doing)}; {_left(writer.phase)}" for writer, doing in busy.items()]
+    return ConcurrentUseError(
+        f"The pool {prefix!r} was closed, but {len(busy)} of its transactions did not end within {seconds:g} s.",
+        cause=" | ".join(left),
+        next_step="look for a unit that waits for a lock or for another service. If the process ends now, the next pool of the "
+        f"prefix, or `dualwrite recover --prefix {prefix}.`, commits what the database has committed and aborts the rest",
+    )
 
 
 def pool_timeout(what: str, seconds: float, running: tuple[str, ...]) -> PoolTimeoutError:
