@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -14,6 +15,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import RepairRefusedError, TransactionChangedError, UnknownTopicError
 from dualwrite.kafka import probe
 from dualwrite.kafka.admin.facts import ActiveProducer
+from dualwrite.kafka.base import EndTxnAnswer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
@@ -242,3 +244,44 @@ def test_a_prepared_transaction_is_aborted(
 def test_an_id_that_is_not_there(admin: TransactionAdmin, new_name: NewName) -> None:
     with pytest.raises(TransactionChangedError, match="does not know the id"):
         admin.force_terminate(new_name("unknown"), producer_id=1, epoch=0)
+
+
+def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
+) -> None:
+    """Why it does not do as a compare-and-set: it compares the producer id only while a transaction is ongoing."""
+    name = new_name("id")
+    producer = left_open(servers, name, topic)
+    seen = described(admin, name)
+    successor = left_open(servers, name, topic)
+    now = described(admin, name)
+    assert (now.producer_id, now.status) == (seen.producer_id, TransactionStatus.ONGOING)
+    assert now.epoch > seen.epoch
+    coordinator.raise_epoch(name, producer_id=seen.producer_id + 1, epoch=seen.epoch)
+    assert described(admin, name) == now
+    coordinator.raise_epoch(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    wait_for_markers(servers)
+    assert described(admin, name).status in (TransactionStatus.COMPLETE_ABORT, TransactionStatus.EMPTY)
+    del producer, successor
+
+
+def test_a_successor_that_begins_between_abort_and_fencing_goes_on(
+    broker_v4: DevCluster, new_name: NewName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, name, topic = broker_v4.bootstrap_servers, new_name("id"), new_name("topic")
+    producer = left_open(servers, name, topic)
+    successors = []
+    original = WireTransactionCoordinator.end_transaction
+
+    def ended(self: WireTransactionCoordinator, kafka_id: str, **arguments: Any) -> EndTxnAnswer:
+        answer = original(self, kafka_id, **arguments)
+        successors.append(left_open(servers, name, topic))
+        return answer
+
+    with TransactionAdmin(servers, timeout=LIMIT) as admin:
+        seen = described(admin, name)
+        monkeypatch.setattr(WireTransactionCoordinator, "end_transaction", ended)
+        admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    successors[0].commit_transaction(LIMIT)
+    assert values(servers, topic) == [b"v"]
+    del producer

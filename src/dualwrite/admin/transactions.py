@@ -290,7 +290,8 @@ class TransactionAdmin:
         """End an open transaction by aborting it, even a prepared one (KIP-939), and fence its producer.
 
         Only the transaction with this producer id and epoch is ended (EndTxn v5). On brokers without transaction.version 2, a
-        producer keeps its epoch: a later transaction of the same producer would be ended as well.
+        producer keeps its epoch: a later transaction of the same producer would be ended as well, and a message of it that
+        arrives late may hang in its partition (rule FA).
 
         Args:
             transactional_id: The id, as Kafka sees it.
