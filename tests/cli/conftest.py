@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -95,18 +95,23 @@ class Crashed:
         return self.row.kafka_id(self.row.generation)
 
 
-@pytest.fixture
-def crashed(
-    environment: None, url: str, new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Crashed]:
-    """Runs a writer that dies at a failpoint of its first transaction."""
-    monkeypatch.setenv("DUALWRITE_LANES", "1")
+class Crash(Protocol):
+    """Runs a writer that dies at a failpoint of its last transaction."""
 
-    def run_it(point: str) -> Crashed:
+    def __call__(self, point: str, *, transactions: int = 1, lanes: int = 1) -> Crashed: ...
+
+
+@pytest.fixture
+def crashed(environment: None, url: str, new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Crash:
+    """Runs a writer that dies at a failpoint of its last transaction."""
+
+    def run_it(point: str, *, transactions: int = 1, lanes: int = 1) -> Crashed:
         name, topic = new_name("id"), new_name("topic")
+        arguments = [name, topic, str(transactions)]
         with monkeypatch.context() as patch:
             patch.setenv("DUALWRITE_DATABASE_URL", url)
-            with ForkedProcess("cli.crashing_writer", [name, topic, "1"], failpoints=f"{point}#1=exit") as process:
+            patch.setenv("DUALWRITE_LANES", str(lanes))
+            with ForkedProcess("cli.crashing_writer", arguments, failpoints=f"{point}#{transactions}=exit") as process:
                 assert ended(process) == failpoints.EXIT_CODE
         with store_from_url(url) as store:
             row = store.read(name)

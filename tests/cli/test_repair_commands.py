@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.conftest import Crashed
+from cli.conftest import Crash, JsonOf, Run
 from crash.databases import DATABASES
 from dualwrite import migration
 from dualwrite.cli import main
@@ -21,9 +20,6 @@ from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
-Run = Callable[..., tuple[int, str, str]]
-JsonOf = Callable[..., tuple[int, Any]]
-Crash = Callable[[str], Crashed]
 PRODUCER_ID = 4_000_000
 
 every_database = pytest.mark.parametrize(

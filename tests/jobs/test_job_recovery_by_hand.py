@@ -9,7 +9,7 @@ from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
 import dualwrite
-from dualwrite.cli import recover, status
+from dualwrite.cli import recover, status, transactions
 from dualwrite.errors import BatchRefusedError, BrokerUnavailableError, JobClosedError
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
@@ -159,3 +159,26 @@ def test_a_database_without_tables_for_jobs(postgres_scene: JobScene) -> None:
     result = run(scene, "--yes")
     assert result.exit_code == 0, result.output
     assert "Nothing to recover" in result.output
+
+
+@pytest.mark.parametrize("command", ["complete", "force-terminate"])
+def test_the_transaction_of_an_open_batch_is_not_ended_alone(postgres_scene: JobScene, command: str) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(7), PARTS)
+    name = scene.open_ids()[0]
+    arguments = [command, name, "--url", scene.url, "--kafka", scene.servers, "--yes"]
+    result = CliRunner().invoke(transactions.app, arguments)
+    assert result.exit_code == 1
+    assert "A task of batch 7 of job 'job' uses the id, and the batch is open" in result.output
+    assert f"dualwrite recover --prefix {scene.prefix}" in result.output
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_the_transaction_of_a_closed_batch_is_ended(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.write(scene.run(7), PARTS)
+    name = scene.open_ids()[0]
+    assert run(scene, "--prefix", scene.prefix, "--yes").exit_code == 0
+    result = CliRunner().invoke(transactions.app, ["complete", name, "--url", scene.url, "--kafka", scene.servers, "--yes"])
+    assert result.exit_code == 0, result.output

@@ -123,35 +123,85 @@ def test_a_partition_that_is_not_there(admin: TransactionAdmin, topic: str, new_
         admin.examine(new_name("missing"), 0)
 
 
+def test_what_does_not_hang_any_more_is_left_alone(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
+    """It was examined long ago: `abort` examines it again."""
+    producer = left_open(servers, new_name("id"), topic)
+    opened = found(admin.examine(topic, 0)).opened
+    stale = Examined(opened, HangingTransaction(opened, Reason.UNKNOWN_PRODUCER), None)
+    assert stale.refusal() is None
+    with pytest.raises(RepairRefusedError, match="does not hang: its coordinator will end it"):
+        admin.abort(stale)
+    producer.commit_transaction(LIMIT)
+    assert values(servers, topic) == [b"v"]
+
+
 OPENED = OpenTransaction("t", 0, 1, ActiveProducer(7, 3, 0, 1_000, None, 550))
 
 
-def verdict_of(reason: Reason, status: TransactionStatus, epoch: int, producer_id: int = 7) -> Examined:
-    description = TransactionDescription(status, producer_id, epoch, 60_000, 1_000)
+def verdict_of(
+    reason: Reason, status: TransactionStatus, epoch: int, producer_id: int = 7, *, start_time_ms: int = 1_000
+) -> Examined:
+    description = TransactionDescription(status, producer_id, epoch, 60_000, start_time_ms)
     return Examined(OPENED, HangingTransaction(OPENED, reason, "id", 1, description), "id")
 
 
+@pytest.mark.parametrize("status", [TransactionStatus.COMPLETE_COMMIT, TransactionStatus.PREPARE_COMMIT])
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_what_its_coordinator_may_have_committed_needs_force(epoch: int) -> None:
+def test_what_its_coordinator_has_committed_last_needs_force(status: TransactionStatus, epoch: int) -> None:
     """Kafka 4.3.0 to 4.4.0 leave out the marker of a partition without a leader (KAFKA-20734)."""
-    examined = verdict_of(Reason.WITHOUT_PARTITION, TransactionStatus.COMPLETE_COMMIT, epoch)
+    examined = verdict_of(Reason.WITHOUT_PARTITION, status, epoch)
     assert examined.was_committed
-    assert "send them again" in str(examined.refusal())
+    assert "without writing the marker here" in str(examined.refusal())
     assert examined.refusal(force=True) is None
 
 
 @pytest.mark.parametrize(
     ("status", "epoch", "producer_id"),
     [
-        (TransactionStatus.COMPLETE_ABORT, 4, 7),
+        (TransactionStatus.ONGOING, 4, 7),  # the next transaction
+        (TransactionStatus.ONGOING, 3, 7),  # the next one of a producer that keeps its epoch
+        (TransactionStatus.COMPLETE_ABORT, 3, 7),
+        (TransactionStatus.COMPLETE_ABORT, 5, 7),
         (TransactionStatus.COMPLETE_COMMIT, 5, 7),
-        (TransactionStatus.COMPLETE_COMMIT, 4, 8),
-        (TransactionStatus.EMPTY, 3, 7),
+        (TransactionStatus.EMPTY, 4, 7),  # of a new session
+        (TransactionStatus.COMPLETE_COMMIT, 4, 8),  # after the last epoch of a producer id
+        (TransactionStatus.DEAD, 3, 7),
     ],
 )
-def test_what_was_aborted_or_came_later_needs_none(status: TransactionStatus, epoch: int, producer_id: int) -> None:
-    examined = verdict_of(Reason.WITHOUT_PARTITION, status, epoch, producer_id)
+def test_what_its_coordinator_has_passed_needs_force(status: TransactionStatus, epoch: int, producer_id: int) -> None:
+    examined = verdict_of(Reason.OTHER_EPOCH, status, epoch, producer_id)
     assert not examined.was_committed
+    assert examined.may_have_been_committed
+    assert "may have been committed: its coordinator has a later transaction" in str(examined.refusal())
+    assert examined.refusal(force=True) is None
+
+
+def test_an_abort_of_a_later_transaction_says_nothing_about_this_one() -> None:
+    later = verdict_of(Reason.WITHOUT_PARTITION, TransactionStatus.COMPLETE_ABORT, 4, start_time_ms=2_000)
+    assert later.may_have_been_committed
+
+
+@pytest.mark.parametrize(
+    ("status", "epoch"),
+    [
+        (TransactionStatus.COMPLETE_ABORT, 4),
+        (TransactionStatus.PREPARE_ABORT, 4),
+        (TransactionStatus.EMPTY, 3),
+        (TransactionStatus.COMPLETE_COMMIT, 2),
+    ],
+)
+def test_what_was_not_committed_needs_none(status: TransactionStatus, epoch: int) -> None:
+    examined = verdict_of(Reason.WITHOUT_PARTITION, status, epoch)
+    assert not examined.may_have_been_committed
+    assert examined.refusal() is None
+
+
+@pytest.mark.parametrize("reason", [Reason.UNKNOWN_PRODUCER, Reason.UNKNOWN_ID])
+def test_what_no_coordinator_knows_may_have_been_committed_and_needs_none(reason: Reason) -> None:
+    examined = Examined(OPENED, HangingTransaction(OPENED, reason), None)
+    assert examined.may_have_been_committed
     assert examined.refusal() is None
 
 

@@ -36,7 +36,8 @@ class TransactionAdmin:
     """Reads the transactional state of a cluster, from all of its brokers; for one thread at a time.
 
     Only `abort` and `force_terminate` change anything. They know Kafka's side only: what a database has committed must not be
-    aborted, so ask it first (`dualwrite transactions` does).
+    aborted, so ask it first, as `dualwrite transactions` does: `admin.decisions.Decisions` has what a database says, and
+    `admin.guard` the rules.
 
     A broker that does not answer is named in the result, which has what the others know. Close it by `with` or `close()`.
 
@@ -271,15 +272,17 @@ class TransactionAdmin:
     def abort(self, found: Examined, *, coordinator_epoch: int | None = None, force: bool = False) -> None:
         """Abort a hanging transaction in its partition, by a marker (WriteTxnMarkers, KIP-664).
 
-        Nothing is written if it does not hang: a marker in one partition would contradict the outcome in the others.
+        Nothing is written if it does not hang: a marker in one partition would contradict the outcome in the others. It is
+        examined once more before.
 
         Args:
-            found: From `examine`, just before.
+            found: From `examine`.
             coordinator_epoch: The epoch to write the marker with; by default that of the producer's last marker there, or 0.
-            force: Abort it even if it could not be decided whether it hangs, or if its coordinator may have committed it.
+            force: Abort it even if it could not be decided whether it hangs, or if its coordinator may have committed it: it
+                has committed the producer's last transaction, or has a later one.
 
         Raises:
-            RepairRefusedError: It does not hang, or there is a doubt.
+            RepairRefusedError: It does not hang, or not any more, or there is a doubt.
             TransactionChangedError: It has ended meanwhile, or the partition knows a newer epoch.
             BrokerAuthorizationError: ClusterAction on the cluster is missing.
             BrokerUnavailableError: The leader gave no answer; the marker may have been written.

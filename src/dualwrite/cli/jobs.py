@@ -30,6 +30,17 @@ def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
     return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
 
 
+def open_job_of(store: TxnStateStore, transactional_ids: Iterable[str]) -> tuple[str, JobRow] | None:
+    """The first of the ids that a task of an open batch uses, with its job; None if none is."""
+    ids = frozenset(transactional_ids)
+    for row in jobs_of(store):
+        if row.is_open and isinstance(store, SqlStateStore):
+            for attempt in JobLedger(store).attempts(row.prefix, ids):
+                if attempt.token == row.token:
+                    return attempt.transactional_id, row
+    return None
+
+
 def show_jobs(rows: Iterable[JobRow]) -> None:
     """Print the rows of the jobs as a table."""
     show_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -52,13 +53,18 @@ def show_lost(entries: Entries) -> None:
 
 
 def outcomes_json(report: RecoveryReport) -> list[dict[str, Any]]:
-    """One entry for each generation that was resolved, and for each id that could not be."""
+    """One entry for each generation that was resolved, for each id that was taken over, and for each that failed."""
     found = [
         outcome_json(one.transactional_id, each.outcome.value, each.generation, None if each.state is None else str(each.state))
         for one in report.ids
         for each in one.outcomes
     ]
-    return found + [outcome_json(one.transactional_id, None, error=str(one.error)) for one in report.failed]
+    taken = [
+        outcome_json(one.transactional_id, None, taken_over_by=one.taken_over_by)
+        for one in report.ids
+        if one.taken_over_by is not None
+    ]
+    return found + taken + [outcome_json(one.transactional_id, None, error=str(one.error)) for one in report.failed]
 
 
 def outcome_json(
@@ -66,6 +72,8 @@ def outcome_json(
     outcome: str | None,
     generation: int | None = None,
     state: str | None = None,
+    *,
+    taken_over_by: str | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
     """What was done with one generation of an id, or with an id that is none of the database's."""
@@ -74,5 +82,21 @@ def outcome_json(
         "generation": generation,
         "outcome": outcome,
         "state": state,
+        "taken_over_by": taken_over_by,
         "error": error,
     }
+
+
+def unacknowledged_json(entries: Iterable[tuple[str, LostTransaction]]) -> list[dict[str, Any]]:
+    """The lost and unverified transactions that are not acknowledged."""
+    return [
+        {
+            "transactional_id": name,
+            "generation": entry.generation,
+            "kind": entry.kind.value,
+            "state": str(entry.state),
+            "recorded_at": entry.recorded_at.isoformat(),
+            "messages": None if entry.delivery is None else entry.delivery.messages,
+        }
+        for name, entry in entries
+    ]

@@ -5,8 +5,8 @@ Exit codes: 0 fine, 1 found something, or the answer is not complete, 2 usage er
 
 import typer
 
-from dualwrite.cli import transactions_reading, transactions_repairing
+from dualwrite.cli import transactions_ending, transactions_reading, transactions_repairing
 
 app = typer.Typer(no_args_is_help=True)
-for each in (transactions_reading, transactions_repairing):
+for each in (transactions_reading, transactions_repairing, transactions_ending):
     app.registered_commands += each.app.registered_commands

@@ -34,6 +34,13 @@ Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help
 Broker = Annotated[
     int | None, typer.Option("--broker", "--broker-id", help="Ask this broker about its replicas, instead of the leaders.")
 ]
+WithoutDatabase = Annotated[
+    bool,
+    typer.Option(
+        "--without-database",
+        help="Abort it although no database that could be asked knows it; what one has committed loses its messages.",
+    ),
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for Kafka.")]
 
 

@@ -15,7 +15,7 @@ from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.resolve import decision_by_log
-from dualwrite.state import PreparedTxnState, TransactionDescription
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 from dualwrite.transactional_id import TransactionalId
@@ -60,6 +60,19 @@ class GenerationPlan:
         """The reason, as a sentence without the final period."""
         return REASONS[self.decision]
 
+    def covers(self, now: GenerationPlan) -> bool:
+        """Whether carrying out the later plan `now` ends nothing but what this plan has shown.
+
+        That is so if nothing is ongoing any more, or still the same transaction with the same decision.
+        """
+        if now.described is None or now.described.status is not TransactionStatus.ONGOING:
+            return True
+        was = self.described
+        if was is None or was.status is not TransactionStatus.ONGOING:
+            return False
+        pairs = ((found.producer_id, found.epoch, found.start_time_ms) for found in (was, now.described))
+        return len(set(pairs)) == 1 and self.decision is now.decision
+
 
 @dataclass(frozen=True, slots=True)
 class IdPlan:
@@ -71,6 +84,7 @@ class IdPlan:
         generations: One for each generation that recovery would resolve; empty if the id would not be claimed.
         unacknowledged: The lost and unverified transactions in the row.
         error: Why recovery could do nothing, if so.
+        row: The row that the plan was made from; None if it could not be read.
     """
 
     transactional_id: str
@@ -78,6 +92,7 @@ class IdPlan:
     generations: tuple[GenerationPlan, ...] = ()
     unacknowledged: tuple[LostTransaction, ...] = ()
     error: DualWriteError | None = None
+    row: StateRow | None = None
 
 
 @dataclass(frozen=True, slots=True)

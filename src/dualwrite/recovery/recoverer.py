@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Self
 
-from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError
+from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError, TransactionChangedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.recovery.plan import IdPlan, KafkaLook, RecoveryPlan
+from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaLook, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
-from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, StateRow, TxnStateStore
 from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of
 
 log = logging.getLogger(__name__)
@@ -211,6 +211,23 @@ class Recoverer:
         look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
+    def plan_lane(self, transactional_id: str) -> IdPlan:
+        """As `plan`, for one row: lane 0 by the logical id, another lane by its own id."""
+        return self._planned(transactional_id, KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka))
+
+    def carry_out(self, plans: Iterable[IdPlan]) -> RecoveryReport:
+        """Recover exactly the lanes that were planned, each as compare-and-set on what its plan has shown.
+
+        A lane of which the row has another fencing token by now, or on which another transaction is open, is left alone: its
+        report has a TransactionChangedError. So a writer that has opened the id since is not fenced, and nothing is ended that
+        nobody has seen.
+
+        Args:
+            plans: From `plan` or `plan_lane`. Those without generations, or with an error, are left out.
+        """
+        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        return RecoveryReport(tuple(self._recover_one(plan.transactional_id, look, plan) for plan in plans if plan.generations))
+
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
         """Remove the lost and unverified transactions from the rows, after they have been dealt with.
 
@@ -246,14 +263,14 @@ class Recoverer:
         try:
             row = self._read(transactional_id)
             if not row.generations_to_look_at:
-                return IdPlan(transactional_id, unacknowledged=row.lost)
-            return IdPlan(transactional_id, row.owner, look.at(row), row.lost)
+                return IdPlan(transactional_id, unacknowledged=row.lost, row=row)
+            return IdPlan(transactional_id, row.owner, look.at(row), row.lost, row=row)
         except DualWriteError as error:
             return IdPlan(transactional_id, error=error)
 
-    def _recover_one(self, transactional_id: str, look: KafkaLook) -> IdReport:
+    def _recover_one(self, transactional_id: str, look: KafkaLook, planned: IdPlan | None = None) -> IdReport:
         try:
-            return self._resolve(transactional_id, look)
+            return self._resolve(transactional_id, look, planned)
         except FencedError as error:
             row = self._store.read(transactional_id)
             owner = "another process" if row is None else row.owner
@@ -263,17 +280,45 @@ class Recoverer:
             log.info("%s: recovery did not finish: %s", transactional_id, error)  # also in the report
             return IdReport(transactional_id, error=error)
 
-    def _resolve(self, transactional_id: str, look: KafkaLook) -> IdReport:
+    def _resolve(self, transactional_id: str, look: KafkaLook, planned: IdPlan | None) -> IdReport:
         row = self._read(transactional_id)
         if not row.generations_to_look_at:
             return IdReport(transactional_id, unacknowledged=row.lost)
-        look.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
-        claim = self._store.claim(transactional_id, describe_owner("recoverer"), timeout=self._timeouts.claim)
+        found = look.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
+        claim = self._claim(transactional_id) if planned is None else self._claim_as_planned(planned, row, found)
         hit("recover_after_claim")
         return resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
+
+    def _claim(self, transactional_id: str, expected_fence: int | None = None) -> Claim:
+        owner = describe_owner("recoverer")
+        return self._store.claim(transactional_id, owner, timeout=self._timeouts.claim, expected_fence=expected_fence)
+
+    def _claim_as_planned(self, planned: IdPlan, row: StateRow, found: tuple[GenerationPlan, ...]) -> Claim:
+        seen = planned.row
+        if seen is None or seen.fence != row.fence:
+            raise _changed(planned, f"{row.owner!r} has claimed the id since")
+        shown = {one.generation: one for one in planned.generations}
+        for now in found:
+            was = shown.get(now.generation)
+            if was is None or not was.covers(now):
+                raise _changed(planned, f"{now.kafka_transactional_id!r} has another transaction open, or decided otherwise")
+        try:
+            return self._claim(planned.transactional_id, seen.fence)
+        except FencedError as error:
+            raise _changed(
+                planned, f"{error.facts.get('current_owner') or 'another process'!r} has claimed it since"
+            ) from error
 
     def _read(self, transactional_id: str) -> StateRow:
         row = self._store.read(transactional_id)
         if row is None:
             raise _unknown_id(self._store, transactional_id)
         return row
+
+
+def _changed(planned: IdPlan, how: str) -> TransactionChangedError:
+    return TransactionChangedError(
+        f"The id is not as it was shown: {how}.",
+        transactional_id=planned.transactional_id,
+        next_step="nothing was done on it; look again",
+    )

@@ -1,0 +1,263 @@
+"""`dualwrite transactions force-terminate | complete`: end a transaction that its coordinator knows.
+
+Each shows what it will do, asks, and does it only if everything still is as it was shown. What a database has committed is
+never aborted: `dualwrite.admin.guard` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from dualwrite.admin import DescribedTransaction, TransactionAdmin
+from dualwrite.admin.guard import (
+    is_made_by_dualwrite,
+    is_open,
+    refusal_of_committed,
+    refusal_to_complete,
+    refusal_to_terminate,
+)
+from dualwrite.cli.decided import Decided, Decisions
+from dualwrite.cli.jobs import open_job_of
+from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, ask, refuse, settings_for
+from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_lost, show_report, unacknowledged_json
+from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
+from dualwrite.cli.transactions_json import described_json, document
+from dualwrite.cli.transactions_view import show_described
+from dualwrite.errors import RepairRefusedError, shell_word
+
+app = typer.Typer()
+
+Id = Annotated[str | None, typer.Argument(metavar="ID", help="A transactional id, as Kafka sees it, or one of the database's.")]
+IdOption = Annotated[
+    str | None, typer.Option("--transactional-id", "--transactionalId", help="The same, as Apache's tool takes it.")
+]
+
+
+@dataclass
+class _Repair:
+    """One call of a command: what it has shown, and what it did."""
+
+    command: str
+    yes: bool
+    as_json: bool
+    described: list[DescribedTransaction] = field(default_factory=list)
+    decided: dict[str, Decided] = field(default_factory=dict)
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
+    unacknowledged: Entries = field(default_factory=list)
+
+    def look(self, admin: TransactionAdmin, decisions: Decisions | None, given: str) -> None:
+        """Ask Kafka and the database about everything that is affected, and show it; refuse what an open job works on."""
+        described = list(admin.describe([given] if decisions is None else decisions.affected(given)))
+        if decisions is not None:
+            self.decided = decisions.of_each(one.transactional_id for one in described)
+            described = [self.decided[one.transactional_id].seen(one) for one in described]
+        self.described = described
+        if not self.as_json:
+            show_described(described, self.decided, now_ms())
+        rows = [found.row.transactional_id for found in self.decided.values() if found.row is not None]
+        if decisions is not None and rows:
+            _refuse_open_job(decisions, rows)
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self.as_json:
+            typer.echo(text)
+
+    def carry_out(self, decisions: Decisions) -> None:
+        """End what is open on the rows as the database decided, if they are as they were shown."""
+        planned = [found for found in self.decided.values() if found.plan is not None]
+        rows = dict.fromkeys(found.plan.transactional_id for found in planned if found.plan is not None)
+        ask(
+            f"Claim {', '.join(rows)}, and end what is open there as shown? "
+            "A live writer on it gets FencedError at its next step.",
+            yes=self.yes,
+        )
+        report = decisions.carry_out(planned)
+        self.outcomes += outcomes_json(report)
+        self.unacknowledged += report.unacknowledged
+        if not self.as_json:
+            show_report(report)
+
+    def nothing(self, text: str) -> None:
+        """Say that nothing was done; what recovery has recorded before as lost or unverified is shown all the same."""
+        plans = {found.row.transactional_id: found.row.lost for found in self.decided.values() if found.row is not None}
+        self.unacknowledged += [(name, entry) for name, entries in plans.items() for entry in entries]
+        self.say(text)
+        if self.unacknowledged and not self.as_json:
+            typer.echo("Lost or unverified, not acknowledged:")
+            show_lost(self.unacknowledged)
+
+    def end(self) -> None:
+        """Print the JSON, and exit with 1 if something is left to do."""
+        if self.as_json:
+            now = now_ms()
+            shown = [described_json(one, self.decided.get(one.transactional_id), now) for one in self.described]
+            found = {
+                "transactions": shown,
+                "outcomes": self.outcomes,
+                "unacknowledged": unacknowledged_json(self.unacknowledged),
+            }
+            print_json(document(self.command, found, complete=True))
+        unfinished = any(one["error"] is not None or one["taken_over_by"] is not None for one in self.outcomes)
+        end(found=unfinished or bool(self.unacknowledged))
+
+
+@app.command("force-terminate")
+@app.command("forceTerminateTransaction", hidden=True)  # as Apache's tool calls it
+def force_terminate_command(
+    *,
+    given: Id = None,
+    more: IdOption = None,
+    url: Url = None,
+    schema: Schema = None,
+    without_database: WithoutDatabase = False,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """End an open transaction by aborting it, even a prepared one, and fence its producer (KIP-939).
+
+    Only the transaction that is shown is ended, not a later one of the same id. With a database, an id of dualwrite's is
+    claimed first, and what the database has committed is left alone.
+    """
+    name = _one_id(given, more)
+    settings = settings_for(url, kafka, kafka_config, schema)
+    repair = _Repair("force-terminate", yes, as_json)
+    with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
+        decisions = None if settings.database_url is None else opened.enter_context(Decisions(settings))
+        repair.look(admin, decisions, name)
+        for one in repair.described:
+            found = repair.decided.get(one.transactional_id)
+            refusal = refusal_to_terminate(one, found, without_database=without_database)
+            if refusal is not None:
+                raise refusal
+        planned = decisions is not None and any(found.plan is not None for found in repair.decided.values())
+        if planned:
+            assert decisions is not None
+            repair.carry_out(decisions)
+        alone = [one for one in repair.described if _is_foreign(one, repair.decided)]
+        for one in alone:
+            _terminate(repair, admin, decisions, one)
+        if not planned and not alone:
+            _check_ends(repair.described)
+            repair.nothing("Nothing is open on it: nothing to do.")
+    repair.end()
+
+
+@app.command("complete")
+def complete_command(
+    *,
+    given: Id = None,
+    more: IdOption = None,
+    url: Url = None,
+    schema: Schema = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
+    timeout: Timeout = TIMEOUT,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Commit or abort what is open on an id, as the database decided; shows the evidence first.
+
+    This is `dualwrite recover` for one id, by its name at Kafka: the id is claimed, so that a live writer on it is fenced. A
+    logical id includes its lanes.
+    """
+    name = _one_id(given, more)
+    settings = settings_for(url, kafka, kafka_config, schema)
+    if settings.database_url is None:
+        refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
+    repair = _Repair("complete", yes, as_json)
+    with admin_tools(kafka, kafka_config, timeout) as admin, Decisions(settings) as decisions:
+        repair.look(admin, decisions, name)
+        for one in repair.described:
+            refusal = refusal_to_complete(one, repair.decided[one.transactional_id])
+            if refusal is not None:
+                raise refusal
+        if any(found.plan is not None for found in repair.decided.values()):
+            repair.carry_out(decisions)
+        else:
+            _check_ends(repair.described)
+            repair.nothing("Nothing is open on it: nothing to do.")
+    repair.end()
+
+
+def _one_id(given: str | None, more: str | None) -> str:
+    names = [name for name in (given, more) if name]
+    if len(names) != 1:
+        raise typer.BadParameter("name one transactional id.", param_hint="ID")
+    return names[0]
+
+
+def _is_foreign(one: DescribedTransaction, decided: Mapping[str, Decided]) -> bool:
+    """Whether the id is ended by compare-and-set on its epoch: no database has planned anything for it."""
+    found = decided.get(one.transactional_id)
+    if found is not None and found.plan is not None:
+        return False
+    return found is None or found.row is None or is_open(one)
+
+
+def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | None, one: DescribedTransaction) -> None:
+    """Abort the transaction of an id that no database decides about, by compare-and-set on what is shown."""
+    if one.problem is not None:
+        raise one.problem
+    name, description = one.transactional_id, one.description
+    if description is None:
+        raise RepairRefusedError(
+            "Its coordinator does not know the id.",
+            transactional_id=name,
+            next_step="`dualwrite transactions list` shows the ids that Kafka knows",
+        )
+    _check_ends([one])
+    if not is_open(one):
+        repair.nothing("No transaction is open on it: nothing to do.")
+        return
+    out_of_reach = decisions is None or repair.decided[name].is_out_of_reach
+    if decisions is not None and not out_of_reach:
+        refusal = refusal_of_committed(decisions.committed(description.producer_id, description.epoch))
+        if refusal is not None:
+            raise refusal
+    doubt = ""
+    if out_of_reach and not is_made_by_dualwrite(name):
+        doubt = "No database of dualwrite was asked (--url): if one has committed it, its messages are lost. "
+    ask(
+        f"{doubt}Abort the transaction of {name} (producer id {description.producer_id}, epoch {description.epoch})? "
+        "Its messages will never be read, and its producer is fenced.",
+        yes=repair.yes,
+    )
+    admin.force_terminate(name, producer_id=description.producer_id, epoch=description.epoch)
+    repair.outcomes.append(outcome_json(name, "aborted"))
+    repair.say("Aborted.")
+
+
+def _check_ends(described: list[DescribedTransaction]) -> None:
+    """Refuse to say that nothing is open while a coordinator has not written all markers yet."""
+    for one in described:
+        if one.description is not None and one.description.status.is_ending:
+            raise RepairRefusedError(
+                f"Its transaction has been decided, and its coordinator is ending it: {one.description.status.value}.",
+                transactional_id=one.transactional_id,
+                cause="the markers are being written; if it stays like this, a partition that is still listed has no leader",
+                next_step=f"look again with `dualwrite transactions describe {shell_word(one.transactional_id)}`, which lists "
+                "the partitions without their marker; start the brokers that have them",
+            )
+
+
+def _refuse_open_job(decisions: Decisions, rows: list[str]) -> None:
+    found = open_job_of(decisions.store, rows)
+    if found is None:
+        return
+    name, job = found
+    raise RepairRefusedError(
+        f"A task of batch {job.batch_id} of job {job.job_id!r} uses the id, and the batch is open: without this transaction it "
+        "could not be committed.",
+        transactional_id=name,
+        next_step=f"leave it to the job, which decides about all of them; if its driver is gone: "
+        f"`dualwrite recover --prefix {shell_word(job.prefix)}`",
+    )

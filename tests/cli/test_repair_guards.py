@@ -1,0 +1,394 @@
+"""What `abort`, `force-terminate` and `complete` leave alone, and that they do what they have shown, on a real broker."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from confluent_kafka import Producer
+
+import dualwrite
+from cli.conftest import Crash, Crashed, JsonOf, Run
+from dualwrite import migration
+from dualwrite.admin import DescribedTransaction, TransactionAdmin
+from dualwrite.devcluster import DevCluster
+from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.recovery.report import IdReport, RecoveryReport
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.registry import store_from_url
+from fixtures.broker import make_topic, read_topic, wait_for_markers
+from fixtures.open_transactions import left_open
+from fixtures.pace import LIMIT
+from fixtures.raw_producer import write_behind_the_coordinator
+
+NewName = Callable[[str], str]
+PRODUCER_ID = 5_000_000
+
+
+@pytest.fixture
+def topic(trusting_broker: DevCluster, new_name: NewName) -> str:
+    name = new_name("topic")
+    make_topic(trusting_broker, name)
+    return name
+
+
+@pytest.fixture
+def other_url(tmp_path: Path) -> str:
+    """Another database, with none of the ids."""
+    made = f"sqlite:///{tmp_path}/other.db"
+    migration.upgrade(made)
+    return made
+
+
+@pytest.fixture
+def at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], list[str]]:
+    """Has something happen before the answer to a command's question, which is yes; returns the questions."""
+    asked: list[str] = []
+
+    def prepare(happens: Callable[[], Any]) -> list[str]:
+        def confirm(question: str, **_: object) -> bool:
+            asked.append(question)
+            happens()
+            return True
+
+        terminal = io.StringIO()
+        terminal.isatty = lambda: True  # type: ignore[method-assign]  # an interactive terminal
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(typer, "confirm", confirm)
+        return asked
+
+    return prepare
+
+
+def state(json_of: JsonOf, name: str) -> str:
+    _, found = json_of("describe", name)
+    return str(found["transactions"][0]["state"])
+
+
+def committed(broker: DevCluster, topic: str) -> int:
+    return len(read_topic(broker.bootstrap_servers, topic))
+
+
+# --- what is acted on was shown ---------------------------------------------------------------------------------------
+
+
+def test_complete_shows_and_names_every_lane(
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
+) -> None:
+    left = crashed("after_db_commit", transactions=2, lanes=3)
+    code, out, err = run("complete", left.name, "--url", url)
+    assert code == 2
+    assert f"Claim {left.name}, {left.name}~1, {left.name}~2, and end what is open there as shown?" in err
+    kafka, database = out.split("In the database:")
+    for lane in ("", "~1", "~2"):
+        assert f"{left.name}{lane}#" in kafka
+        assert f"{left.name}{lane}#" in database
+    code, found = json_of("complete", left.name, "--url", url, "--yes")
+    assert code == 0
+    assert [(one["transactional_id"], one["outcome"]) for one in found["outcomes"]] == [
+        (left.name, "ALREADY_COMMITTED"),
+        (f"{left.name}~1", "COMMITTED"),
+        (f"{left.name}~2", "NOTHING"),
+    ]
+    assert committed(trusting_broker, left.topic) == 2
+
+
+def test_force_terminate_refuses_what_is_committed_on_any_lane(
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run
+) -> None:
+    left = crashed("after_db_commit", transactions=2, lanes=3)
+    assert run("complete", left.kafka_id, "--url", url, "--yes")[0] == 0  # lane 0 alone
+    code, _, err = run("force-terminate", left.name, "--yes", "--url", url)
+    assert code == 1
+    assert "the database committed the transaction, and Kafka has it prepared" in err
+    assert f"dualwrite recover --id {left.name}~1`" in err
+    assert run("complete", left.name, "--url", url, "--yes")[0] == 0
+    assert committed(trusting_broker, left.topic) == 2
+
+
+def test_an_open_lane_is_found_if_lane_0_is_settled(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
+    left = crashed("after_prepare", transactions=2, lanes=3)
+    kafka_id = left.kafka_id
+    assert json_of("complete", kafka_id, "--url", url, "--yes")[1]["outcomes"][0]["transactional_id"] == left.name
+    code, _, err = run("force-terminate", left.name, "--url", url)
+    assert code == 2
+    assert f"Claim {left.name}~1, {left.name}~2," in err
+    code, found = json_of("force-terminate", left.name, "--url", url, "--yes")
+    assert (code, found["outcomes"][0]["outcome"]) == (0, "ABORTED")
+    assert run("complete", left.name, "--url", url, "--yes")[1].splitlines()[-1] == "Nothing is open on it: nothing to do."
+
+
+# --- only if it still is as it was shown ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["complete", "force-terminate"])
+def test_a_writer_that_reopens_at_the_prompt_goes_on(
+    trusting_broker: DevCluster,
+    crashed: Crash,
+    url: str,
+    run: Run,
+    at_the_prompt: Callable[[Callable[[], Any]], list[str]],
+    command: str,
+) -> None:
+    left = crashed("after_prepare")
+    again: list[dualwrite.DualWriter] = []
+
+    def reopen() -> None:
+        again.append(dualwrite.connect(url, transactional_id=left.name))
+
+    asked = at_the_prompt(reopen)
+    code, out, err = run(command, left.name, "--url", url)
+    assert code == 1
+    assert len(asked) == 1
+    assert "NOT RECOVERED" in out
+    assert "The id is not as it was shown" in err
+    with closing(again[0]) as writer, writer.transaction() as tx:
+        tx.send(left.topic, "goes on")
+    assert committed(trusting_broker, left.topic) == 1
+
+
+def test_another_transaction_than_the_one_shown_is_not_ended(
+    trusting_broker: DevCluster,
+    crashed: Crash,
+    url: str,
+    run: Run,
+    json_of: JsonOf,
+    at_the_prompt: Callable[[Callable[[], Any]], list[str]],
+) -> None:
+    """The row is as it was: the same owner has gone on."""
+    left = crashed("after_prepare")
+    later: list[Producer] = []
+    at_the_prompt(lambda: later.append(left_open(trusting_broker.bootstrap_servers, left.kafka_id, left.topic)))
+    code, _, err = run("force-terminate", left.name, "--url", url)
+    assert code == 1
+    assert "has another transaction open" in err
+    later[0].commit_transaction(LIMIT)
+    assert committed(trusting_broker, left.topic) == 1
+
+
+# --- an id of dualwrite's needs its database --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strayed(trusting_broker: DevCluster, crashed: Crash, topic: str) -> Crashed:
+    """A prepared transaction of a writer, and a batch of its producer in another topic that its coordinator does not know."""
+    left = crashed("after_prepare")
+    with TransactionAdmin(trusting_broker.bootstrap_servers) as admin:
+        (found,) = admin.describe([left.kafka_id])
+    assert found.description is not None
+    servers, now = trusting_broker.bootstrap_servers, int(time.time() * 1000)
+    write_behind_the_coordinator(servers, topic, found.description.producer_id, found.description.epoch, now)
+    return left
+
+
+def test_abort_asks_for_the_database_of_an_id(strayed: Crashed, topic: str, url: str, other_url: str, run: Run) -> None:
+    where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--force")
+    code, _, err = run(*where)
+    assert code == 1
+    assert f"its database has not been asked. [transactional id {strayed.kafka_id!r}]" in err
+    code, _, err = run(*where, "--url", other_url)
+    assert code == 1
+    assert "the database that was asked does not know it" in err
+    assert run(*where, "--url", url)[0] == 0
+
+
+def test_abort_without_the_database(strayed: Crashed, topic: str, other_url: str, run: Run, tmp_path: Path) -> None:
+    where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--without-database")
+    code, _, err = run(*where)
+    assert code == 1
+    assert "may have been committed: its coordinator has a later transaction, or one of the same epoch" in err
+    missing = f"sqlite:///{tmp_path}/missing.db"
+    code, _, err = run(*where[:-1], "--force", "--url", missing)
+    assert code == 2
+    assert "dualwrite db upgrade" in err
+    assert run(*where, "--force", "--url", missing)[0] == 0
+
+
+def test_a_database_that_has_committed_is_not_waived(
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
+) -> None:
+    left = crashed("after_db_commit")
+    code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", url, "--without-database")
+    assert code == 1
+    assert "the database committed the transaction, and Kafka has it prepared" in err
+    assert state(json_of, left.kafka_id) == "Ongoing"
+    assert run("complete", left.kafka_id, "--yes", "--url", url)[0] == 0
+    assert committed(trusting_broker, left.topic) == 1
+
+
+def test_a_database_out_of_reach_is_waived(crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path) -> None:
+    left = crashed("after_prepare")
+    unreachable = ("--url", f"sqlite:///{tmp_path}/missing/app.db")
+    assert run("force-terminate", left.kafka_id, "--yes", *unreachable)[0] == 2
+    code, out, _ = run("force-terminate", left.kafka_id, "--yes", *unreachable, "--without-database")
+    assert (code, out.splitlines()[-1]) == (0, "Aborted.")
+    assert state(json_of, left.kafka_id) != "Ongoing"
+
+
+def test_an_id_of_an_older_release_needs_its_database(
+    trusting_broker: DevCluster, topic: str, run: Run, other_url: str, new_name: NewName
+) -> None:
+    name = f"{new_name('id')}#3"
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    for database in ((), ("--url", other_url)):
+        code, _, err = run("force-terminate", name, "--yes", *database)
+        assert code == 1
+        assert "A dualwrite writer has made this id" in err
+        assert "--without-database" in err
+    assert run("force-terminate", name, "--yes", "--without-database")[0] == 0
+    del producer
+
+
+def test_without_a_database_the_question_says_so(
+    trusting_broker: DevCluster, topic: str, run: Run, other_url: str, new_name: NewName
+) -> None:
+    name = new_name("id")
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    warning = "No database of dualwrite was asked (--url)"
+    assert warning in run("force-terminate", name)[2]
+    assert warning not in run("force-terminate", name, "--url", other_url)[2]
+    del producer
+
+
+# --- what the database does not know ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("later", "why"), [(5, "does not know generation"), (0, "has settled generation")])
+def test_what_is_open_on_a_generation_that_the_database_does_not_know(
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf, topic: str, later: int, why: str
+) -> None:
+    left = crashed("after_prepare")
+    assert run("complete", left.name, "--url", url, "--yes")[0] == 0
+    kafka_id = left.row.kafka_id(left.row.generation + later)
+    producer = left_open(trusting_broker.bootstrap_servers, kafka_id, topic)
+    for command in ("complete", "force-terminate"):
+        code, out, err = run(command, kafka_id, "--url", url, "--yes")
+        assert code == 1
+        assert "Ongoing" in out
+        assert why in err
+        assert "Nothing is open" not in out
+        assert "--without-database" in err
+    code, out, err = run("force-terminate", kafka_id, "--url", url, "--without-database", "--yes")
+    assert (code, err, out.splitlines()[-1]) == (0, "", "Aborted.")
+    assert state(json_of, kafka_id) != "Ongoing"
+    del producer
+
+
+def test_what_the_database_has_committed_is_not_aborted_under_another_id(
+    trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName
+) -> None:
+    """A row that names the transaction wins, whatever the id looks like."""
+    name = new_name("id")
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    with TransactionAdmin(trusting_broker.bootstrap_servers) as admin:
+        (found,) = admin.describe([name])
+    assert found.description is not None
+    lose(url, new_name("row"), PreparedTxnState(found.description.producer_id, found.description.epoch))
+    code, _, err = run("force-terminate", name, "--url", url, "--yes", "--without-database")
+    assert code == 1
+    assert "The database has committed the transaction" in err
+    del producer
+
+
+def lose(url: str, name: str, lost: PreparedTxnState) -> None:
+    """Make a row with a lost transaction."""
+    with store_from_url(url) as store:
+        claim = store.claim(name, "test", timeout=LIMIT)
+        entry = LostTransaction(LostKind.LOST, lost, 0, datetime(2026, 1, 1, tzinfo=UTC))
+        store.settle(claim, Settlement(lost=entry, settled_generation=0))
+
+
+# --- everything again after the question ------------------------------------------------------------------------------
+
+
+def test_abort_asks_the_database_again(
+    trusting_broker: DevCluster,
+    topic: str,
+    url: str,
+    run: Run,
+    new_name: NewName,
+    at_the_prompt: Callable[[Callable[[], Any]], list[str]],
+) -> None:
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, PRODUCER_ID, 0, int(time.time() * 1000))
+    asked = at_the_prompt(lambda: lose(url, new_name("row"), PreparedTxnState(PRODUCER_ID, 0)))
+    code, _, err = run("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--url", url)
+    assert code == 1
+    assert "The database has committed the transaction" in err
+    assert "it may have been committed" in asked[0]
+
+
+# --- exit codes and next steps ----------------------------------------------------------------------------------------
+
+
+def test_lost_transactions_are_found(url: str, json_of: JsonOf, run: Run, environment: None, new_name: NewName) -> None:
+    name = new_name("id")
+    lose(url, name, PreparedTxnState(7, 5))
+    code, found = json_of("complete", name, "--url", url, "--yes")
+    assert (code, found["outcomes"]) == (1, [])
+    (lost,) = found["unacknowledged"]
+    assert (lost["transactional_id"], lost["kind"], lost["state"]) == (name, "LOST", "7:5")
+    code, out, _ = run("complete", name, "--url", url, "--yes")
+    assert code == 1
+    assert "Lost or unverified, not acknowledged:" in out
+
+
+def test_a_lost_outcome_is_found(trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
+    left = crashed("after_db_commit")
+    with TransactionAdmin(trusting_broker.bootstrap_servers) as admin:
+        (found,) = admin.describe([left.kafka_id])
+        assert found.description is not None
+        admin.force_terminate(left.kafka_id, producer_id=found.description.producer_id, epoch=found.description.epoch)
+    wait_for_markers(trusting_broker.bootstrap_servers)
+    code, found_json = json_of("complete", left.name, "--url", url, "--yes")
+    assert (code, [one["outcome"] for one in found_json["outcomes"]]) == (1, ["LOST"])
+    assert [one["kind"] for one in found_json["unacknowledged"]] == ["LOST"]
+
+
+def test_a_successor_is_named(crashed: Crash, url: str, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = crashed("after_prepare")
+    report = RecoveryReport((IdReport(left.name, taken_over_by="writer there"),))
+    monkeypatch.setattr(Recoverer, "carry_out", lambda *_: report)
+    code, found = json_of("complete", left.name, "--url", url, "--yes")
+    (outcome,) = found["outcomes"]
+    assert (code, outcome["outcome"], outcome["taken_over_by"]) == (1, None, "writer there")
+
+
+def test_an_id_that_nobody_knows(run: Run, url: str, new_name: NewName) -> None:
+    name = new_name("typo")
+    for database in ((), ("--url", url)):
+        code, _, err = run("force-terminate", name, "--yes", *database)
+        assert code == 1
+        assert "Its coordinator does not know the id" in err
+        assert "dualwrite transactions list" in err
+    code, _, err = run("complete", name, "--yes", "--url", url)
+    assert code == 1
+    assert "`dualwrite status` lists the ids of the database" in err
+
+
+def test_a_transaction_that_is_being_ended(run: Run, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> None:
+    description = TransactionDescription(TransactionStatus.PREPARE_COMMIT, 1, 2, 60_000, 1_000, frozenset({("orders", 0)}))
+    monkeypatch.setattr(
+        TransactionAdmin, "describe", lambda _, names: [DescribedTransaction(name, 1, description) for name in names]
+    )
+    code, _, err = run("force-terminate", new_name("id"), "--yes")
+    assert code == 1
+    assert "its coordinator is ending it: PrepareCommit" in err
+    assert "dualwrite transactions describe" in err
+
+
+def test_an_id_in_a_next_step_is_quoted(trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName) -> None:
+    name = f"my {new_name('id')}"
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    code, _, err = run("complete", name, "--url", url, "--yes")
+    assert code == 1
+    assert f"`dualwrite transactions force-terminate '{name}'`" in err
+    del producer

@@ -1,0 +1,146 @@
+"""Whether an operator may end a transaction (`dualwrite.admin.guard`), and whether a plan still covers what is open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from dualwrite.admin.decisions import NEWER, NOT_OURS, NOT_READ, OTHER_DATABASE, SETTLED, Decided
+from dualwrite.admin.guard import is_made_by_dualwrite, refusal_to_complete, refusal_to_terminate
+from dualwrite.errors import DualWriteError, StoreCopiedError, StoreUnavailableError
+from dualwrite.kafka.admin.facts import DescribedTransaction
+from dualwrite.recovery.decision import Decision
+from dualwrite.recovery.plan import GenerationPlan
+from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
+from dualwrite.stores.base import StateRow
+
+ID = "shop#0123456789ab.2"
+OPEN = TransactionDescription(TransactionStatus.ONGOING, 7, 3, 60_000, 1_000, frozenset({("orders", 0)}))
+ENDED = replace(OPEN, status=TransactionStatus.COMPLETE_COMMIT, epoch=4)
+ROW = StateRow(
+    transactional_id="shop",
+    fence=5,
+    generation=2,
+    prepared_state=PreparedTxnState(7, 3),
+    prepared_generation=2,
+    settled_generation=1,
+    transaction_number=1,
+    lost=(),
+    owner="writer",
+    updated_at=datetime(2026, 1, 1, tzinfo=UTC),
+    store_id="0123456789ab",
+    named_from=1,
+)
+UNREACHABLE = StoreUnavailableError("The database is gone.")
+COPIED = StoreCopiedError("The database is a copy.")
+
+
+def planned(decision: Decision, *, stored: bool) -> GenerationPlan:
+    return GenerationPlan("shop", 2, ID, decision, ROW.prepared_state if stored else None, OPEN)
+
+
+def decided(decision: Decision, *, stored: bool = True) -> Decided:
+    found = planned(decision, stored=stored)
+    return Decided(ROW, 2, found, found.why)
+
+
+def one(description: TransactionDescription | None = OPEN, name: str = ID) -> DescribedTransaction:
+    return DescribedTransaction(name, 1, description)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("shop", False), ("shop~1", False), ("shop#3", True), (ID, True), ("shop~1#0123456789ab.0", True), ("shop#probe", False)],
+)
+def test_the_form_of_a_dualwrite_writers_id(name: str, expected: bool) -> None:
+    assert is_made_by_dualwrite(name) is expected
+
+
+@pytest.mark.parametrize(
+    ("found", "waived"),
+    [
+        (None, None),
+        (Decided(None, None, None, NOT_OURS), None),
+        (Decided(None, None, None, OTHER_DATABASE), None),
+        (Decided(ROW, 3, None, NEWER), None),
+        (Decided(ROW, 1, None, SETTLED), None),
+        (Decided(None, None, None, NOT_READ, UNREACHABLE), None),
+        (Decided(ROW, 2, None, "recovery could do nothing", COPIED), "a copy"),
+        (decided(Decision.COMMIT), "not aborted"),
+        (decided(Decision.LOST), "not aborted"),
+        (decided(Decision.WAIT), "not aborted"),
+    ],
+)
+def test_an_open_transaction_that_no_database_lets_go(found: Decided | None, waived: str | None) -> None:
+    """The option waives only what a database can't say."""
+    assert refusal_to_terminate(one(), found) is not None
+    left = refusal_to_terminate(one(), found, without_database=True)
+    assert left is None if waived is None else waived in str(left)
+
+
+@pytest.mark.parametrize("without_database", [False, True])
+def test_an_open_transaction_that_may_be_aborted(without_database: bool) -> None:
+    for stored in (False, True):  # what it has is an earlier transaction's
+        found = decided(Decision.ABORT, stored=stored)
+        assert refusal_to_terminate(one(), found, without_database=without_database) is None
+    for plain in (None, Decided(None, None, None, NOT_OURS)):
+        assert refusal_to_terminate(one(name="billing"), plain, without_database=without_database) is None
+
+
+@pytest.mark.parametrize("found", [decided(Decision.COMMIT), decided(Decision.ABORT), decided(Decision.LOST)])
+def test_what_the_database_decides_may_be_completed(found: Decided) -> None:
+    assert refusal_to_complete(one(), found) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Decided(None, None, None, NOT_OURS), "has no such id"),
+        (Decided(None, None, None, OTHER_DATABASE), "belongs to another database"),
+        (Decided(ROW, 3, None, NEWER), "does not know generation 3 of it (newest: 2)"),
+        (Decided(ROW, 1, None, SETTLED), "has settled generation 1"),
+        (Decided(None, None, None, NOT_READ, UNREACHABLE), "is gone"),
+    ],
+)
+def test_what_it_does_not_decide_may_not(found: Decided, said: str) -> None:
+    assert said in str(refusal_to_complete(one(), found))
+
+
+def test_nothing_open_on_a_settled_generation_needs_no_refusal() -> None:
+    settled = Decided(ROW, 2, None, SETTLED)
+    for description in (ENDED, None):
+        assert refusal_to_complete(one(description), settled) is None
+        assert refusal_to_terminate(one(description), settled) is None
+
+
+def test_an_id_that_could_not_be_described_is_not_called_ended() -> None:
+    problem = DualWriteError("no answer")
+    for refusal in (refusal_to_complete, refusal_to_terminate):
+        assert refusal(DescribedTransaction(ID, None, None, problem), Decided(ROW, 2, None, SETTLED)) is problem
+
+
+# --- GenerationPlan.covers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "described",
+    [None, ENDED, OPEN, replace(OPEN, partitions=frozenset()), replace(OPEN, status=TransactionStatus.PREPARE_ABORT)],
+)
+def test_a_plan_covers_the_same_transaction_and_one_that_has_ended(described: TransactionDescription | None) -> None:
+    was = planned(Decision.COMMIT, stored=True)
+    assert was.covers(replace(was, described=described))
+
+
+@pytest.mark.parametrize("changes", [{"epoch": 4}, {"producer_id": 8}, {"start_time_ms": 2_000}])
+def test_a_plan_does_not_cover_another_transaction(changes: dict[str, int]) -> None:
+    was = planned(Decision.ABORT, stored=False)
+    later = replace(was, described=replace(OPEN, **changes))  # type: ignore[arg-type]  # the cases name fields
+    assert not was.covers(later)
+    for before in (None, ENDED):
+        assert not replace(was, described=before).covers(was)
+
+
+def test_a_plan_does_not_cover_another_decision() -> None:
+    assert not planned(Decision.ABORT, stored=False).covers(planned(Decision.COMMIT, stored=True))
