@@ -185,6 +185,17 @@ def test_stuck_without_rights(guarded: DevCluster, reader: TransactionAdmin, gra
     producer = opened(guarded, new_name("id"), topic)
     found = reader.stuck(topic=topic)
     assert refused(found.unreadable[0].problem, f"grant the principal Describe on the topic {topic!r}")
+    grant(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
+
+    def problem() -> Any:
+        found = reader.stuck(topic=topic)
+        assert not found.partitions
+        assert not found.complete
+        (one,) = found.unreadable
+        assert found.searched == 0
+        return one.problem
+
+    until(lambda: refused(problem(), "DescribeProducers", f"grant the principal Read on the topic {topic!r}"), problem)
     grant(ResourceType.TOPIC, topic, AclOperation.READ)
     (one,) = until(lambda: reader.stuck(topic=topic).partitions, "the ACL is known to the broker")
     assert (one.holder.transactional_id, one.holder.hanging) == (None, Reason.NOT_LISTED)

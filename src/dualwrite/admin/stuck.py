@@ -65,7 +65,7 @@ class StuckSearch:
     Args:
         partitions: Where consumers wait, the longest first.
         searched: How many partitions were looked at.
-        unreadable: The partitions and topics that could not be looked at.
+        unreadable: The partitions and topics that could not be looked at: it is not known whether consumers wait there.
         problems: The brokers that did not answer.
     """
 
@@ -91,15 +91,15 @@ def find_stuck(
         keys = {key for key in groups.partitions() if topic in (None, key[0])}
         topics = sorted({name for name, _ in keys})
         ends = [end for end in partition_ends(brokers, topics) if (end.topic, end.partition) in keys] if topics else []
-    held = _held(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
+    held, unread = _held(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
     now = int(time.time() * 1000)
     long = [one for one in held if _age(one, now) >= longer_than_ms]
     waiting = groups.waiting({(one.end.topic, one.end.partition): one.end for one in long})
     found = [replace(one, groups=tuple(waiting.get((one.end.topic, one.end.partition), ()))) for one in long]
     return StuckSearch(
         partitions=tuple(sorted(found, key=lambda one: (-_age(one, now), one.end.topic, one.end.partition))),
-        searched=sum(end.problem is None for end in ends),
-        unreadable=tuple(end for end in ends if end.problem is not None),
+        searched=sum(end.problem is None for end in ends) - len(unread),
+        unreadable=(*(end for end in ends if end.problem is not None), *unread),
         problems=brokers.problems,
     )
 
@@ -109,15 +109,20 @@ def _age(found: StuckPartition, now_ms: int) -> int:
     return now_ms if age is None else age  # an unknown age is no reason to leave it out
 
 
-def _held(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> list[StuckPartition]:
-    """Those with an open transaction at the last stable offset, with what the coordinators say about it."""
+def _held(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[list[StuckPartition], list[PartitionEnd]]:
+    """Those with an open transaction at the last stable offset, with what the coordinators say; and those not described."""
     oldest: dict[Key, OpenTransaction] = {}
+    unread = []
     for described in producers_of(brokers, waiting):
+        if described.problem is not None:
+            unread.append(PartitionEnd(described.topic, described.partition, described.broker, problem=described.problem))
+            continue
         opened = open_transactions(described)
         if opened:
             oldest[described.topic, described.partition] = min(opened, key=_start)
     holders = _holders(brokers, list(oldest.values())) if oldest else {}
-    return [StuckPartition(waiting[key], holders[opened.name]) for key, opened in oldest.items() if opened.name in holders]
+    found = [StuckPartition(waiting[key], holders[opened.name]) for key, opened in oldest.items() if opened.name in holders]
+    return found, unread
 
 
 def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
