@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,10 +19,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from dualwrite.admin import Reason, TransactionAdmin
+from dualwrite.admin import Ending, Reason, RecordTransaction, TransactionAdmin
+from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
+from fixtures import json_pages
 from fixtures.broker import TRUSTING, USERS, make_topic, started
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
@@ -46,16 +49,24 @@ def guarded() -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.fixture
-def reader(guarded: DevCluster) -> Iterator[TransactionAdmin]:
-    settings = {
+def settings_of_reader(guarded: DevCluster) -> dict[str, str]:
+    return {
         "bootstrap.servers": guarded.listeners["SASL_PLAINTEXT"],
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",
         "sasl.username": "reader",
         "sasl.password": USERS["reader"],
     }
-    with TransactionAdmin(settings, timeout=LIMIT) as admin:
+
+
+def as_reader(guarded: DevCluster) -> list[str]:
+    """The options of a command."""
+    return [word for name, value in settings_of_reader(guarded).items() for word in ("--kafka-config", f"{name}={value}")]
+
+
+@pytest.fixture
+def reader(guarded: DevCluster) -> Iterator[TransactionAdmin]:
+    with TransactionAdmin(settings_of_reader(guarded), timeout=LIMIT) as admin:
         yield admin
 
 
@@ -96,7 +107,14 @@ def test_a_transactional_id(guarded: DevCluster, reader: TransactionAdmin, grant
     )
     grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE)
     until(lambda: next(reader.describe([name])).description, "the ACL is known to the broker")
-    assert name in {found.transactional_id for found in reader.list()}
+    listed = reader.list()
+    assert name in {found.transactional_id for found in listed}
+    assert not listed.complete, "others may be hidden"
+    needed = ["Describe on the topic '__transaction_state'", "Describe on the transactional id '*'"]
+    assert all(refused(*pair) for pair in zip(listed.hidden, needed, strict=True))
+    grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
+    grant(ResourceType.TOPIC, TRANSACTION_STATE_TOPIC, AclOperation.DESCRIBE)
+    until(lambda: reader.list().complete, "the ACLs are known to the broker")
     del producer
 
 
@@ -117,7 +135,7 @@ def test_a_topic(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
 
 
 def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_called_hanging(
-    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName
+    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     healthy, hanging = new_name("healthy"), new_name("hanging")
     for topic in (healthy, hanging):
@@ -129,6 +147,12 @@ def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_called_hanging(
         search = until(lambda topic=topic: found if (found := reader.find_hanging(topic=topic)).searched else None, "the ACL")
         assert search.hanging == ()
         assert [found.reason for found in search.undecided] == [Reason.NOT_LISTED]
+        needed = [f"Describe on the topic '{TRANSACTION_STATE_TOPIC}'", "Describe on the transactional id '*'"]
+        assert all(refused(*pair) for pair in zip(search.hidden, needed, strict=True))
+    capsys.readouterr()
+    assert main(["transactions", "find-hanging", "--topic", hanging, "--json", *as_reader(guarded)]) == 1
+    seen = json_pages.check("find-hanging", json.loads(capsys.readouterr().out))
+    assert {"undecided[].reason", "undecided[].why", "hidden[].message", "hidden[].code"} <= seen
     grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
     until(lambda: reader.find_hanging(topic=healthy).complete, "the ACL is known to the broker")
     assert [found.reason for found in reader.find_hanging(topic=hanging).undecided] == [Reason.NOT_LISTED]
@@ -200,3 +224,29 @@ def test_stuck_without_rights(guarded: DevCluster, reader: TransactionAdmin, gra
     (one,) = until(lambda: reader.stuck(topic=topic).partitions, "the ACL is known to the broker")
     assert (one.holder.transactional_id, one.holder.hanging) == (None, Reason.NOT_LISTED)
     del producer
+
+
+def test_the_id_of_a_record_that_an_acl_hides(
+    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not said that no coordinator lists one."""
+    topic, name = new_name("topic"), new_name("id")
+    make_topic(guarded, topic)
+    opened(guarded, name, topic).commit_transaction(LIMIT)
+    grant(ResourceType.TOPIC, topic, AclOperation.READ)
+
+    def found() -> RecordTransaction | None:
+        try:
+            return reader.transaction_of(topic, 0, 0)
+        except BrokerAuthorizationError:
+            return None
+
+    record = until(found, "the ACL is known to the broker")
+    assert (record.ending, record.transactional_id, record.complete) == (Ending.COMMITTED, None, False)
+    assert main(["transactions", "of", "--topic", topic, "--partition", "0", "--offset", "0", *as_reader(guarded)]) == 1
+    shown = capsys.readouterr()
+    assert "not known: grant the principal Describe on the topic '__transaction_state'" in shown.out
+    assert "grant the principal Describe on the transactional id '*'" in shown.err
+    grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE)
+    until(lambda: reader.transaction_of(topic, 0, 0).complete, "the ACL is known to the broker")
+    assert reader.transaction_of(topic, 0, 0).transactional_id == name

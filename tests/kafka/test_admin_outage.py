@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from dualwrite.admin import TransactionAdmin
+from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
+from fixtures import json_pages
 from fixtures.broker import make_topic, started
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, limit, until
@@ -27,7 +30,8 @@ def three() -> Iterator[DevCluster]:
         make_topic(cluster, TOPIC, PARTITIONS)
         producers = []
         for name in IDS:
-            producers.append(left_open(cluster.bootstrap_servers, name, TOPIC, partition=len(producers) % PARTITIONS))
+            at = len(producers) % PARTITIONS
+            producers.append(left_open(cluster.bootstrap_servers, name, TOPIC, partition=at, seconds=600))
         yield cluster
 
 
@@ -41,6 +45,48 @@ def coordinators(admin: TransactionAdmin) -> dict[str, int]:
         return None if answer.problems or list(found) != IDS else found
 
     return until(listed, "every broker lists its ids", pause=0.1)
+
+
+ASKED = {
+    "list": ["transactions", "list"],
+    "describe": ["transactions", "describe", *IDS, *(f"unused-{number}" for number in range(32))],  # of every coordinator
+    "describe-producers": ["transactions", "describe-producers", "--topic", TOPIC],
+    "find-hanging": ["transactions", "find-hanging", "--topic", TOPIC, "--max-transaction-timeout", "0"],
+    "of": ["transactions", "of", "--topic", TOPIC, "--offset", "0", "--partition"],
+    "stuck": ["stuck", "--topic", TOPIC, "--longer-than", "0"],
+}
+
+
+def test_the_commands_say_that_an_answer_is_not_complete(three: DevCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, in the JSON of the page, and by the exit code.
+
+    Two brokers are silent, so that nothing can be taken over. The first of these tests, while all three have ids.
+    """
+    with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT) as admin:
+        listed = {node: name for name, node in coordinators(admin).items()}
+        leaders = {end.broker: end.partition for end in admin.ends([TOPIC])}
+    answering = next(node for node in listed if node in leaders)
+    silent = sorted({1, 2, 3} - {answering})
+    for node in silent:
+        three.pause(node)
+    try:
+        for command, words in ASKED.items():
+            arguments = [*words, *([str(leaders[answering])] if command == "of" else [])]
+            capsys.readouterr()
+            code = main([*arguments, "--kafka", three.bootstrap_servers, "--timeout", str(limit(2)), "--json"])
+            shown = capsys.readouterr()
+            found = json.loads(shown.out)
+            assert (code, found["complete"]) == (1, False), command
+            seen = json_pages.check(command, found)
+            if command != "describe":  # which has the reason at each id
+                assert {"problems[].broker", "problems[].address", "problems[].reason", "problems[].covered"} <= seen, command
+        assert main(["transactions", "list", "--kafka", three.bootstrap_servers, "--timeout", str(limit(2))]) == 1
+        shown = capsys.readouterr()
+        assert listed[answering] in shown.out
+        assert [f"The answer is not complete: Broker {node} (127.0.0.1:" in shown.err for node in silent] == [True, True]
+    finally:
+        for node in silent:
+            three.resume(node)
 
 
 def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
-from uuid import uuid4
 
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, OpenTransaction, confirmed
 from dualwrite.kafka.admin.brokers import Brokers, batches
 from dualwrite.kafka.admin.describing import describe_transactions
 from dualwrite.kafka.admin.facts import PartitionProducers, TransactionListing
+from dualwrite.kafka.admin.hidden import sees_every_id
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.listing import Filter, list_transactions
 from dualwrite.kafka.admin.producers import producers_of
@@ -48,9 +48,7 @@ class Examiner:
         names = sorted({found.transactional_id for found in listed.values()})
         described = {found.transactional_id: found for found in describe_transactions(lambda: self._brokers, names)}
         all_listed = all(one.producer.producer_id in listed for one in opened) or (
-            self._brokers.sees_coordinators
-            and all(problem.covered for problem in self._brokers.problems)
-            and self._may_describe_any_id()
+            all(problem.covered for problem in self._brokers.problems) and sees_every_id(self._brokers)
         )
         return CoordinatorSide(listed, described, all_listed)
 
@@ -77,11 +75,6 @@ class Examiner:
             return []
         side = side or self.look(opened)
         return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
-
-    def _may_describe_any_id(self) -> bool:
-        """Whether the principal may describe an id that no ACL with a name or a prefix can be meant for."""
-        (probed,) = describe_transactions(lambda: self._brokers, [uuid4().hex])
-        return probed.problem is None
 
     def _asked_again(self, suspects: Sequence[HangingTransaction]) -> Mapping[Key, PartitionProducers]:
         keys = {(one.opened.topic, one.opened.partition) for one in suspects}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from dualwrite.errors import DualWriteError
 from dualwrite.kafka.admin.facts import (
     ActiveProducer,
     BrokerProblem,
@@ -107,6 +108,7 @@ class HangingSearch:
         limit_ms: The age above which an open transaction was examined, in milliseconds.
         unreadable: The partitions and topics that could not be described.
         problems: The brokers that did not answer.
+        hidden: The missing ACLs for want of which transactions are undecided, as errors that name them.
     """
 
     hanging: tuple[HangingTransaction, ...]
@@ -116,6 +118,7 @@ class HangingSearch:
     limit_ms: int
     unreadable: tuple[PartitionProducers, ...] = ()
     problems: tuple[BrokerProblem, ...] = ()
+    hidden: tuple[DualWriteError, ...] = ()
 
     @property
     def complete(self) -> bool:

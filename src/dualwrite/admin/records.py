@@ -9,9 +9,9 @@ from typing import Final
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import HangingTransaction, OpenTransaction, open_transactions
 from dualwrite.delivery import Fate, Place
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite.errors import BrokerUnavailableError, DualWriteError
 from dualwrite.kafka.admin.brokers import PAUSE, Brokers
-from dualwrite.kafka.admin.facts import ActiveProducer, DescribedTransaction
+from dualwrite.kafka.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.producers import producers_of
 from dualwrite.kafka.admin.records import stored_record
@@ -54,6 +54,9 @@ class RecordTransaction:
         opened: The transaction in its partition, if it is open.
         described: The transactional id that has this producer id now, and what its coordinator says; None if none is listed.
         hanging: Why it hangs, or might, if it is open and its coordinator will not end it.
+        is_searched: Whether every coordinator answered, for every id: if not, an id that is not listed is not known.
+        problems: The brokers that did not answer.
+        hidden: The missing ACLs for want of which the id may not be listed, as errors that name them.
     """
 
     topic: str
@@ -67,6 +70,20 @@ class RecordTransaction:
     opened: OpenTransaction | None = None
     described: DescribedTransaction | None = None
     hanging: HangingTransaction | None = None
+    is_searched: bool = True
+    problems: tuple[BrokerProblem, ...] = ()
+    hidden: tuple[DualWriteError, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing about it could not be found out."""
+        described = self.described
+        verdict = self.hanging
+        return (
+            (self.is_searched if described is None else described.problem is None)
+            and (verdict is None or verdict.reason.is_conclusive)
+            and all(problem.covered for problem in self.problems)
+        )
 
     @property
     def transactional_id(self) -> str | None:
@@ -94,7 +111,16 @@ def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction
     one = opened or OpenTransaction(*key, None, ActiveProducer(batch.producer_id, batch.epoch, -1, None, None, offset))
     side = examiner.look([one])
     hanging = next(iter(examiner.hanging([opened], side)), None) if opened is not None else None
-    return replace(found, ending=ending, opened=opened, described=side.description(one), hanging=hanging)
+    return replace(
+        found,
+        ending=ending,
+        opened=opened,
+        described=side.description(one),
+        hanging=hanging,
+        is_searched=side.all_listed,
+        problems=brokers.problems,
+        hidden=brokers.hidden,
+    )
 
 
 def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Ending, OpenTransaction | None]:

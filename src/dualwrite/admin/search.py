@@ -46,6 +46,7 @@ class Search:
             limit_ms=self._limit_ms,
             unreadable=tuple(self._unreadable),
             problems=self._brokers.problems,
+            hidden=self._brokers.hidden,
         )
 
     def _late(self, topics: Sequence[str] | None, partitions: Collection[int]) -> list[OpenTransaction]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Name, OpenTransaction, Reason, open_transactions
 from dualwrite.admin.waiting import Groups, StoredPositions, WaitingGroup
+from dualwrite.errors import DualWriteError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import RUNNING, BrokerProblem
 from dualwrite.kafka.admin.leaders import Key
@@ -67,17 +68,19 @@ class StuckSearch:
         searched: How many partitions were looked at.
         unreadable: The partitions and topics that could not be looked at: it is not known whether consumers wait there.
         problems: The brokers that did not answer.
+        hidden: The ACLs without which Kafka may have left something out, as errors that name them.
     """
 
     partitions: tuple[StuckPartition, ...]
     searched: int
     unreadable: tuple[PartitionEnd, ...] = ()
     problems: tuple[BrokerProblem, ...] = ()
+    hidden: tuple[DualWriteError, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether every partition was looked at, and every broker answered."""
-        return not self.unreadable and all(problem.covered for problem in self.problems)
+        """Whether every partition was looked at, every broker answered, and no missing ACL hides anything."""
+        return not self.unreadable and not self.hidden and all(problem.covered for problem in self.problems)
 
 
 def find_stuck(
@@ -101,6 +104,7 @@ def find_stuck(
         searched=sum(end.problem is None for end in ends) - len(unread),
         unreadable=(*(end for end in ends if end.problem is not None), *unread),
         problems=brokers.problems,
+        hidden=brokers.hidden,
     )
 
 

@@ -22,6 +22,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.describing import describe_transactions
 from dualwrite.kafka.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
+from dualwrite.kafka.admin.hidden import sees_every_id
 from dualwrite.kafka.admin.listing import Filter, Listed, list_transactions, statuses
 from dualwrite.kafka.admin.offsets import PartitionEnd, first_offsets, partition_ends
 from dualwrite.kafka.admin.producers import describe_producers
@@ -73,7 +74,7 @@ class TransactionAdmin:
     ) -> Answer[TransactionListing]:
         """The transactional ids that the coordinators know, sorted (ListTransactions, KIP-664, KIP-994, KIP-1152).
 
-        Kafka leaves out ids that the principal may not describe, without saying so.
+        Kafka leaves out ids that the principal may not describe, without saying so: `hidden` names the ACL then.
 
         Args:
             states: Only ids in one of these states, such as `Ongoing`.
@@ -89,7 +90,10 @@ class TransactionAdmin:
         wanted = _filter(states, producer_ids, pattern, running_longer_than)
         brokers = self._brokers()
         listed = list_transactions(brokers, wanted)
-        return Answer(tuple(_old_enough(brokers, listed, wanted)), brokers.problems)
+        found = tuple(_old_enough(brokers, listed, wanted))
+        if all(problem.covered for problem in brokers.problems):  # it is not complete in any case otherwise
+            sees_every_id(brokers)
+        return Answer(found, brokers.problems, brokers.hidden)
 
     def describe(self, transactional_ids: Iterable[str]) -> Iterator[DescribedTransaction]:
         """What the coordinators say about ids, in their order (DescribeTransactions, KIP-664).

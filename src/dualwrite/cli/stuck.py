@@ -62,7 +62,8 @@ def stuck(
     found = seen.found
     now = now_ms()
     if as_json:
-        print_json(document("stuck", stuck_json(found, seen.decided, now), complete=seen.complete, problems=found.problems))
+        answer = stuck_json(found, seen.decided, now)
+        print_json(document("stuck", answer, complete=seen.complete, problems=found.problems, hidden=found.hidden))
     else:
         if found.partitions:
             show(stuck_table(found, seen.decided, now, width=terminal_width()))
@@ -71,7 +72,7 @@ def stuck(
                 f"No consumer waits in {counted(found.searched, 'partition')} for a transaction older than {longer:g} s."
             )
         show_unreadable(found.unreadable)
-        show_problems(found.problems)
+        show_problems(found.problems, found.hidden)
     if seen.unread is not None:
         typer.echo(f"{UNREAD}: {error_text(seen.unread)}", err=True)
     end(found=bool(found.partitions or found.problems) or not seen.complete)
@@ -94,7 +95,7 @@ class Look:
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
-        return self.found.complete and self.unread is None
+        return self.found.complete and self.unread is None and all(one.error is None for one in self.decided.values())
 
 
 def look(

@@ -29,7 +29,12 @@ VERSION: Final = 1
 
 
 def document(
-    command: str, found: Mapping[str, Any], *, complete: bool, problems: Iterable[BrokerProblem] = ()
+    command: str,
+    found: Mapping[str, Any],
+    *,
+    complete: bool,
+    problems: Iterable[BrokerProblem] = (),
+    hidden: Iterable[DualWriteError] = (),
 ) -> dict[str, Any]:
     """A whole answer.
 
@@ -38,6 +43,7 @@ def document(
         found: The command's own fields.
         complete: Whether nothing is missing.
         problems: The brokers that did not answer.
+        hidden: The ACLs without which Kafka may have left something out.
     """
     return {
         "version": VERSION,
@@ -47,6 +53,7 @@ def document(
         "problems": [
             {"broker": one.broker, "address": one.address, "reason": one.reason, "covered": one.covered} for one in problems
         ],
+        "hidden": [_error_json(one) for one in hidden],
     }
 
 

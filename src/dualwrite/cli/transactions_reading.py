@@ -76,10 +76,10 @@ def list_command(
         answer = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
     if as_json:
         found = {"transactions": [listing_json(one) for one in answer]}
-        print_json(document("list", found, complete=answer.complete, problems=answer.problems))
+        print_json(document("list", found, complete=answer.complete, problems=answer.problems, hidden=answer.hidden))
     else:
         show_listings(answer)
-        show_problems(answer.problems)
+        show_problems(answer.problems, answer.hidden)
     end(found=bool(answer.problems))
 
 
@@ -112,7 +112,8 @@ def describe_command(
     ok = all(one.description is not None for one in described) and not any(one.error for one in decided.values())
     if as_json:
         found = {"transactions": [described_json(one, decided.get(one.transactional_id), now) for one in described]}
-        print_json(document("describe", found, complete=all(one.problem is None for one in described)))
+        answered = all(one.problem is None for one in described) and all(one.error is None for one in decided.values())
+        print_json(document("describe", found, complete=answered))
     else:
         show_described(described, decided, now)
     end(found=not ok)
@@ -177,10 +178,11 @@ def find_hanging_command(
         )
     now = now_ms()
     if as_json:
-        print_json(document("find-hanging", search_json(search, now), complete=search.complete, problems=search.problems))
+        found = search_json(search, now)
+        print_json(document("find-hanging", found, complete=search.complete, problems=search.problems, hidden=search.hidden))
     else:
         show_search(search, now)
-        show_problems(search.problems)
+        show_problems(search.problems, search.hidden)
     end(found=bool(search.hanging or search.problems) or not search.complete)
 
 
@@ -199,17 +201,21 @@ def of_command(
 ) -> None:
     """Tell which transaction a record belongs to, whose it is, and how it ended.
 
-    The exit code is 1 if the transaction is still open. With a database it then shows what that decided about it.
+    The exit code is 1 if the transaction is still open, or something about it is not known. With a database it shows what that
+    decided about an open transaction.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with admin_tools(kafka, kafka_config, timeout) as admin:
         found = admin.transaction_of(topic, partition, offset)
         decided = _decided(settings, found)
+    complete = found.complete and (decided is None or decided.error is None)
     if as_json:
-        print_json(document("of", {"record": record_json(found, decided, now_ms())}, complete=True))
+        record = record_json(found, decided, now_ms())
+        print_json(document("of", {"record": record}, complete=complete, problems=found.problems, hidden=found.hidden))
     else:
         show_record(found, decided)
-    end(found=found.opened is not None)
+        show_problems(found.problems, found.hidden)
+    end(found=found.opened is not None or bool(found.problems) or not complete)
 
 
 def _decided(settings: Settings, found: RecordTransaction) -> Decided | None:

@@ -24,8 +24,10 @@ from dualwrite.admin import (
 from dualwrite.cli.decided import Decided
 from dualwrite.cli.errors import error_text
 from dualwrite.cli.options import counted, show_table
+from dualwrite.errors import DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 
+INCOMPLETE: Final = "The answer is not complete"
 _PRODUCER: Final = ("ProducerId", "ProducerEpoch", "StartOffset", "LastTimestamp", "Duration(s)", "CoordinatorEpoch")
 
 
@@ -113,15 +115,8 @@ def show_record(found: RecordTransaction, decided: Decided | None) -> None:
         lines.append(("Producer", f"id {found.producer_id}, epoch {found.epoch}"))
     if found.opened is not None:
         lines.append(("Began at", f"offset {found.opened.producer.transaction_start_offset}"))
-    if found.described is not None:
-        lines.append(("TransactionalId", f"{found.transactional_id} (coordinator: broker {found.described.coordinator})"))
-        described = found.described.description
-        if described is not None:
-            lines.append(("Its state now", f"{described.status.value}, epoch {described.epoch}"))
-        elif found.described.problem is not None:
-            lines.append(("Its state now", str(found.described.problem)))
-    elif found.producer_id is not None and found.ending is not Ending.NONE:
-        lines.append(("TransactionalId", "no coordinator lists one with this producer id"))
+    if found.ending is not Ending.NONE:
+        lines += _id_lines(found)
     if found.hanging is not None:
         lines.append(("It hangs" if found.hanging.reason.is_conclusive else "It may hang", found.hanging.reason.value))
     if decided is not None:
@@ -130,6 +125,22 @@ def show_record(found: RecordTransaction, decided: Decided | None) -> None:
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         typer.echo(f"{name:<{width}}  {text}")
+
+
+def _id_lines(found: RecordTransaction) -> list[tuple[str, str]]:
+    """The transactional id of `of`, or why there is none."""
+    if found.described is None and found.is_searched:
+        return [("TransactionalId", "no coordinator lists one with this producer id")]
+    if found.described is None:
+        missing = "; ".join(error.next_step for error in found.hidden if error.next_step)
+        return [("TransactionalId", f"not known: {missing or 'not every coordinator could be asked'}")]
+    lines = [("TransactionalId", f"{found.transactional_id} (coordinator: broker {found.described.coordinator})")]
+    described = found.described.description
+    if described is not None:
+        lines.append(("Its state now", f"{described.status.value}, epoch {described.epoch}"))
+    elif found.described.problem is not None:
+        lines.append(("Its state now", f"not known: {found.described.problem}"))
+    return lines
 
 
 def decision_text(found: Decided) -> str:
@@ -146,10 +157,12 @@ def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
             typer.echo(error_text(one.problem), err=True)
 
 
-def show_problems(problems: Iterable[BrokerProblem]) -> None:
-    """The brokers that did not answer."""
+def show_problems(problems: Iterable[BrokerProblem], hidden: Iterable[DualWriteError] = ()) -> None:
+    """The brokers that did not answer, and the ACLs without which Kafka may have left something out."""
     for problem in problems:
-        typer.echo(f"{'Note' if problem.covered else 'The answer is not complete'}: {problem}", err=True)
+        typer.echo(f"{'Note' if problem.covered else INCOMPLETE}: {problem}", err=True)
+    for error in hidden:
+        typer.echo(error_text(error).replace("Error:", "Something may be missing:", 1), err=True)
 
 
 def _show_hanging(found: Iterable[HangingTransaction], now_ms: int) -> None:

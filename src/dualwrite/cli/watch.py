@@ -150,6 +150,7 @@ class _Screen:
         unread = seen.look.unread
         lines += [Text(f"{UNREAD}: {unread}", style="red")] if unread is not None else []
         lines += [Text(f"Not complete: {problem}", style="red") for problem in found.problems if not problem.covered]
+        lines += [Text(f"Something may be missing: {error}", style="red") for error in found.hidden]
         if found.partitions:
             table = stuck_table(
                 found,

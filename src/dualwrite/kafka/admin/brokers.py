@@ -91,12 +91,18 @@ class Brokers:
         self.deadline = deadline
         self._patience = patience
         self._problems: dict[int | str, BrokerProblem] = {}
+        self._hidden: dict[str, DualWriteError] = {}
         self.sees_coordinators = True
 
     @property
     def problems(self) -> tuple[BrokerProblem, ...]:
         """What could not be asked, without repetition."""
         return tuple(sorted(self._problems.values(), key=str))
+
+    @property
+    def hidden(self) -> tuple[DualWriteError, ...]:
+        """What Kafka may have left out of its answers for want of an ACL: which one, and what it hides."""
+        return tuple(self._hidden.values())
 
     def turn(self) -> Deadline:
         """The time for one step of the call; whatever a silent broker does, something is left for the next steps."""
@@ -147,6 +153,10 @@ class Brokers:
     def note(self, problem: BrokerProblem) -> None:
         """Add a problem; the first one of a broker is kept."""
         self._problems.setdefault(problem.reason if problem.broker is None else problem.broker, problem)
+
+    def hide(self, what: str, error: DualWriteError) -> None:
+        """Note what a missing ACL hides; the first error about it is kept."""
+        self._hidden.setdefault(what, error)
 
     def is_silent(self, node: int) -> bool:
         """Whether the broker has been given up in this call."""

@@ -45,15 +45,17 @@ class Answer(Generic[T]):
     Args:
         found: The result, sorted.
         problems: Empty if every broker answered.
+        hidden: The ACLs without which Kafka may have left something out, as errors that name them.
     """
 
     found: tuple[T, ...]
     problems: tuple[BrokerProblem, ...] = ()
+    hidden: tuple[DualWriteError, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can be missing because of a broker that did not answer."""
-        return all(problem.covered for problem in self.problems)
+        """Whether nothing can be missing because of a broker that did not answer, or of an ACL."""
+        return not self.hidden and all(problem.covered for problem in self.problems)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.found)
