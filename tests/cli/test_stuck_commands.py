@@ -85,7 +85,9 @@ def test_stuck_shows_a_groups_position_in_the_database(
     assert (code, err) == (1, "")
     assert f"{group} (at 0 in the database)" in out
     _, found = called_json(*arguments, "--url", url)
-    assert [one["groups"] for one in found["stuck"]] == [[{"group_id": group, "offset": 0, "is_stored": True}]]
+    assert [one["groups"] for one in found["stuck"]] == [
+        [{"group_id": group, "offset": 0, "is_stored": True, "has_no_position": False}]
+    ]
 
 
 def test_stuck_with_a_database_of_an_earlier_release(opened: str, called: Run, tmp_path: Path) -> None:

@@ -157,6 +157,15 @@ def test_describe_producers(opened: str, run: Run, json_of: JsonOf, new_name: Ne
     assert f"There is no topic '{missing}'" in err
 
 
+def test_a_broker_that_is_not_there(opened: str, run: Run) -> None:
+    """Not an empty answer."""
+    for command in ("describe-producers", "find-hanging"):
+        code, out, err = run(command, "--topic", opened, "--broker", "9")
+        assert (code, out) == (2, "")
+        assert "There is no broker 9." in err
+        assert "ask one of brokers 1" in err
+
+
 # --- find-hanging -----------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +204,7 @@ def test_find_hanging_of_what_is_not_there(json_of: JsonOf, new_name: NewName) -
         (["describe"], "at least one transactional id"),
         (["find-hanging", "--partition", "0"], "without a topic"),
         (["describe-producers"], "--topic"),
+        (["find-hanging", "--broker", "9"], "There is no broker 9."),
     ],
 )
 def test_wrong_usage_and_an_unreachable_cluster_end_with_2(run: Run, arguments: list[str], message: str) -> None:

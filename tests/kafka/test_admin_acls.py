@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -250,3 +251,29 @@ def test_the_id_of_a_record_that_an_acl_hides(
     grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE)
     until(lambda: reader.transaction_of(topic, 0, 0).complete, "the ACL is known to the broker")
     assert reader.transaction_of(topic, 0, 0).transactional_id == name
+
+
+def test_the_positions_of_a_group_that_may_not_be_described(
+    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName
+) -> None:
+    """It is listed, by an ACL on the cluster; whether it waits is not known."""
+    topic, group = new_name("topic"), new_name("group")
+    make_topic(guarded, topic)
+    producer = opened(guarded, new_name("id"), topic)
+    consumer = Consumer({"bootstrap.servers": guarded.bootstrap_servers, "group.id": group})
+    with closing(consumer):
+        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        consumer.subscribe([topic])
+        until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
+        grant(ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
+        grant(ResourceType.TOPIC, "*", AclOperation.READ)
+        grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
+        until(lambda: reader.stuck(topic=topic).partitions, "the ACLs are known to the broker")
+        found = reader.stuck(topic=topic)
+        assert not found.complete
+        assert refused(found.hidden[0], f"grant the principal Describe on the group {group!r}")
+        assert not reader.stuck(group=group).complete
+        grant(ResourceType.GROUP, group, AclOperation.DESCRIBE)
+        until(lambda: reader.stuck(topic=topic).complete, "the ACL is known to the broker")
+        assert [one.group_id for one in reader.stuck(group=group).partitions[0].groups] == [group]
+    del producer

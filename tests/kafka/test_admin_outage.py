@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite.errors import BrokerUnavailableError, ConfigurationError
+from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
 from fixtures import json_pages
 from fixtures.broker import make_topic, started
 from fixtures.open_transactions import left_open
@@ -26,7 +30,7 @@ PARTITIONS = 6
 @pytest.fixture(scope="module")
 def three() -> Iterator[DevCluster]:
     """Three brokers, with open transactions that all of them coordinate."""
-    with started(nodes=3) as cluster:
+    with started(nodes=3, config={"offsets.topic.replication.factor": "1"}) as cluster:
         make_topic(cluster, TOPIC, PARTITIONS)
         producers = []
         for name in IDS:
@@ -89,6 +93,19 @@ def test_the_commands_say_that_an_answer_is_not_complete(three: DevCluster, caps
             three.resume(node)
 
 
+def test_a_broker_without_a_replica(three: DevCluster) -> None:
+    client = AdminClient({"bootstrap.servers": three.bootstrap_servers})
+    client.create_topics([NewTopic("single", 1, replication_factor=1)])["single"].result(LIMIT)
+    with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT) as admin:
+        (end,) = until(lambda: [one for one in admin.ends(["single"]) if one.problem is None], "the topic has a leader")
+        other = next(node for node in (1, 2, 3) if node != end.broker)
+        message = rf"Broker {other} has no replica of topic 'single'.*brokers {end.broker},"
+        with pytest.raises(ConfigurationError, match=message):
+            admin.describe_producers("single", broker=other)
+        with pytest.raises(ConfigurationError, match=message):
+            admin.find_hanging(topic="single", broker=other)
+
+
 def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:
     with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT, broker_timeout=limit(1)) as admin:
         before = coordinators(admin)
@@ -131,5 +148,36 @@ def test_a_broker_that_was_killed(three: DevCluster) -> None:
         assert (search.hanging, search.open) == ((), len(IDS))
         assert search.undecided == ()
         stuck = admin.stuck(topic=TOPIC)
-        assert (len(stuck.partitions), stuck.unreadable, stuck.complete) == (PARTITIONS, (), True)
+        assert (len(stuck.partitions), stuck.unreadable, stuck.hidden) == (PARTITIONS, (), ())
+        assert all(problem.covered or GROUP_OFFSETS_TOPIC in problem.reason for problem in stuck.problems)
+        three.start(down)
+
+
+def test_a_group_whose_coordinator_is_gone(three: DevCluster) -> None:
+    """It is not said that there is no such group."""
+    group = "group"
+    with closing(Consumer({"bootstrap.servers": three.bootstrap_servers, "group.id": group})) as consumer:
+
+        def commits() -> bool:
+            try:
+                consumer.commit(offsets=[TopicPartition(TOPIC, 0, 0)], asynchronous=False)
+            except KafkaException:  # its coordinator was started just now
+                return False
+            return True
+
+        until(commits, "the group has a position")
+    client = AdminClient({"bootstrap.servers": three.bootstrap_servers})
+    homes = client.list_topics(GROUP_OFFSETS_TOPIC, timeout=LIMIT).topics[GROUP_OFFSETS_TOPIC].partitions
+    down = homes[partition_of_group(group, len(homes))].leader
+    three.kill(down)
+    try:
+        with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT, broker_timeout=limit(1)) as admin:
+
+            def problems() -> str:
+                found = admin.stuck(group=group)
+                assert not found.complete
+                return " ".join(map(str, found.problems))
+
+            until(lambda: "without a leader: their consumer groups are missing" in problems(), problems, pause=0.2)
+    finally:
         three.start(down)

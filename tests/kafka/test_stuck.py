@@ -22,14 +22,15 @@ HOUR_MS = 3_600_000
 
 
 @contextmanager
-def consuming(servers: str, group: str, topic: str, messages: int) -> Iterator[Consumer]:
-    """A member of a group that has read and committed so many messages, and stays."""
+def consuming(servers: str, group: str, topic: str, messages: int, protocol: str = "classic") -> Iterator[Consumer]:
+    """A member of a group that has the topic, has read and committed so many messages, and stays."""
     settings = {
         "bootstrap.servers": servers,
         "group.id": group,
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
+        "group.protocol": protocol,
     }
     with closing(Consumer(settings)) as consumer:
         consumer.subscribe([topic])
@@ -38,6 +39,7 @@ def consuming(servers: str, group: str, topic: str, messages: int) -> Iterator[C
             assert message.error() is None
         if messages:
             consumer.commit(asynchronous=False)
+        until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
         yield consumer
 
 
@@ -112,6 +114,33 @@ def test_the_groups_that_wait(servers: str, admin: TransactionAdmin, topic: str,
     with pytest.raises(UnknownGroupError, match="may not describe it"):
         admin.stuck(group=new_name("unknown"))
     del producer
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_that_waits_from_its_start(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, protocol: str
+) -> None:
+    """It has no position, only members with the partition."""
+    producer = left_open(servers, new_name("id"), topic)
+    group = new_name("group")
+    with consuming(servers, group, topic, 0, protocol):
+        waiting = (WaitingGroup(group, None, has_no_position=True),)
+        until(lambda: only(admin.stuck(topic=topic)).groups == waiting, lambda: admin.stuck(topic=topic))
+        assert only(admin.stuck(group=group)).groups == waiting
+        stored = {(topic, 0): 1}
+        assert only(admin.stuck(topic=topic, stored=lambda _: stored)).groups == ()
+    del producer
+
+
+def test_the_first_offsets_of_a_group_are_pending(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+    """The partition is asked for by name: it had no position before."""
+    group, name = new_name("group"), new_name("id")
+    with consuming(servers, group, topic, 0) as consumer:
+        producer = left_open(servers, name, new_name("results"))
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], consumer.consumer_group_metadata(), LIMIT)
+        for search in (admin.stuck(topic=GROUP_OFFSETS_TOPIC), admin.stuck(group=group)):
+            assert WaitingGroup(group, None) in only(search).groups
+        producer.abort_transaction(LIMIT)
 
 
 def test_groups_that_keep_their_positions_elsewhere(

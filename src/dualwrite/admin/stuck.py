@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Name, OpenTransaction, Reason, open_transactions
 from dualwrite.admin.waiting import Groups, StoredPositions, WaitingGroup
-from dualwrite.errors import DualWriteError
+from dualwrite.errors import DualWriteError, UnknownTopicError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import RUNNING, BrokerProblem
 from dualwrite.kafka.admin.leaders import Key
@@ -93,7 +93,7 @@ def find_stuck(
     else:
         keys = {key for key in groups.partitions() if topic in (None, key[0])}
         topics = sorted({name for name, _ in keys})
-        ends = [end for end in partition_ends(brokers, topics) if (end.topic, end.partition) in keys] if topics else []
+        ends = [end for end in partition_ends(brokers, topics) if _concerns(end, keys)] if topics else []
     held, unread = _held(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
     now = int(time.time() * 1000)
     long = [one for one in held if _age(one, now) >= longer_than_ms]
@@ -106,6 +106,13 @@ def find_stuck(
         problems=brokers.problems,
         hidden=brokers.hidden,
     )
+
+
+def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
+    """Whether it is one of the partitions, or a topic of theirs that can't be described; one that was deleted holds nothing."""
+    if end.partition < 0:
+        return not isinstance(end.problem, UnknownTopicError)
+    return (end.topic, end.partition) in keys
 
 
 def _age(found: StuckPartition, now_ms: int) -> int:

@@ -123,6 +123,7 @@ class TransactionAdmin:
             broker: The node to ask, which must have replicas; None for the leaders.
 
         Raises:
+            ConfigurationError: There is no such broker, or it has no replica of the topic.
             BrokerUnavailableError: No broker answered.
             BrokerAuthorizationError: The login was refused.
         """
@@ -155,7 +156,7 @@ class TransactionAdmin:
                 default the broker's `transaction.max.timeout.ms` (15 minutes if it can't be read) and 5 minutes.
 
         Raises:
-            ConfigurationError: Partitions were given without a topic.
+            ConfigurationError: Partitions were given without a topic; or there is no such broker, or it has no replica.
             BrokerUnavailableError: No broker answered.
             BrokerAuthorizationError: The login was refused.
         """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from dualwrite.errors import UnknownGroupError
+from dualwrite.kafka.admin.assignments import assigned_partitions
 from dualwrite.kafka.admin.brokers import Brokers
+from dualwrite.kafka.admin.facts import BrokerProblem
 from dualwrite.kafka.admin.groups import (
     GROUP_OFFSETS_TOPIC,
     CommittedOffset,
@@ -19,6 +21,7 @@ from dualwrite.kafka.admin.groups import (
 )
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.offsets import PartitionEnd
+from dualwrite.kafka.admin.permissions import DENIED, denied
 
 StoredPositions = Callable[[str], Mapping[Key, int]]
 """The next offset in each partition of a group that keeps its positions elsewhere than at Kafka; empty for others."""
@@ -31,13 +34,16 @@ class WaitingGroup:
     Args:
         group_id: The group.
         offset: Its position; None if that is pending in the transaction itself, so that the group's members can't begin
-            (KIP-447).
+            (KIP-447), or if there is none.
         is_stored: Whether the position is one that is stored with the data, not the one at Kafka.
+        has_no_position: Whether a member has the partition, but neither Kafka nor `StoredPositions` a position: it may have
+            read nothing yet.
     """
 
     group_id: str
     offset: int | None
     is_stored: bool = False
+    has_no_position: bool = False
 
 
 class Groups:
@@ -55,7 +61,9 @@ class Groups:
 
     def __init__(self, brokers: Brokers, group: str | None, stored: StoredPositions | None) -> None:
         self._brokers = brokers
+        self._only = group
         self._stored = cache(stored or _nothing)
+        self._homes = self._number_of_homes()
         listed = list_groups(brokers)
         self._listed = [one for one in listed if (one.has_members if group is None else one.group_id == group)]
         self._names = [one.group_id for one in self._listed]
@@ -69,10 +77,11 @@ class Groups:
             self._names = [group]
 
     def partitions(self) -> set[Key]:
-        """The partitions in which the groups have a position, and those in which Kafka stores the positions."""
+        """The partitions that the groups have a position in or a member for, and those in which Kafka stores the positions."""
         keys = {(one.topic, one.partition) for one in committed_offsets(self._brokers, self._listed)}
         keys |= {key for name in self._names for key in self._stored(name)}
-        return keys | {(GROUP_OFFSETS_TOPIC, index) for index in self._homes()}
+        keys |= {key for assigned in self._assigned.values() for key in assigned}
+        return keys | {(GROUP_OFFSETS_TOPIC, self._home(group)) for group in self._listed if self._homes}
 
     def waiting(self, ends: Mapping[Key, PartitionEnd]) -> Mapping[Key, Sequence[WaitingGroup]]:
         """The groups that have not read past the last stable offset of these partitions, sorted.
@@ -90,35 +99,77 @@ class Groups:
         return {key: sorted(set(groups), key=_by_name) for key, groups in found.items()}
 
     def _positions(self, keys: Collection[Key]) -> Iterator[tuple[Key, WaitingGroup]]:
-        """The groups' positions in these partitions."""
+        """The groups' positions in these partitions; last the groups with a member for one, but no position there."""
         stored = {(name, key): offset for name in self._names for key, offset in self._stored(name).items() if key in keys}
+        positioned = set(stored)
         for one in committed_offsets(self._brokers, self._listed, keys):
             key = (one.topic, one.partition)
+            positioned.add((one.group_id, key))
             if (one.group_id, key) not in stored:
                 yield key, WaitingGroup(one.group_id, one.offset)
         for (name, key), offset in stored.items():
             yield key, WaitingGroup(name, offset, is_stored=True)
+        for name, assigned in self._assigned.items():
+            for key in assigned & set(keys):
+                if (name, key) not in positioned:
+                    yield key, WaitingGroup(name, None, has_no_position=True)
 
     def _pending(self, indexes: Collection[int]) -> Iterator[tuple[int, WaitingGroup]]:
         """The groups with pending positions in partitions of `__consumer_offsets`."""
-        home = {group.group_id: index for index, groups in self._homes().items() if index in indexes for group in groups}
-        concerned = [group for group in self._listed if group.group_id in home]
+        concerned = [group for group in self._listed if self._homes and self._home(group) in indexes]
         for one in self._stable(concerned) if concerned else ():
             if one.offset is None:
-                yield home[one.group_id], WaitingGroup(one.group_id, None)
+                yield partition_of_group(one.group_id, self._homes), WaitingGroup(one.group_id, None)
 
-    def _stable(self, groups: Sequence[GroupListing]) -> Iterable[CommittedOffset]:
-        """Their stable positions in every partition by name: asked for all, Kafka leaves out what had no position before."""
-        every = {(one.topic, one.partition) for one in self._brokers.view(None).partitions}
-        return committed_offsets(self._brokers, groups, {key for key in every if not key[0].startswith("__")}, stable=True)
+    def _stable(self, groups: Sequence[GroupListing]) -> Iterator[CommittedOffset]:
+        """Their stable positions in partitions by name: asked for all, Kafka leaves out what had no position before.
 
-    def _homes(self) -> dict[int, list[GroupListing]]:
-        """The groups by the partition of `__consumer_offsets` that has their positions."""
-        number = len(self._brokers.view([GROUP_OFFSETS_TOPIC]).partitions)
-        found: dict[int, list[GroupListing]] = defaultdict(list)
-        for group in self._listed if number else ():
-            found[partition_of_group(group.group_id, number)].append(group)
-        return found
+        Those of the topics that a group consumes; every partition of the cluster for a group of which no topic is known, and
+        for a single one.
+        """
+        topics: dict[str, set[str]] = defaultdict(set)
+        for one in committed_offsets(self._brokers, groups):
+            topics[one.group_id].add(one.topic)
+        for name, assigned in self._assigned.items():
+            topics[name] |= {topic for topic, _ in assigned}
+        by_name = [group for group in groups if self._only is None and topics[group.group_id]]
+        others = [group for group in groups if group not in by_name]
+        if by_name:
+            known = sorted({topic for group in by_name for topic in topics[group.group_id]})
+            partitions: dict[str, list[Key]] = defaultdict(list)
+            for found in self._brokers.view(known).partitions:
+                partitions[found.topic].append((found.topic, found.partition))
+            keys = {
+                group.group_id: [key for topic in sorted(topics[group.group_id]) for key in partitions[topic]]
+                for group in by_name
+            }
+            yield from committed_offsets(self._brokers, by_name, keys, stable=True)
+        if others:
+            every = {(one.topic, one.partition) for one in self._brokers.view(None).partitions}
+            yield from committed_offsets(
+                self._brokers, others, {key for key in every if not key[0].startswith("__")}, stable=True
+            )
+
+    @cached_property
+    def _assigned(self) -> Mapping[str, set[Key]]:
+        return assigned_partitions(self._brokers, [group for group in self._listed if group.has_members])
+
+    def _home(self, group: GroupListing) -> int:
+        """The partition of `__consumer_offsets` that has a group's positions."""
+        return partition_of_group(group.group_id, self._homes)
+
+    def _number_of_homes(self) -> int:
+        """The number of partitions of `__consumer_offsets`; 0 if there is no such topic. Notes those without a coordinator."""
+        seen = self._brokers.view([GROUP_OFFSETS_TOPIC])
+        lost = [found.partition for found in seen.partitions if found.leader is None]
+        if lost:
+            named = ", ".join(map(str, lost))
+            self._brokers.note(
+                BrokerProblem(None, None, f"{GROUP_OFFSETS_TOPIC} {named} without a leader: their consumer groups are missing")
+            )
+        if self._only is not None and seen.refused.get(GROUP_OFFSETS_TOPIC) in DENIED:
+            self._brokers.hide(GROUP_OFFSETS_TOPIC, denied("Metadata", seen.refused[GROUP_OFFSETS_TOPIC], GROUP_OFFSETS_TOPIC))
+        return len(seen.partitions)
 
 
 def _nothing(group: str) -> Mapping[Key, int]:
@@ -127,6 +178,8 @@ def _nothing(group: str) -> Mapping[Key, int]:
 
 
 def _waits(group: WaitingGroup, end: PartitionEnd) -> bool:
+    if group.has_no_position:
+        return True
     return group.offset is not None and end.last_stable_offset is not None and group.offset <= end.last_stable_offset
 
 

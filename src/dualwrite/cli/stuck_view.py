@@ -106,6 +106,8 @@ def _groups(groups: tuple[WaitingGroup, ...], *, every: bool) -> str:
 
 
 def _place(group: WaitingGroup) -> str:
+    if group.has_no_position:
+        return "no position at Kafka"
     if group.offset is None:
         return "its offsets are pending"
     return f"at {group.offset}{' in the database' if group.is_stored else ''}"

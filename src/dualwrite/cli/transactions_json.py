@@ -175,7 +175,15 @@ def _stuck_partition_json(found: StuckPartition, decided: Mapping[str, Decided],
         "state": None if holder.description is None else holder.description.status.value,
         "reason": None if holder.hanging is None else holder.hanging.name,
         "why": None if holder.hanging is None else holder.hanging.value,
-        "groups": [{"group_id": one.group_id, "offset": one.offset, "is_stored": one.is_stored} for one in found.groups],
+        "groups": [
+            {
+                "group_id": one.group_id,
+                "offset": one.offset,
+                "is_stored": one.is_stored,
+                "has_no_position": one.has_no_position,
+            }
+            for one in found.groups
+        ],
         "database": None if database is None else _decided_json(database),
     }
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.admin.brokers import PASSING, Brokers, TryAgainError, batches, check
+from dualwrite.kafka.admin.facts import BrokerProblem
 from dualwrite.kafka.admin.leaders import Key, by_topic
+from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
@@ -23,6 +25,10 @@ _SEVERAL_GROUPS: Final = 8
 _WITHOUT_MEMBERS: Final = ("Empty", "Dead")
 _JAVA_FACTOR: Final = 31
 
+CONSUMER: Final = "consumer"
+STREAMS: Final = "streams"
+_PROTOCOLS: Final = (CONSUMER, STREAMS, "")
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupListing:
@@ -32,11 +38,13 @@ class GroupListing:
         group_id: The group.
         coordinator: The node id of its coordinator.
         state: Kafka's name for its state, such as Stable.
+        kind: Kafka's name for its type: CONSUMER (KIP-848), STREAMS (KIP-1071), or another, of the classic protocol.
     """
 
     group_id: str
     coordinator: int
     state: str
+    kind: str = ""
 
     @property
     def has_members(self) -> bool:
@@ -61,6 +69,10 @@ class CommittedOffset:
     offset: int | None
 
 
+Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
+"""Partitions of every group; or of each; or None for all in which a group has a position."""
+
+
 def list_groups(brokers: Brokers) -> list[GroupListing]:
     """The consumer groups; a broker that does not answer is in `brokers.problems`.
 
@@ -72,7 +84,9 @@ def list_groups(brokers: Brokers) -> list[GroupListing]:
     def conclude(node: int, answer: Any) -> list[GroupListing]:
         check(answer.error_code, "ListGroups")
         return [
-            GroupListing(one.group_id, node, one.group_state) for one in answer.groups if one.protocol_type in ("consumer", "")
+            GroupListing(one.group_id, node, one.group_state, (one.group_type or "").lower())
+            for one in answer.groups
+            if one.protocol_type in _PROTOCOLS
         ]
 
     found = brokers.ask(live, {node: lambda _: ListGroupsRequest() for node in live}, conclude)
@@ -80,28 +94,45 @@ def list_groups(brokers: Brokers) -> list[GroupListing]:
 
 
 def committed_offsets(
-    brokers: Brokers, groups: Sequence[GroupListing], keys: Collection[Key] | None = None, *, stable: bool = False
+    brokers: Brokers, groups: Sequence[GroupListing], keys: Keys = None, *, stable: bool = False
 ) -> Iterator[CommittedOffset]:
     """The positions of groups.
 
     Args:
         brokers: The brokers, for this call.
         groups: The groups.
-        keys: The partitions; None for all that a group has a position in.
+        keys: The partitions, or those of each group; None for all that a group has a position in.
         stable: Ask for stable positions: one that a transaction is about to change is pending, without an offset.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     live = brokers.view([]).brokers
-    by_node: dict[int, list[str]] = defaultdict(list)
-    for group in groups:
-        by_node[group.coordinator].append(group.group_id)
-    for node, names in by_node.items():
+    for node, names in by_coordinator(groups).items():
         if node not in live:
+            brokers.note(BrokerProblem(node, None, "is down: the positions of its consumer groups are missing"))
             continue
         for batch in batches(names):
             yield from _committed(brokers, live, node, batch, keys, stable=stable)
+
+
+def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
+    """The groups of each node."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for group in groups:
+        found[group.coordinator].append(group.group_id)
+    return found
+
+
+def note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
+    """Note that something about a group is not known; of several groups the first is kept. A group may have ended meanwhile."""
+    if code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return
+    if code in DENIED:
+        brokers.hide(request, denied(request, code, group_id))
+        return
+    what = f"Something about group {group_id!r} is not known: {request} answered {error_name(code)}."
+    brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
 
 
 def partition_of_group(group_id: str, partitions: int) -> int:
@@ -119,7 +150,7 @@ def _committed(
     live: Mapping[int, Address],
     node: int,
     names: Sequence[str],
-    keys: Collection[Key] | None,
+    keys: Keys,
     *,
     stable: bool,
 ) -> list[CommittedOffset]:
@@ -128,6 +159,8 @@ def _committed(
         for group in answer.groups:
             if group.error_code in PASSING:
                 raise TryAgainError(f"OffsetFetch answered {error_name(group.error_code)}")
+            if group.error_code:
+                note_refused(brokers, "OffsetFetch", group.group_id, group.error_code)
             found += [
                 CommittedOffset(
                     group.group_id, topic.name, one.partition_index, one.committed_offset if one.error_code == 0 else None
@@ -141,18 +174,22 @@ def _committed(
     return brokers.ask(live, {node: _request(names, keys, stable=stable)}, conclude).get(node, [])
 
 
-def _request(names: Sequence[str], keys: Collection[Key] | None, *, stable: bool) -> Callable[[Connection], Any]:
+def _request(names: Sequence[str], keys: Keys, *, stable: bool) -> Callable[[Connection], Any]:
     def made(connection: Connection) -> Any:
         version = min(_NEWEST_BY_NAME, connection.version_of(OffsetFetchRequest))
         if version < _SEVERAL_GROUPS:
             raise BrokerUnavailableError(f"{connection.address} is older than Apache Kafka 3.0: no OffsetFetch v8.")
         group_request = OffsetFetchRequest.OffsetFetchRequestGroup
-        topics = None
-        if keys is not None:
-            topic_request = group_request.OffsetFetchRequestTopics
-            topics = [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(keys).items()]
+        topic_request = group_request.OffsetFetchRequestTopics
+
+        def topics(name: str) -> Any:
+            wanted = keys[name] if isinstance(keys, Mapping) else keys
+            if wanted is None:
+                return None
+            return [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(wanted).items()]
+
         return OffsetFetchRequest(
-            version=version, groups=[group_request(group_id=name, topics=topics) for name in names], require_stable=stable
+            version=version, groups=[group_request(group_id=name, topics=topics(name)) for name in names], require_stable=stable
         )
 
     return made

@@ -7,7 +7,7 @@ from typing import Any
 
 from kafka.protocol.admin import DescribeProducersRequest
 
-from dualwrite.errors import BrokerError
+from dualwrite.errors import BrokerError, ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers, ClusterView, PartitionView, batches
 from dualwrite.kafka.admin.facts import ActiveProducer, PartitionProducers
 from dualwrite.kafka.admin.leaders import Key, ask_partitions, by_topic, chosen_partitions
@@ -26,6 +26,7 @@ def describe_producers(
         broker: The node to ask, about the partitions that it has a replica of.
 
     Raises:
+        ConfigurationError: There is no such broker, or it has no replica of the topics.
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     seen = brokers.view(topics)
@@ -34,6 +35,8 @@ def describe_producers(
     if broker is not None and partitions:
         yield from (_no_replica(found, broker) for found in chosen if broker not in found.replicas)
     kept = [found for found in chosen if broker is None or broker in found.replicas]
+    if broker is not None and not (kept or refused or partitions):
+        raise _nothing_there(seen, topics, broker)
     yield from _described(brokers, seen, kept, broker)
 
 
@@ -85,6 +88,22 @@ def _producer(found: Any) -> ActiveProducer:
 def _known(number: int) -> int | None:
     """Kafka has -1 for what it does not know."""
     return None if number < 0 else number
+
+
+def _nothing_there(seen: ClusterView, topics: Sequence[str] | None, broker: int) -> ConfigurationError:
+    if broker in seen.brokers:
+        what = "any topic that the principal may describe" if topics is None else f"topic {', '.join(map(repr, topics))}"
+        having = sorted({node for found in seen.partitions for node in found.replicas})
+        return ConfigurationError(f"Broker {broker} has no replica of {what}.", next_step=_one_of(having))
+    return ConfigurationError(
+        f"There is no broker {broker}.",
+        cause="its id is wrong, or it is down and has no replica of what was asked for",
+        next_step=_one_of(sorted(seen.brokers)),
+    )
+
+
+def _one_of(brokers: Sequence[int]) -> str:
+    return f"ask one of brokers {', '.join(map(str, brokers))}, or leave the broker out to ask the leaders"
 
 
 def _no_replica(found: PartitionView, broker: int) -> PartitionProducers:

@@ -1,0 +1,70 @@
+"""Which partitions the members of consumer groups have (DescribeGroups; ConsumerGroupDescribe of KIP-848)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kafka.protocol.admin import DescribeGroupsRequest
+from kafka.protocol.consumer import ConsumerProtocolAssignment
+
+from dualwrite.kafka.admin.brokers import PASSING, Brokers, TryAgainError, batches
+from dualwrite.kafka.admin.groups import CONSUMER, STREAMS, GroupListing, by_coordinator, note_refused
+from dualwrite.kafka.admin.leaders import Key
+from dualwrite.kafka.admin.messages import ConsumerGroupDescribeRequest
+from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.error_codes import error_name
+
+_CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
+
+
+def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dict[str, set[Key]]:
+    """The partitions that members have, by group; empty during a rebalance of the classic protocol, and for Kafka Streams' own.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    found: dict[str, set[Key]] = defaultdict(set)
+    for is_new in (False, True):
+        asked = [group for group in groups if (group.kind == CONSUMER) is is_new and group.kind != STREAMS]
+        live = brokers.view([]).brokers if asked else {}
+        for node, names in by_coordinator(asked).items():
+            for batch in batches(names) if node in live else ():
+                question = _request(batch, is_new=is_new)
+                answers = brokers.ask(live, {node: question}, lambda _, answer: _groups(brokers, answer))
+                for group_id, keys in answers.get(node, {}).items():
+                    found[group_id] |= keys
+    return found
+
+
+def _request(names: Sequence[str], *, is_new: bool) -> Any:
+    def made(_: Connection) -> Any:
+        if is_new:
+            return ConsumerGroupDescribeRequest(group_ids=list(names), include_authorized_operations=False)
+        return DescribeGroupsRequest(groups=list(names), include_authorized_operations=False)
+
+    return made
+
+
+def _groups(brokers: Brokers, answer: Any) -> Mapping[str, set[Key]]:
+    found = {}
+    for group in answer.groups:
+        if group.error_code in PASSING:
+            raise TryAgainError(f"the description of a group answered {error_name(group.error_code)}")
+        if group.error_code:
+            note_refused(brokers, "DescribeGroups", group.group_id, group.error_code)
+        else:
+            found[group.group_id] = set(_keys(group))
+    return found
+
+
+def _keys(group: Any) -> Iterator[Key]:
+    for member in group.members:
+        if hasattr(member, "assignment"):
+            for topic in member.assignment.topic_partitions:
+                yield from ((topic.topic_name, index) for index in topic.partitions)
+        elif group.protocol_type == _CLASSIC and member.member_assignment:
+            assigned = ConsumerProtocolAssignment.decode(bytes(member.member_assignment))
+            for topic in assigned.assigned_partitions:
+                yield from ((topic.topic, index) for index in topic.partitions)
