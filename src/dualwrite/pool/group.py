@@ -191,6 +191,7 @@ class Group:
         unit = whole.only_unit()
         try:
             call.run(unit)
+            unit.end_unit()  # what it has left pending is flushed here: an error of it is the unit's, and nothing is in doubt
         except BaseException as error:
             call.failed(error)
             raise _AllFailedError from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +14,9 @@ from dualwrite.errors import FencedError
 from dualwrite.kafka.topic import Topic
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import check_handlers, make_loop
-from dualwrite.processor.runners import Runner, database_answers
-from dualwrite.processor.work import Finish, handling
+from dualwrite.processor.runners import Runner, is_passing_in
+from dualwrite.processor.stopping import StoppedError
+from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
 
 AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[None]]
@@ -66,8 +67,8 @@ class AsyncDualProcessor:
     async def run(self) -> None:
         """Process messages until `stop`. It handles no signals: `loop.add_signal_handler(signal.SIGTERM, processor.stop)`.
 
-        If it is cancelled, the handler in progress is cancelled and its transaction rolled back; the consumer has left the
-        group when CancelledError is raised.
+        If it is cancelled, the handler in progress is cancelled and its transaction rolled back; one whose commit has begun may
+        still commit. When CancelledError is raised, the handler has ended, and the consumer has left the group.
 
         Raises: as for `DualProcessor.run`.
         """
@@ -78,12 +79,13 @@ class AsyncDualProcessor:
             job = asyncio.get_running_loop().run_in_executor(executor, self._loop.run)
             try:
                 await asyncio.shield(job)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as cancelled:
                 self._loop.stop()
                 self._runner.cancel()
-                with suppress(Exception):  # what the cancelled handler left; the cancellation counts
-                    await job
-                raise
+                while not job.done():
+                    with suppress(asyncio.CancelledError):  # another one changes nothing: the thread must end first
+                        await asyncio.wait([job])
+                raise cancelled from job.exception()
         finally:
             executor.shutdown(wait=False)
 
@@ -105,7 +107,7 @@ class _LoopRunner(Runner):
         self._handle = handle
         self._loop = loop
         self._alone = alone
-        self._current: Future[None] | None = None
+        self._current: asyncio.Task[None] | None = None
         self._is_cancelled = False
 
     def begin(self) -> None:
@@ -114,35 +116,36 @@ class _LoopRunner(Runner):
 
     def run(self, messages: Sequence[Any], finish: Finish) -> None:
         """See Runner."""
-        self._current = asyncio.run_coroutine_threadsafe(self._run(messages, finish), self._loop)
         try:
-            self._current.result()
-        finally:
-            self._current = None
+            asyncio.run_coroutine_threadsafe(self._run(messages, finish), self._loop).result()
+        except CancelledError:  # the coroutine has ended by then
+            if self._is_cancelled:
+                raise StoppedError from None
+            raise
 
     def cancel(self) -> None:
         """Cancel the transaction in progress, and one that the thread is about to begin; called in the event loop."""
         self._is_cancelled = True
-        current = self._current
-        if current is not None:
-            current.cancel()
+        if self._current is not None:
+            self._current.cancel()  # and not the future, which the thread waits for: that would not wait for the coroutine
 
-    def is_passing(self, error: Exception) -> bool:
+    def is_passing(self, error: BaseException) -> bool:
         """See Runner."""
-        return isinstance(error, FencedError) or self._pool.store.is_conflict(error)  # a pool uses another id
-
-    def answers(self) -> bool:
-        """See Runner."""
-        return database_answers(self._pool.store)
+        return isinstance(error, FencedError) or is_passing_in(self._pool.store, error)  # a pool uses another id
 
     async def _run(self, messages: Sequence[Any], finish: Finish) -> None:
         if self._is_cancelled:
             raise asyncio.CancelledError
+        self._current = asyncio.current_task()
+        try:
+            await self._run_here(messages, finish)
+        finally:
+            self._current = None
 
+    async def _run_here(self, messages: Sequence[Any], finish: Finish) -> None:
         async def unit(tx: AsyncTransaction[Any]) -> None:
             if messages:
-                with handling(self._pool.store.is_conflict):
-                    await self._handle(messages, tx)
+                await self._handle(messages, tx)
             await tx.run_sync(finish)
 
         if not self._alone:

@@ -67,7 +67,7 @@ class GroupProgress(Progress):
         """See Progress."""
         self._in_doubt = True
 
-    def is_passing(self, error: Exception) -> bool:
+    def is_passing(self, error: BaseException) -> bool:
         """See Progress: the generation is over. Of a writer that was fenced, the next transaction says so."""
         return isinstance(error, ProducerFencedError)
 

@@ -11,13 +11,8 @@ from typing import Any, Final
 
 from dualwrite.errors import (
     BrokerAuthorizationError,
-    DeserializationError,
     DualWriteError,
-    InDoubtTransactionError,
-    InvalidMessageError,
     MessageFailedError,
-    MessageRefusedError,
-    MessageTooLargeError,
     PositionMovedError,
     StoreError,
     UnknownTopicError,
@@ -31,6 +26,8 @@ from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.processor.runners import Runner
+from dualwrite.processor.stopping import StopFlag, StoppedError
+from dualwrite.processor.verdicts import Verdict, verdict_of
 from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.transaction import Transaction
@@ -45,11 +42,11 @@ _TURN: Final = 1.0
 _LOOKING: Final = 5.0
 """Seconds after which the positions are read again."""
 
-_ASSIGNING: Final = 60.0
-"""Seconds for reading positions when partitions are assigned; librdkafka waits for it."""
+_ASKING: Final = 5.0
+"""Seconds for one attempt to read what is needed when partitions are assigned; `stop` is noticed after it."""
 
-_POISON: Final = (InvalidMessageError, MessageTooLargeError, MessageRefusedError, DeserializationError)
-"""Errors about a message, or about what the handler has sent: it can't be processed."""
+_LONGEST_INTERVAL_MS: Final = 300_000
+"""librdkafka's default of `max.poll.interval.ms`."""
 
 
 class ProcessingLoop:
@@ -84,7 +81,9 @@ class ProcessingLoop:
         self._options = options
         self._next: dict[Partition, int] = {}
         self._looked_at = time.monotonic()
-        self._stopped = threading.Event()
+        self._stopped = StopFlag()
+        self._most = options.batch
+        self._times_too_slow = 0
         self._free = threading.Lock()  # while nobody runs it
         self._consumer: GroupConsumer | None = None
 
@@ -108,6 +107,7 @@ class ProcessingLoop:
         if not self._free.acquire(blocking=False):
             raise UsageError("The processor is running already.")
         self._stopped.clear()
+        self._most, self._times_too_slow = self._options.batch, 0
 
     def run(self) -> None:
         """Process messages until `stop`, once `begin` was called; see DualProcessor."""
@@ -117,6 +117,8 @@ class ProcessingLoop:
                 self._consumer = consumer
                 while not self._stopped.is_set():
                     self._turn(consumer)
+        except StoppedError:
+            log.debug("%s: stopped in the middle of its work", self._group)
         finally:
             self._consumer = None
             self._progress.forget()
@@ -126,7 +128,7 @@ class ProcessingLoop:
 
     def _turn(self, consumer: GroupConsumer) -> None:
         self._look_again(consumer)
-        batch = consumer.take(self._options.batch, _TURN).from_offsets(self._next)  # what was processed does not come back
+        batch = consumer.take(self._most, _TURN).from_offsets(self._next)  # what was processed does not come back
         if not batch.messages or self._process(consumer, batch):
             return
         for one in batch.one_by_one():
@@ -169,10 +171,12 @@ class ProcessingLoop:
         pause = self._options.pause
         while tried < self._options.attempts:
             if tried:
-                consumer.wait(pause, self._stopped)
+                consumer.wait(pause, self._stopped.is_set)
                 pause = min(2 * pause, self._options.longest_pause)
                 if self._stopped.is_set():
                     return False
+                if not one.still_owned(consumer.owned()).messages:
+                    return True  # its position may have moved, and is known again: it is not ours to go on with
             try:
                 self._handle(consumer, one)
             except UnprocessableError as error:
@@ -233,26 +237,32 @@ class ProcessingLoop:
             Whether it has committed now: False also if an earlier attempt has turned out to have.
 
         Raises:
-            UnprocessableError: The handler raised an exception; nothing took effect.
+            UnprocessableError: One of the messages may be the reason; nothing took effect.
+            MessageFailedError: A single message has taken too long too often; see `_was_too_slow`.
             DualWriteError: An error that a retry does not change.
         """
         pause = self._options.pause
         while batch.messages:
+            began = time.monotonic()
             try:
                 self._runner.run(self._messages(batch) if handled else (), finish_of(batch))
-            except PositionMovedError:
+            except PositionMovedError as error:
                 left = self._caught_up(consumer, batch)
                 if len(left.messages) < len(batch.messages):
                     batch = left
                     continue
+                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may change it)
                 self._failed(error, pause)
+                if self._progress.is_passing(error):
+                    self._was_too_slow(batch, time.monotonic() - began, error)
             else:
+                self._times_too_slow = 0
                 self._next |= batch.after()
                 self._progress.moved(consumer, batch)
                 return True
             if self._progress.can_be_begun:
-                consumer.wait(pause, self._stopped)
+                consumer.wait(pause, self._stopped.is_set)
             else:  # no rebalance, which would wait for this very transaction
                 self._stopped.wait(pause)
             pause = min(2 * pause, self._options.longest_pause)
@@ -263,25 +273,51 @@ class ProcessingLoop:
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Return if the transaction is to be run again; raise otherwise."""
-        if isinstance(error, InDoubtTransactionError):  # the next attempt finds out by the position
-            log.warning("%s: %s", self._group, error)
-            self._progress.left_in_doubt()
+        match verdict_of(error, self._is_passing):
+            case Verdict.IN_DOUBT:  # the next attempt finds out by the position
+                log.warning("%s: %s", self._group, error)
+                self._progress.left_in_doubt()
+            case Verdict.LATER:
+                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+            case Verdict.MESSAGE:
+                raise UnprocessableError(error) from error
+            case Verdict.STOP:
+                raise error
+
+    def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
+        """After the error of a member whose generation is over: take fewer messages at once, if they took too long.
+
+        Else the group would take the partitions from it with each batch, and nothing would ever be processed.
+
+        Raises:
+            MessageFailedError: A single message has taken too long, as often as it may be tried.
+        """
+        limit = int(self._settings.get("max.poll.interval.ms", _LONGEST_INTERVAL_MS)) / 1000
+        if seconds < limit:
             return
-        if isinstance(error, _POISON):
-            raise UnprocessableError(error) from error
-        if not self._is_passing(error):
-            raise error
-        log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+        if len(batch.messages) > 1:
+            self._most = max(1, len(batch.messages) // 2)
+            log.warning(
+                "%s: %d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
+                "partitions to another member. From now on %d are taken at once.",
+                *(self._group, len(batch.messages), seconds, limit, self._most),
+            )
+            return
+        self._times_too_slow += 1
+        if self._times_too_slow >= self._options.attempts:
+            (message,) = batch.messages
+            raise MessageFailedError(
+                f"The message {name_of(message)} could not be processed in {self._times_too_slow} attempts: it took "
+                f"{seconds:.3g} s, and a member that does not poll for {limit:g} s loses its partitions.",
+                next_step="raise max.poll.interval.ms, or make the handler faster; offsets='database' has no such limit",
+                **_where(message, self._times_too_slow),
+            ) from error
 
     def _messages(self, batch: Batch) -> Sequence[Any]:
         return decoded(batch.messages, self._decoding) if self._decoding else batch.messages
 
-    def _is_passing(self, error: Exception) -> bool:
-        """Whether the same transaction may succeed later."""
-        if isinstance(error, UnprocessableError):
-            return not self._runner.answers()  # a statement of the handler may have failed since the database is away
-        retriable = isinstance(error, DualWriteError) and error.retriable
-        return retriable or self._runner.is_passing(error) or self._progress.is_passing(error)
+    def _is_passing(self, error: BaseException) -> bool:
+        return self._runner.is_passing(error) or self._progress.is_passing(error)
 
     def _go_on(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
         """Go on at other offsets."""
@@ -312,19 +348,28 @@ class ProcessingLoop:
     # --- assignment -------------------------------------------------------------------------------------------------------
 
     def _begin(self, partitions: list[Partition]) -> Mapping[Partition, int]:
-        """Where partitions begin that were just assigned; retried for a while, since librdkafka waits for it."""
+        """Where partitions begin that were just assigned. Until that is known, nothing can be done with them.
+
+        librdkafka waits for it, and the member stays in the group, at least for `max.poll.interval.ms`; after that it joins
+        again.
+
+        Raises:
+            StoppedError: `stop` was called.
+            DualWriteError: An error that a retry does not change.
+        """
         consumer = self._consumer
         assert consumer is not None
-        deadline = time.monotonic() + _ASSIGNING
         pause = self._options.pause
         while True:
             try:
-                found = self._progress.begin(consumer, partitions, _ASSIGNING / 2)
+                found = self._progress.begin(consumer, partitions, _ASKING)
             except DualWriteError as error:
-                if not error.retriable or time.monotonic() + pause > deadline or self._stopped.is_set():
+                if not error.retriable:
                     raise
                 log.warning("%s: the positions can't be read yet: %s", self._group, error)
                 self._stopped.wait(pause)
+                if self._stopped.is_set():
+                    raise StoppedError from error
                 pause = min(2 * pause, self._options.longest_pause)
             else:
                 self._next |= {key: max(offset, 0) for key, offset in found.items()}

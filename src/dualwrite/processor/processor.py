@@ -30,7 +30,8 @@ class DualProcessor:
 
     Give one of `handle` and `handle_batch`. They act only through `tx`, and may run more than once for a message; what an
     attempt wrote is rolled back on both sides before the next. A batch that raises an exception is processed again message by
-    message, so that one message can't hold the others up.
+    message, so that one message can't hold the others up; that first attempt is not counted. Attempts are counted in memory,
+    and anew after a restart: a message that kills the process each time is never given up.
 
     For one thread; `stop` may be called from any. Several processors of a process may share a WriterPool.
 
@@ -83,6 +84,8 @@ class DualProcessor:
             MessageFailedError: A message can't be processed, and there is no dead-letter topic that takes it.
             MessagesDeletedError, TopicReplacedError: See `on_gap` and `on_new_topic` of the options.
             FencedError: Another process has claimed the writer's transactional id.
+            LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction`: the position has moved, and the
+                messages that the batch has sent are lost, or may be.
             BrokerError, StoreError: Kafka or the database refuses to go on; what a retry may change is retried.
         """
         self._loop.begin()

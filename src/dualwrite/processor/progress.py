@@ -110,7 +110,7 @@ class Progress(ABC):
         del consumer
         return {}
 
-    def is_passing(self, error: Exception) -> bool:
+    def is_passing(self, error: BaseException) -> bool:
         """Whether the error is that of a member that may have to give up its partitions."""
         del error
         return False

@@ -5,17 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any
 
-from dualwrite.errors import FencedError, StoreError
+from dualwrite.errors import FencedError
 from dualwrite.pool.pool import WriterPool
-from dualwrite.processor.work import Finish, handling
+from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
-
-_NOTHING: Final = "?"
-"""A prefix of no id: only the answer counts."""
 
 Handle = Callable[[Sequence[Any], Transaction[Any]], None]
 
@@ -32,17 +29,13 @@ class Runner(ABC):
             finish: Called after the handler.
 
         Raises:
-            UnprocessableError: The handler raised an exception.
-            Exception: What the transaction, or `finish`, raises.
+            Exception: What the handler, the transaction, or `finish` raises.
+            StoppedError: The transaction was cancelled, since the processor is to stop.
         """
 
     @abstractmethod
-    def is_passing(self, error: Exception) -> bool:
-        """Whether the same transaction may succeed later after this error, which `retriable` does not say."""
-
-    @abstractmethod
-    def answers(self) -> bool:
-        """Whether the database can be read now."""
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether the same transaction may succeed later after this error, or cause of one, which `retriable` does not say."""
 
 
 class ThreadRunner(Runner):
@@ -64,8 +57,7 @@ class ThreadRunner(Runner):
 
         def work(tx: Transaction[Any]) -> None:
             if messages:
-                with handling(self._runner.store.is_conflict):
-                    self._handle(messages, tx)
+                self._handle(messages, tx)
             finish(tx)
 
         if isinstance(self._runner, WriterPool) and not self._alone:
@@ -75,21 +67,13 @@ class ThreadRunner(Runner):
         with block as tx:
             work(tx)
 
-    def is_passing(self, error: Exception) -> bool:
+    def is_passing(self, error: BaseException) -> bool:
         """See Runner."""
         if isinstance(error, FencedError):
             return isinstance(self._runner, WriterPool)  # it uses another id
-        return self._runner.store.is_conflict(error)
-
-    def answers(self) -> bool:
-        """See Runner."""
-        return database_answers(self._runner.store)
+        return is_passing_in(self._runner.store, error)
 
 
-def database_answers(store: TxnStateStore) -> bool:
-    """Whether a store can be read now, or will not be able to by waiting."""
-    try:
-        store.list(_NOTHING)
-    except StoreError as error:
-        return not error.retriable
-    return True
+def is_passing_in(store: TxnStateStore, error: BaseException) -> bool:
+    """Whether an error of the store's driver is a conflict or an outage: it says nothing about the messages."""
+    return store.is_conflict(error) or store.is_outage(error)

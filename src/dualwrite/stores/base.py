@@ -569,6 +569,15 @@ class TxnStateStore(ABC):
         del error
         return False
 
+    def is_outage(self, error: BaseException) -> bool:
+        """Whether `error`, raised by the user's own statement, says nothing about the statement, and may not come again.
+
+        The database could not be reached or ended the connection, or another transaction kept a lock for too long. Errors of
+        this store's own methods have the attribute `retriable` for this.
+        """
+        del error
+        return False
+
     @abstractmethod
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """Remove the entries of `lost` and return them. Needs no claim: only recovery adds to the list."""

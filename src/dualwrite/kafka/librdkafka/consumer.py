@@ -7,7 +7,6 @@ what `owned` says, as far as a member can know.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -133,12 +132,12 @@ class GroupConsumer:
             found.append(message)
         return Batch(found, terms).still_owned(self._terms)
 
-    def wait(self, seconds: float, stopped: threading.Event) -> None:
+    def wait(self, seconds: float, stopped: Callable[[], bool]) -> None:
         """Let time pass without messages, and without losing the assignment (`max.poll.interval.ms`).
 
         Args:
             seconds: How long.
-            stopped: Ends the wait.
+            stopped: Whether to end the wait.
         """
         self._show_due()
         deadline = time.monotonic() + seconds
@@ -149,7 +148,7 @@ class GroupConsumer:
                 message = self._polled(min(_STEP, max(deadline - time.monotonic(), 0)))
                 if message is not None:  # it had been fetched before the pause
                     self._consumer.seek(_place_of(message))
-                if time.monotonic() >= deadline or stopped.is_set():
+                if time.monotonic() >= deadline or stopped():
                     return
         finally:
             self._waiting = False

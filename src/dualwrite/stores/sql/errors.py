@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import URL, Engine
+from sqlalchemy.exc import PendingRollbackError
 
 from dualwrite.errors import (
     ClaimTimeoutError,
@@ -64,6 +65,11 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
 }
+_OUTAGES: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.REFUSED, ErrorClass.LOCKED})
+_INVALIDATED: Final = "8s2b"
+"""SQLAlchemy's code of the PendingRollbackError of a connection that broke before; a failed flush has another."""
+_STATEMENT_TIMEOUTS: Final = frozenset({"57014", 1969, 3024})
+"""The statement itself took too long: PostgreSQL's, MariaDB's and MySQL's limits."""
 
 
 def address(url: URL) -> str:
@@ -95,6 +101,14 @@ class ErrorMap:
     def classify(self, error: BaseException) -> ErrorClass:
         """What the error means."""
         return self.dialect.classify(error)
+
+    def is_outage(self, error: BaseException) -> bool:
+        """See TxnStateStore. A statement that took longer than the database permits is not one."""
+        if isinstance(error, PendingRollbackError):
+            return error.code == _INVALIDATED
+        driver = driver_error(error)
+        codes = {getattr(driver, "sqlstate", None), *driver.args[:1]}
+        return self.classify(error) in _OUTAGES and not codes & _STATEMENT_TIMEOUTS
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
         """Our error for the driver's, except during COMMIT.

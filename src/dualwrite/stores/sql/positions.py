@@ -60,12 +60,13 @@ class SqlPositions(Positions):
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions; an update whose condition does not hold changes no row, the primary key rejects a second insert."""
-        execute = transaction.session.execute
-        for one in in_order(moves):
-            try:
-                _move(execute, group_id, one)
-            except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
-                raise moved(group_id, one, None) from error
+        session = transaction.session
+        with session.no_autoflush:  # what a flush of the user's objects raises is no error of a position
+            for one in in_order(moves):
+                try:
+                    _move(session.execute, group_id, one)
+                except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
+                    raise moved(group_id, one, None) from error
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions."""

@@ -312,6 +312,10 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
         return isinstance(error, self._room.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
 
+    def is_outage(self, error: BaseException) -> bool:
+        """See TxnStateStore. A statement that took longer than the database permits is not one."""
+        return isinstance(error, self._room.driver_errors) and self._room.errors.is_outage(error)
+
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError
 from kazoo.exceptions import ConfigurationError as KazooConfigurationError
 from kazoo.protocol.serialization import Auth
 from kazoo.security import ACL
@@ -21,6 +22,7 @@ from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
+from dualwrite.stores.zookeeper.errors import ErrorClass, classify
 from dualwrite.stores.zookeeper.leases import ZooKeeperLeases
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.stores.zookeeper.paths import STATE_ROOT
@@ -44,7 +46,7 @@ class ZooKeeperStore(TxnStateStore):
     Characters of an id that a node's name can't contain (a slash, for instance) are percent-encoded. Every change is
     conditional on the version that the node had when it was read: no claim waits for a lock, and a transaction of an id that
     was claimed again fails when it commits, if not before. The user's operations can't cause a conflict before the commit,
-    which reports it itself (`is_conflict` is always False).
+    which reports it itself.
 
     The store and its client may be used by several threads, but not by a process forked after the store was created. kazoo
     replaces an expired session by a new one. A client can't see whether the servers write to disk before they answer
@@ -179,6 +181,14 @@ class ZooKeeperStore(TxnStateStore):
         transaction = ZooKeeperTransaction(self._nodes, claim)
         transaction.begin()
         return transaction
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """See TxnStateStore: a node's version has changed; the `__cause__` of what the commit then raises."""
+        return isinstance(error, BadVersionError)
+
+    def is_outage(self, error: BaseException) -> bool:
+        """See TxnStateStore."""
+        return classify(error) in (ErrorClass.CONNECTION, ErrorClass.READ_ONLY)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 

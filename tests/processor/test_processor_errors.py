@@ -1,0 +1,277 @@
+"""What a message can cause is counted and ends in the dead-letter topic; what says nothing about messages is not counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from processor_scene import PARTITIONS, ProcessorScene
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import dualwrite
+from crash.databases import Databases
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import MessageFailedError
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.processor import DualProcessor, ProcessorOptions
+from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
+
+NewName = Callable[[str], str]
+Handle = Callable[[Any, dualwrite.Transaction[Any]], None]
+RUNNERS = ["writer", "pool"]
+BAD = 5
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Checked(Base):
+    """A table that refuses some rows: at the INSERT, and at COMMIT."""
+
+    __tablename__ = "checked"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(sa.CheckConstraint(f"number <> {BAD}"))
+    once: Mapped[str | None] = mapped_column(sa.String(100))
+    __table_args__ = (sa.UniqueConstraint("once", deferrable=True, initially="DEFERRED"),)
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster, new_name: NewName) -> ProcessorScene:
+    found = ProcessorScene(databases.scene("postgresql", broker).events, broker, new_name)
+    Base.metadata.create_all(found.events.database)
+    return found
+
+
+@pytest.fixture
+def dead(broker: DevCluster, new_name: NewName) -> str:
+    name = new_name("dead")
+    make_topic(broker, name)
+    return name
+
+
+@contextmanager
+def running(
+    scene: ProcessorScene, handle: Handle, options: ProcessorOptions, runner: str = "writer", **more: Any
+) -> Iterator[Any]:
+    """A processor on a writer or a pool."""
+    settings = {"bootstrap.servers": scene.broker.bootstrap_servers, **more.pop("kafka", {})}
+    opened: Any
+    if runner == "writer":
+        opened = dualwrite.connect(scene.events.database, kafka=settings, transactional_id=f"{scene.prefix}.1", **more)
+    else:
+        opened = dualwrite.create_pool(scene.events.database, kafka=settings, prefix=scene.prefix, size=2)
+    with opened as made:
+        processor = DualProcessor(made, scene.settings(), [scene.source], handle=handle, options=options)
+        with scene.started(processor) as found:
+            yield found
+
+
+def flush(scene: ProcessorScene, number: int, tx: Any) -> None:
+    """The session is flushed after the handler."""
+    tx.session.add(Checked(number=number))
+
+
+def deferred(scene: ProcessorScene, number: int, tx: Any) -> None:
+    """Refused at COMMIT."""
+    for _ in range(1 + (number == BAD)):
+        tx.db.execute(sa.insert(Checked), {"number": 0, "once": f"{scene.prefix} {number}"})
+
+
+def swallowed(scene: ProcessorScene, number: int, tx: Any) -> None:
+    """PostgreSQL refuses every statement after one that has failed."""
+    if number == BAD:
+        with pytest.raises(sa.exc.DBAPIError):
+            tx.db.execute(sa.text("SELECT 1/0"))
+
+
+def too_slow(scene: ProcessorScene, number: int, tx: Any) -> None:
+    """The database's limit for one statement."""
+    if number == BAD:
+        tx.db.execute(sa.text("SET LOCAL statement_timeout = 50"))
+        tx.db.execute(sa.text("SELECT pg_sleep(30)"))
+
+
+POISON = [flush, deferred, swallowed, too_slow]
+
+
+@pytest.mark.parametrize(
+    ("poison", "runner"),
+    thinned(
+        product(POISON, RUNNERS),
+        kept=[(flush, "writer"), (flush, "pool"), (deferred, "writer"), (swallowed, "writer"), (too_slow, "pool")],
+        quick=[(flush, "writer")],
+    ),
+)
+def test_what_a_message_causes_after_the_handler_is_counted(
+    scene: ProcessorScene, dead: str, poison: Callable[..., None], runner: str
+) -> None:
+    tried = Counter[int]()
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        number = int(message.value())
+        tried[number] += 1
+        scene.book(message, tx)
+        poison(scene, number, tx)
+
+    scene.produce(range(12))
+    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)
+    with running(scene, handle, options, runner) as found:
+        scene.wait_for(range(11))
+        (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead) or found.has_ended, "the dead letter")
+    assert (letter.value(), dict(letter.headers())["dualwrite.attempts"]) == (b"%d" % BAD, b"2")
+    assert scene.agree() == [number for number in range(12) if number != BAD]
+    assert 2 <= tried[BAD] <= 2 + 1, "in its batch, and by itself"
+
+
+def test_without_a_dead_letter_topic_it_stops(scene: ProcessorScene) -> None:
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        flush(scene, int(message.value()), tx)
+
+    scene.produce(range(8))
+    with running(scene, handle, ProcessorOptions(attempts=2, pause=0.01)) as found:
+        error = found.ended()
+    assert isinstance(error, MessageFailedError)
+    assert (error.partition, error.offset, error.attempts) == (1, 1, 2)
+    assert isinstance(error.__cause__, sa.exc.IntegrityError)
+    assert BAD not in scene.agree()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+def test_a_message_that_takes_longer_than_the_transaction_may(scene: ProcessorScene, dead: str, producer: Any) -> None:
+    """Without two-phase commit Kafka would abort what the database commits."""
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        if int(message.value()) == BAD:
+            time.sleep(3)
+
+    scene.produce(range(12))
+    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)
+    brief = {"transaction.timeout.ms": 2000}
+    with running(scene, handle, options, kafka=brief, two_phase=False, producer=producer) as found:
+        scene.wait_for(range(11))
+        (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead) or found.has_ended, "the dead letter")
+    assert letter.value() == b"%d" % BAD
+    assert scene.agree() == [number for number in range(12) if number != BAD]
+
+
+def conflict(scene: ProcessorScene, tx: Any) -> None:
+    """As of two transactions that can't be ordered."""
+    tx.db.execute(sa.text("DO $$ BEGIN RAISE EXCEPTION 'a conflict' USING ERRCODE = '40001'; END $$"))
+
+
+def cut(scene: ProcessorScene, tx: Any) -> None:
+    """The next statement notices it: that of the positions."""
+    pid = tx.db.scalar(sa.text("SELECT pg_backend_pid()"))
+    with scene.events.database.connect() as other:
+        other.execute(sa.text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
+
+
+def cut_and_noticed(scene: ProcessorScene, tx: Any) -> None:
+    """By a statement of the handler; the database answers again by then."""
+    cut(scene, tx)
+    tx.db.execute(sa.text("SELECT 1"))
+
+
+def cut_and_swallowed(scene: ProcessorScene, tx: Any) -> None:
+    """The handler ignores what it has noticed."""
+    with pytest.raises(sa.exc.DBAPIError):
+        cut_and_noticed(scene, tx)
+
+
+def cut_and_wrapped(scene: ProcessorScene, tx: Any) -> None:
+    """The handler raises an exception of its own."""
+    try:
+        cut_and_noticed(scene, tx)
+    except sa.exc.DBAPIError as error:
+        raise RuntimeError("booking has failed") from error
+
+
+def cut_before_the_flush(scene: ProcessorScene, tx: Any) -> None:
+    """The flush after the handler notices it."""
+    tx.session.add(Checked(number=0))
+    cut(scene, tx)
+
+
+PASSING = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped, cut_before_the_flush]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "runner"),
+    thinned(
+        product(PASSING, RUNNERS),
+        kept=[*product(PASSING, ["writer"]), (cut, "pool"), (cut_before_the_flush, "pool")],
+        quick=[(cut, "writer")],
+    ),
+)
+def test_what_says_nothing_about_the_message_is_not_counted(
+    scene: ProcessorScene, dead: str, trouble: Callable[..., None], runner: str
+) -> None:
+    """One attempt only, and a dead-letter topic: a connection that was cut does not make a dead letter of a good message."""
+    first = iter([1])
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        if int(message.value()) == BAD and next(first, None):
+            trouble(scene, tx)
+
+    scene.produce(range(12))
+    options = ProcessorOptions(batch=1, attempts=1, pause=0.01, dead_letter_topic=dead)
+    with running(scene, handle, options, runner):
+        scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+    assert read_topic(scene.broker.bootstrap_servers, dead) == []
+
+
+@pytest.mark.slow
+def test_a_message_that_another_has_processed_between_two_attempts(
+    scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first waits for its next attempt, it loses its partitions, and gets them back with their new positions."""
+    failed, is_processed = threading.Event(), threading.Event()
+    wait = GroupConsumer.wait
+
+    def wait_too_long(consumer: GroupConsumer, seconds: float, stopped: Callable[[], bool]) -> None:
+        if not failed.is_set():
+            wait(consumer, seconds, stopped)
+            return
+        assert is_processed.wait(LIMIT)
+        monkeypatch.undo()
+        term = consumer.owned().get((scene.source, 0))
+
+        def has_it_again() -> bool:
+            wait(consumer, 0.2, stopped)
+            return consumer.owned().get((scene.source, 0)) not in (None, term)
+
+        until(has_it_again, "the partition is assigned again")
+
+    def fail_once(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        if not failed.is_set():
+            failed.set()
+            raise ValueError("the first attempt")
+
+    monkeypatch.setattr(GroupConsumer, "wait", wait_too_long)
+    numbers = range(0, 10 * PARTITIONS, PARTITIONS)
+    scene.produce(numbers)
+    brief = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
+    with scene.running(fail_once, options=ProcessorOptions(batch=1, pause=0.01), **brief):
+        until(failed.is_set, "the first attempt")
+        with scene.running(name="2"):
+            scene.wait_for(numbers)
+        is_processed.set()
+        scene.produce([numbers.stop])
+        scene.wait_for(range(11))
+    assert scene.agree() == [*numbers, numbers.stop]
