@@ -388,7 +388,7 @@ class NativeProducer:
         """Send the first message of the transaction at once: it begins the transaction at the broker."""
         key, value = as_bytes("key", key), as_bytes("value", value)
         with patience as limit:
-            self._let_markers_be_written(limit)
+            self._markers.wait(limit)
             self._budget.start()
             try:
                 self._accumulator.append(topic, key, value, None, partition, now, limit)
