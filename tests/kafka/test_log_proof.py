@@ -1,4 +1,4 @@
-"""The log shows how a transaction ended, even if its coordinator has forgotten it: for both producers, on a real broker."""
+"""The log shows how a transaction ended, even if its coordinator has forgotten it: for both producers, on real brokers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,59 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState
-from fixtures.broker import make_topic, wait_for_markers
+from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
 
 
-@pytest.fixture(params=["native", "librdkafka"])
+NATIVE, LIBRDKAFKA = "native", "librdkafka"
+ON_3_9, WITH_VERSION_1 = "librdkafka on 3.9.1", "librdkafka with transaction.version 1"
+CASES = (NATIVE, LIBRDKAFKA, ON_3_9, WITH_VERSION_1)
+
+
+@pytest.fixture(scope="module")
+def broker_3_9() -> Iterator[DevCluster]:
+    with started(kafka_version="3.9.1") as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA, ON_3_9], quick=[NATIVE, LIBRDKAFKA]))
+def case(request: pytest.FixtureRequest) -> str:
+    """The producer, and the broker if it is not the usual one."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def cluster(case: str, request: pytest.FixtureRequest) -> DevCluster:
+    found: DevCluster = request.getfixturevalue({ON_3_9: "broker_3_9", WITH_VERSION_1: "broker_v4"}.get(case, "broker"))
+    return found
+
+
+@pytest.fixture
+def coordinator(cluster: DevCluster) -> Iterator[WireTransactionCoordinator]:
+    made = WireTransactionCoordinator(KafkaConfig.of(cluster.bootstrap_servers), timeout=LIMIT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def producer(
-    request: pytest.FixtureRequest, broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName
+    case: str, cluster: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName
 ) -> Iterator[TransactionalProducer]:
-    kind: Any = {"native": NativeProducer, "librdkafka": LibrdkafkaProducer}[request.param]
-    made: TransactionalProducer = kind(KafkaConfig.of(broker.bootstrap_servers), new_name("id"), coordinator)
+    kind: Any = NativeProducer if case == NATIVE else LibrdkafkaProducer
+    made: TransactionalProducer = kind(KafkaConfig.of(cluster.bootstrap_servers), new_name("id"), coordinator)
     made.init_transactions(timeout=20)
     yield made
     made.close()
 
 
 @pytest.fixture
-def topic(broker: DevCluster, new_name: NewName) -> str:
+def topic(cluster: DevCluster, new_name: NewName) -> str:
     name = new_name("topic")
-    make_topic(broker, name, 3)
+    make_topic(cluster, name, 3)
     return name
 
 
@@ -69,10 +102,10 @@ def test_a_producer_knows_where_its_messages_lie(producer: TransactionalProducer
     producer.abort_transaction(timeout=20)
 
 
-def test_every_topic_of_a_transaction_has_its_place(producer: TransactionalProducer, topic: str, broker: DevCluster) -> None:
+def test_every_topic_of_a_transaction_has_its_place(producer: TransactionalProducer, topic: str, cluster: DevCluster) -> None:
     by_topic = isinstance(producer, LibrdkafkaProducer)
     other = f"{topic}-other"
-    make_topic(broker, other)
+    make_topic(cluster, other)
     producer.begin_transaction()
     for _ in range(2):
         producer.send(topic, "message", partition=2)
@@ -85,7 +118,7 @@ def test_every_topic_of_a_transaction_has_its_place(producer: TransactionalProdu
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 def test_an_ended_transaction_is_told_by_the_log(
-    producer: TransactionalProducer, topic: str, broker: DevCluster, coordinator: WireTransactionCoordinator, commit: bool
+    producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator, commit: bool
 ) -> None:
     earlier, earlier_delivery = prepared(producer, topic, 2)
     producer.abort_transaction(timeout=20)
@@ -94,18 +127,18 @@ def test_an_ended_transaction_is_told_by_the_log(
     (producer.commit_transaction if commit else producer.abort_transaction)(timeout=20)
     later, later_delivery = prepared(producer, topic, 2)
     producer.commit_transaction(timeout=20)
-    wait_for_markers(broker.bootstrap_servers)
+    wait_for_markers(cluster.bootstrap_servers)
     assert coordinator.fate(state, proof_of(delivery)) is (Fate.COMMITTED if commit else Fate.ABORTED)
     assert coordinator.fate(earlier, proof_of(earlier_delivery)) is Fate.ABORTED
     assert coordinator.fate(later, proof_of(later_delivery)) is Fate.COMMITTED
 
 
 def test_a_message_of_somebody_else_proves_nothing(
-    producer: TransactionalProducer, topic: str, broker: DevCluster, coordinator: WireTransactionCoordinator
+    producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     state, delivery = prepared(producer, topic)
     producer.commit_transaction(timeout=20)
-    wait_for_markers(broker.bootstrap_servers)
+    wait_for_markers(cluster.bootstrap_servers)
     place = proof_of(delivery)
     assert coordinator.fate(PreparedTxnState(state.producer_id + 1, state.epoch), place) is Fate.GONE
     assert coordinator.fate(PreparedTxnState(state.producer_id, state.epoch + 1), place) is Fate.GONE
@@ -113,15 +146,15 @@ def test_a_message_of_somebody_else_proves_nothing(
 
 
 def test_what_retention_or_an_admin_has_taken_is_gone(
-    producer: TransactionalProducer, topic: str, broker: DevCluster, coordinator: WireTransactionCoordinator
+    producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     state, delivery = prepared(producer, topic, 2)
     producer.commit_transaction(timeout=20)
-    wait_for_markers(broker.bootstrap_servers)
+    wait_for_markers(cluster.bootstrap_servers)
     place = proof_of(delivery)
     assert coordinator.fate(state, Place(topic, 1, 10, 1)) is Fate.GONE  # past the end
     assert coordinator.fate(state, Place(topic, 7, 0, 1)) is Fate.GONE  # no such partition
     assert coordinator.fate(state, Place(f"{topic}-missing", 0, 0, 1)) is Fate.GONE
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.delete_records([TopicPartition(topic, 1, 3)])[TopicPartition(topic, 1)].result(20)
     assert coordinator.fate(state, place) is Fate.GONE
