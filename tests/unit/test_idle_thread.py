@@ -87,7 +87,7 @@ def visit(writer):
     return 0.001
 idle.IDLE.watch(parents, visit)
 visiting.wait(30)
-with idle.IDLE._changed:
+with idle.IDLE._lock:
     child = os.fork()
 if child == 0:
     idle.IDLE.watch(childs, lambda writer: visited.set() or 60)

@@ -44,7 +44,9 @@ class IdleThread:
 
     def forget_all(self) -> None:
         """Begin anew, in a forked child: the thread is not there, and its lock may be held for ever."""
-        self._changed = threading.Condition()
+        # entered as itself: an interrupt inside Condition.__enter__, which is a Python function, could leave it locked for ever
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
         self._thread: threading.Thread | None = None
 
@@ -56,7 +58,7 @@ class IdleThread:
             clear: Clears what is in the writer's rows, if it is idle. It returns how many seconds the next call can wait. It
                 must not hold up the writer's user for longer than one short transaction of the database.
         """
-        with self._changed:
+        with self._lock:
             self._watched[writer] = _Watched(clear, time.monotonic() + CLEAR_AFTER)
             self._changed.notify_all()
             if self._thread is None:
@@ -66,34 +68,33 @@ class IdleThread:
                 except RuntimeError as error:  # no more threads, or the interpreter is ending: not worth an error
                     self._thread = None
                     log.debug("states of idle writers are not cleared: %s", error)
+                except BaseException:  # KeyboardInterrupt: it may not have started
+                    self._thread = None
+                    raise
 
     def unwatch(self, writer: object) -> None:
         """Call the writer's function no more; without any writer the thread ends. A call may still be under way."""
-        with self._changed:
+        with self._lock:
             self._watched.pop(writer, None)
-            thread = self._thread
             self._changed.notify_all()
-            if self._watched or thread is None or thread is threading.current_thread():
-                return
-            self._changed.wait_for(lambda: self._thread is not thread or self._watched, _JOIN)
-            ended = self._thread is not thread
-        if ended:
+            thread = None if self._watched else self._thread
+        if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN)
 
     def stop(self) -> None:
         """End the thread before the interpreter ends."""
-        with self._changed:
+        with self._lock:
             self._watched.clear()
         self.unwatch(self)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._watched:
                     self._thread = None
-                    self._changed.notify_all()  # to `unwatch`
                     return
-                pause = min(watched.due for watched in self._watched.values()) - time.monotonic()
+                due = (watched.due for watched in self._watched.values())
+                pause = min(due, default=0.0) - time.monotonic()  # none: the last writer has just been garbage-collected
                 if pause > 0:
                     self._changed.wait(pause)
                     continue
@@ -101,7 +102,7 @@ class IdleThread:
 
     def _clear_those_due(self) -> None:
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             due = [(writer, watched.clear) for writer, watched in self._watched.items() if watched.due <= now]
         for writer, clear in due:
             pause = CLEAR_AFTER
@@ -109,7 +110,7 @@ class IdleThread:
                 pause = clear(writer)
             except Exception as error:  # noqa: BLE001  (whatever a store raises: the other writers have their turn)
                 log.info("the state of an idle writer could not be cleared; trying again: %s", error)
-            with self._changed, contextlib.suppress(KeyError):  # it was closed in the meantime
+            with self._lock, contextlib.suppress(KeyError):  # it was closed in the meantime
                 self._watched[writer] = self._watched[writer]._replace(due=time.monotonic() + pause)
 
 
