@@ -19,6 +19,7 @@ from dualwrite.errors import (
     ProducerFencedError,
     TransactionTimeoutError,
     TransactionTimeoutRefusedError,
+    UsageError,
 )
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -126,6 +127,21 @@ def test_a_failed_delivery_costs_the_session(broker: DevCluster, new_producer: N
     with pytest.raises(MessageTooLargeError, match=r"max\.message\.bytes"):
         producer.prepare_transaction(timeout=LIMIT)
     assert producer.must_be_replaced
+
+
+# --- before and after a session ---------------------------------------------------------------------------------------
+
+
+def test_without_a_session_it_says_what_is_missing(broker: DevCluster, coordinator: WireTransactionCoordinator) -> None:
+    producer = LibrdkafkaProducer(KafkaConfig.of(broker.bootstrap_servers), "orders", coordinator)
+    assert producer.transaction_timeout is None
+    with pytest.raises(UsageError, match="call init_transactions first"):
+        producer.begin_transaction()
+    producer.close()
+    for call in (producer.begin_transaction, lambda: producer.init_transactions(timeout=LIMIT)):
+        with pytest.raises(UsageError, match="is closed"):
+            call()
+    producer.close()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

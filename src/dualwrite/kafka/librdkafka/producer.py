@@ -25,6 +25,7 @@ from dualwrite.errors import (
     DeliveryError,
     PrepareError,
     TransactionTimeoutError,
+    UsageError,
 )
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.client.config import KafkaConfig
@@ -87,7 +88,7 @@ class LibrdkafkaProducer:
         self._config = config
         self._reports = DeliveryReports()  # for every topic that was looked up
         self._delivery: Delivery | None = None
-        self._must_be_replaced = False
+        self._is_closed = self._must_be_replaced = False
         self._previous_start_ms: int | None = None
         self._failure: BrokerError | None = None
         self._offsets_sent = False
@@ -120,6 +121,8 @@ class LibrdkafkaProducer:
         Raises: as TransactionalProducer, and ConfigurationError if librdkafka does not know a setting, or rejects its value.
         """
         deadline = Deadline.of(timeout)
+        if self._is_closed:
+            raise self._unusable("init_transactions", "is closed", "create another one")
         if "_producer" not in vars(self):
             timeout_ms = transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
             self._budget = TimeBudget(timeout_ms / 1000)
@@ -128,6 +131,10 @@ class LibrdkafkaProducer:
 
     def begin_transaction(self) -> None:
         """Begin a transaction; no request is sent."""
+        if self._is_closed:
+            raise self._unusable("begin_transaction", "is closed", "create another one")
+        if "_producer" not in vars(self):
+            raise self._unusable("begin_transaction", "is not registered", "call init_transactions first")
         self._read_reports()
         self._reports.begin()
         self._delivery = None
@@ -275,7 +282,7 @@ class LibrdkafkaProducer:
 
     def close(self) -> None:
         """Drop queued messages and stop librdkafka's threads; no transaction is ended."""
-        self._must_be_replaced = True
+        self._is_closed = self._must_be_replaced = True
         held: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
         try:
             for producer in held:
@@ -288,6 +295,9 @@ class LibrdkafkaProducer:
             undisturbed(held.clear)
 
     # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _unusable(self, call: str, state: str, next_step: str) -> UsageError:
+        return UsageError(f"{call}(): the producer {state}.", transactional_id=self._id, next_step=next_step)
 
     def _described(self, deadline: Deadline) -> PreparedTxnState:
         found = self._coordinator.describe(self._id, timeout=deadline)
