@@ -198,8 +198,7 @@ class DualWriter(Generic[H]):
 
     # --- transactions -----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def transaction(self) -> Iterator[Transaction[H]]:
+    def transaction(self) -> AbstractContextManager[Transaction[H]]:
         """One business transaction: the end of the block commits both sides, an exception rolls back both.
 
         An exception raised in the block propagates unchanged. In addition:
@@ -221,6 +220,14 @@ class DualWriter(Generic[H]):
             ConcurrentUseError: Another thread is using the writer.
             WriterClosedError: The writer is closed, or was never opened.
         """
+        return self._transaction_of(is_group=False)
+
+    def group_transaction(self) -> AbstractContextManager[Transaction[H]]:
+        """As `transaction`, for a pool: the block begins with `begin_units` or `begin_unit`."""
+        return self._transaction_of(is_group=True)
+
+    @contextmanager
+    def _transaction_of(self, *, is_group: bool) -> Iterator[Transaction[H]]:
         self._take("transaction()")
         try:
             self._lanes.forget_transactions()  # as in `_exclusively`
@@ -229,7 +236,7 @@ class DualWriter(Generic[H]):
                 raise WriterClosedError(f"The writer {phase.value}.", transactional_id=self._id)
             lane = self._lanes.next()
             try:
-                transaction = lane.begin()
+                transaction = lane.begin(is_group=is_group)
                 yield transaction
                 self._check_process("the end of transaction()")
                 lane.before_commit()

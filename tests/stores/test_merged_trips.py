@@ -42,7 +42,7 @@ class Messages:
 
     def __init__(self, proxy: TcpProxy) -> None:
         self.texts: list[bytes] = []
-        for pattern in (b"BEGIN", b"SELECT fence", b"SELECT kafka", b"UPDATE kafka", b"COMMIT\0"):
+        for pattern in (b"BEGIN", b"SELECT fence", b"SELECT kafka", b"UPDATE kafka", b"COMMIT\0", b"SAVEPOINT"):
             proxy.on_client_bytes(pattern, lambda _, pattern=pattern: self.texts.append(pattern), when="answered", times=1000)
 
     def take(self) -> list[bytes]:
@@ -64,6 +64,31 @@ def test_two_messages_are_left_of_four(proxied_store: SqlStateStore, postgres_pr
     assert set(begun) == {b"BEGIN", b"SELECT fence"}
     assert set(committed) == {b"UPDATE kafka", b"COMMIT\0"}
     assert proxied_store.read_claimed(claim).prepared_state == STATE
+
+
+def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+    user_metadata.create_all(proxied_store.engine)
+    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
+    messages = Messages(postgres_proxy)
+    transaction = proxied_store.begin_group(claim)
+    assert set(messages.take()) == {b"BEGIN", b"SELECT fence", b"SAVEPOINT"}
+    transaction.begin_units()
+    assert messages.take() == []
+    write(transaction)
+    transaction.undo_units(ValueError())
+    transaction.begin_unit()
+    assert messages.take().count(b"SAVEPOINT") == 2
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert rows(proxied_store.engine) == 0
+    assert proxied_store.read_claimed(claim).prepared_state == STATE
+
+
+def test_a_group_whose_fence_is_another_one_leaves_nothing_open(postgres_store: SqlStateStore, claim: Claim) -> None:
+    postgres_store.claim(ID, "tests", timeout=LIMIT)
+    with pytest.raises(FencedError):
+        postgres_store.begin_group(claim)
+    assert_nothing_is_checked_out(postgres_store)
 
 
 # --- what keeps the two apart -------------------------------------------------------------------------------------------------

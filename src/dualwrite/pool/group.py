@@ -146,7 +146,7 @@ class Group:
         return True
 
     def _commit(self) -> None:
-        with self._writer.transaction() as whole:
+        with self._writer.group_transaction() if len(self.calls) > 1 else self._writer.transaction() as whole:
             self._has_begun = True
             if len(self.calls) == 1:
                 self._grow()

@@ -91,10 +91,11 @@ class Lane:
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> Transaction:
-        """Begin the transaction on both sides."""
+    def begin(self, *, is_group: bool = False) -> Transaction:
+        """Begin the transaction on both sides; `is_group`: one of units."""
         producer = self.ownership.producer
-        self._store_transaction = self._store.begin(self.ownership.claim)  # checks the fencing token: rule F2
+        begin = self._store.begin_group if is_group else self._store.begin
+        self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")

@@ -560,6 +560,13 @@ class TxnStateStore(ABC):
             FencedError: There is a newer claim of the id; no transaction is open.
         """
 
+    def begin_group(self, claim: Claim) -> StoreTransaction:
+        """As `begin`, for a transaction in which `begin_units` or `begin_unit` is called before anything is written.
+
+        So a store can send what those would send together with BEGIN.
+        """
+        return self.begin(claim)
+
     def is_conflict(self, error: BaseException) -> bool:
         """Whether `error`, raised by the user's own statement, is a serialization failure or a deadlock.
 

@@ -111,8 +111,10 @@ class MergedTrips(ABC):
         """Whether SQLAlchemy's transaction has begun, but not the database's: a listener for `begin` may have done that."""
 
     @abstractmethod
-    def begin(self, connection: Connection, transactional_id: str, token: str) -> Fence | None:
+    def begin(self, connection: Connection, transactional_id: str, token: str, *, with_unit: bool = False) -> Fence | None:
         """Begin the transaction, mark it with `token`, and read the newest claim; None if the id has no row.
+
+        With `with_unit`, set the savepoint UNIT after that.
 
         Raises:
             Exception: The driver's error; the connection may be in a failed transaction.

@@ -18,7 +18,7 @@ from psycopg.pq import Escaping, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, Engine
 
-from dualwrite.stores.sql.dialect import Fence, MergedTrips, Record
+from dualwrite.stores.sql.dialect import UNIT, Fence, MergedTrips, Record
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -55,14 +55,14 @@ class PostgresqlTrips(MergedTrips):
         raw = raw_connection(connection)
         return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
 
-    def begin(self, connection: Connection, transactional_id: str, token: str) -> Fence | None:
+    def begin(self, connection: Connection, transactional_id: str, token: str, *, with_unit: bool = False) -> Fence | None:
         """See MergedTrips."""
         raw = raw_connection(connection)
         text = _Text(raw)
         check = _CHECK.format(
             table=self._table, marker=f"'{MARKER}'", token=text.of(token), transactional_id=text.of(transactional_id)
         )
-        found = text.execute(f"{_begin(raw)}; {check}")[-1]
+        found = text.execute(f"{_begin(raw)}; {check}; SAVEPOINT {UNIT}" if with_unit else f"{_begin(raw)}; {check}")[1]
         if not found.ntuples:
             return None
         return Fence(int(found.get_value(0, 0) or b""), text.decoded(found.get_value(0, 1) or b""))

@@ -308,6 +308,12 @@ class SqlStateStore(TxnStateStore):
         transaction.begin()
         return transaction
 
+    def begin_group(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = SqlStoreTransaction(self._room, claim, is_group=True)
+        transaction.begin()
+        return transaction
+
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore."""
         return isinstance(error, self._room.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT

@@ -103,9 +103,10 @@ class SqlStoreTransaction(StoreTransaction):
     Args:
         room: What it shares with the store's other transactions.
         claim: The claim that it runs under.
+        is_group: Whether units follow, so that the savepoint of the first can be set with BEGIN.
     """
 
-    def __init__(self, room: TransactionRoom, claim: Claim) -> None:
+    def __init__(self, room: TransactionRoom, claim: Claim, *, is_group: bool = False) -> None:
         self._room = room
         self._claim = claim
         self._guard = room.access.guard(claim.transactional_id)
@@ -114,7 +115,9 @@ class SqlStoreTransaction(StoreTransaction):
         self._handle: Any = None
         self._session: GuardedSession | None = None
         self._ended_sessions: list[GuardedSession] = []  # of earlier units: they learn how the transaction ended
+        self._is_group = is_group
         self._has_unit = False
+        self._unit_came_with_begin = False
         self._is_committed = False
         self._outcome_is_known = True
         self._recorded_at_commit: Record | None = None
@@ -157,11 +160,13 @@ class SqlStoreTransaction(StoreTransaction):
         if not trips.can_begin(connection):
             return self._newest_claim(connection)
         try:
-            return trips.begin(connection, self._claim.transactional_id, self._token)
+            current = trips.begin(connection, self._claim.transactional_id, self._token, with_unit=self._is_group)
         except self._room.driver_errors as error:
             if self._room.errors.classify(error) is ErrorClass.CONNECTION:
                 connection.invalidate(error)  # as SQLAlchemy does, so that the reason is known to whom the connection belongs
             raise
+        self._unit_came_with_begin = self._is_group
+        return current
 
     def _newest_claim(self, connection: Connection) -> Any:
         parameters = {"id": self._claim.transactional_id, "token": self._token}
@@ -252,7 +257,10 @@ class SqlStoreTransaction(StoreTransaction):
 
     def begin_unit(self) -> None:
         """See StoreTransaction: a savepoint, which replaces that of the unit before."""
-        self._run_for_unit(*(self._room.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))
+        if self._unit_came_with_begin:
+            self._unit_came_with_begin = False
+        else:
+            self._run_for_unit(*(self._room.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))
         self._has_unit = True
 
     def end_unit(self) -> None:

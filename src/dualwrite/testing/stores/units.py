@@ -123,7 +123,7 @@ class UnitConformance:
 
 def _begun(scene: StoreScene) -> StoreTransaction:
     store = _store_with_units(scene)
-    return store.begin(scene.claim(store, scene.new_id()))
+    return store.begin_group(scene.claim(store, scene.new_id()))
 
 
 def _begun_together(scene: StoreScene) -> StoreTransaction:
