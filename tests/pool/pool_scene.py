@@ -76,8 +76,18 @@ def told(process: Worker) -> set[int]:
     return {int(line.split()[1]) for line in process.lines if line.startswith("told ")}
 
 
+MAYBE = {"InDoubtTransactionError", "LostTransactionError", "UnverifiedTransactionError"}
+"""Errors after which a unit may be there."""
+
+
+def told_not(process: Worker) -> set[int]:
+    """The units of which a caller in the process knows that they are not committed; it has not tried them again."""
+    errors = (line.split()[1:3] for line in process.lines if line.startswith("error "))
+    return {int(number) for number, name in errors if name not in MAYBE}
+
+
 def assert_true(scene: Scene, *processes: Worker) -> set[int]:
-    """Recover the pool's ids; both sides agree, and hold all that a caller was told."""
+    """Recover the pool's ids; both sides agree, and hold all that a caller was told, and nothing that it was told is not."""
     report = dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts())
     assert not report.failed
     assert not report.unacknowledged
@@ -85,4 +95,6 @@ def assert_true(scene: Scene, *processes: Worker) -> set[int]:
     for process in processes:
         missing = told(process) - found
         assert not missing, f"told as committed, but not there: {missing}"
+        there = told_not(process) & found
+        assert not there, f"told as not committed, but there: {there}; {process.lines}"
     return found

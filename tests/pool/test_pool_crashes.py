@@ -13,7 +13,7 @@ from crash.databases import DATABASES
 from crash.scene import Scene
 from fixtures.pace import limit
 from fixtures.tiers import thinned
-from pool.pool_scene import assert_true, both, open_pool, pool_worker, told
+from pool.pool_scene import assert_true, both, open_pool, pool_worker, told, told_not
 
 UNITS = 60
 
@@ -44,6 +44,48 @@ def test_a_process_that_dies_in_a_group(scene: Scene, database: str, producer: s
     with open_pool(scene) as pool:
         assert pool.run(both, scene, UNITS) == UNITS
     assert set(scene.agree()) == {*kept, UNITS}
+
+
+WAYS = {
+    "pipeline": {"HANDLE": "psycopg"},
+    "decided": {"ACKNOWLEDGE": "decided"},
+    "carefully": {"FAILING": "5"},
+    "one by one": {"HEAVY": "5"},
+    "all": {"HANDLE": "psycopg", "ACKNOWLEDGE": "decided", "FAILING": "7", "HEAVY": "11"},
+}
+"""Ways in which a group runs, by the worker's variables."""
+
+
+@pytest.mark.parametrize(
+    ("way", "point"),
+    thinned(
+        product(WAYS, POINTS),
+        kept=[
+            ("pipeline", "group_after_unit"),
+            ("pipeline", "group_after_units"),
+            ("pipeline", "after_db_commit"),
+            ("decided", "before_kafka_commit"),
+            ("carefully", "group_after_unit"),
+            ("carefully", "after_db_commit"),
+            ("one by one", "before_db_commit"),
+            ("one by one", "after_db_commit"),
+            ("all", "after_record"),
+            ("all", "before_kafka_commit"),
+        ],
+        quick=[("pipeline", "group_after_units"), ("all", "before_kafka_commit")],
+    ),
+)
+def test_a_process_that_dies_in_a_group_that_runs_another_way(scene: Scene, way: str, point: str) -> None:
+    """On psycopg's pipeline, with callers that go on before Kafka has committed, with units that fail, one by one."""
+    dies = pool_worker(scene, 1, UNITS, f"{point}#6=kill", **WAYS[way])
+    dies.killed()
+    kept = assert_true(scene, dies)
+    last = pool_worker(scene, 1001, UNITS, **WAYS[way])
+    last.wait_for("closed")
+    assert last.end() == 0
+    found = assert_true(scene, dies, last)
+    assert found == kept | told(last)
+    assert told(last) | told_not(last) == set(range(1001, 1001 + UNITS))
 
 
 ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_record", "after_db_commit")

@@ -18,6 +18,7 @@ from dualwrite.testing.topics import read_committed
 from fixtures.broker import make_topic, started
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
+from pool.pool_scene import MAYBE
 from pool.soak_worker import PER_CALLER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("producer")]
@@ -39,6 +40,7 @@ class Run:
         where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
         self.process = Worker([*where, str(first), str(CALLERS)], module="pool.soak_worker")
         self.told: list[int] = []
+        self.told_not: list[int] = []
         self.errors: Counter[str] = Counter()
         self._read = 0
         self.process.wait_for("open")
@@ -53,6 +55,8 @@ class Run:
                 self.told += map(int, rest)
             elif what == "error":
                 self.errors[rest[1]] += 1
+                if rest[1] not in MAYBE:
+                    self.told_not.append(int(rest[0]))
 
     def wait_for_more(self, units: int) -> None:
         """Wait until its callers were told of so many more units, or it has written all that it can."""
@@ -96,6 +100,8 @@ def test_processes_and_brokers_are_killed_at_random(databases: Databases, three:
     found = both_sides(scene)
     told = {number for run in runs for number in run.told}
     assert told <= found, f"told as committed, but not there: {sorted(told - found)[:20]}"
+    there = {number for run in runs for number in run.told_not} & found
+    assert not there, f"told as not committed, but there: {sorted(there)[:20]}"
     errors = sum((run.errors for run in runs), Counter[str]())
     print(f"{len(found)} units, told of {len(told)}; kills: {dict(kills)}; errors: {dict(errors)}")  # noqa: T201  (pytest -s)
 

@@ -1,0 +1,200 @@
+"""The COMMIT of a group has an unknown outcome: each caller is told committed or in doubt, never something false."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+from psycopg_pool import ConnectionPool
+
+from crash.databases import Databases
+from crash.scene import Scene
+from dualwrite import PoolOptions, Timeouts, Transaction, WriterPool
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import FencedError, InDoubtTransactionError
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing import failpoints
+from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.pace import LIMIT, done, happened
+from fixtures.tiers import thinned
+from pool.pool_scene import assert_true, both, grouped, open_pool
+
+HANDLES = ("postgresql", "psycopg", "mariadb", "zookeeper")
+"""Databases that a proxy can be put before; with psycopg, the units' statements go through libpq's pipeline."""
+
+pytestmark = pytest.mark.usefixtures("producer")
+
+
+@dataclass
+class Proxied:
+    """A scene whose pool connects through a proxy; the test's own checks bypass it."""
+
+    scene: Scene
+    proxy: TcpProxy
+    url: str
+    is_psycopg: bool
+    cuts: int = 0
+    has_run: bool = False
+    """Whether one of our units has."""
+
+    def break_the_next_commit(self, when: str, *, for_good: bool = False) -> Any:
+        """Cut the connection when the next COMMIT of our units passes; `for_good`: and refuse others."""
+        kind = self.scene.url.split(":")[0].split("+")[0]
+        pattern = {"postgresql": b"COMMIT\0", "mariadb": b"\x03COMMIT", "mysql": b"\x03COMMIT"}.get(
+            kind, f"/events/{self.scene.transactional_id}:1".encode()
+        )
+
+        def cut(link: Link) -> None:
+            self.cuts += 1
+            if for_good:
+                self.proxy.refuse()
+                self.proxy.cut()
+            link.cut()
+
+        broken: list[None] = []
+
+        def arm() -> None:
+            if self.has_run and not broken:  # once: the units may then run one by one
+                broken.append(None)
+                self.proxy.on_client_bytes(pattern, cut, when=when)  # type: ignore[arg-type]  # a literal
+
+        return failpoints.armed("before_db_commit", arm)
+
+    def unit(self, tx: Transaction, number: int, error: Exception | None = None) -> int:
+        self.has_run = True
+        if self.is_psycopg:
+            tx.db.execute("INSERT INTO events VALUES (%s, %s)", (self.scene.transactional_id, number))
+            tx.send(self.scene.topic, str(number), key=self.scene.transactional_id)
+        else:
+            both(tx, self.scene, number)
+        if error is not None:
+            raise error
+        return number
+
+
+@pytest.fixture
+def proxied(databases: Databases, broker: DevCluster, handle: str) -> Iterator[Proxied]:
+    database = "postgresql" if handle == "psycopg" else handle
+    scene = databases.scene(database, broker)
+    found = re.search(r":(\d+)/", scene.url)
+    assert found is not None
+    with TcpProxy("127.0.0.1", int(found[1])) as proxy:
+        options = {"mariadb": "read_timeout=2", "zookeeper": "session_timeout=4"}.get(database, "")
+        url = f"{scene.url.replace(found[0], f':{proxy.port}/')}{'&' if '?' in scene.url else '?'}{options}".rstrip("?&")
+        yield Proxied(scene, proxy, url, handle == "psycopg")
+
+
+@pytest.fixture
+def pool(proxied: Proxied, claim: float) -> Iterator[WriterPool[Any]]:
+    with ExitStack() as stack:
+        database: Any = proxied.url
+        if proxied.is_psycopg:
+            address = proxied.url.replace("+psycopg", "")
+            connections = stack.enter_context(ConnectionPool(address, min_size=1, max_size=4, timeout=claim, open=True))
+            database = stack.enter_context(SqlStateStore.from_psycopg(connections))
+        options = PoolOptions(timeout=LIMIT, lease=600)  # a renewal commits too
+        timeouts = Timeouts(claim=claim, kafka=LIMIT, delivery=LIMIT)
+        yield stack.enter_context(open_pool(proxied.scene, database, size=1, options=options, timeouts=timeouts))
+
+
+# --- the connection breaks, and the database can be asked -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("claim", [LIMIT])
+@pytest.mark.parametrize("fails", [False, True], ids=["hopeful", "careful"])
+@pytest.mark.parametrize(
+    ("handle", "when"),
+    thinned(
+        product(HANDLES, ("before", "after", "answered")),
+        kept=[*product(HANDLES, ("before", "answered"))],
+        quick=[("psycopg", "before"), ("psycopg", "answered")],
+    ),
+)
+def test_the_connection_breaks_around_the_commit(proxied: Proxied, pool: WriterPool[Any], when: str, fails: bool) -> None:
+    """If it is found out that the group was rolled back, its units run one by one."""
+    units = [partial(proxied.unit, number=1), partial(proxied.unit, number=2, error=KeyError(2) if fails else None)]
+    with proxied.break_the_next_commit(when):
+        futures = grouped(pool, *units, partial(proxied.unit, number=3))
+    assert proxied.cuts == 1
+    assert [done(futures[0]), done(futures[2])] == [1, 3]
+    expected = {1, 3} if fails else {1, 2, 3}
+    if fails:
+        assert isinstance(futures[1].exception(), KeyError)
+    assert pool.run(partial(proxied.unit, number=4)) == 4
+    assert set(proxied.scene.agree()) == {*expected, 4}
+
+
+# --- the database stays away ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("claim", [1.0])
+@pytest.mark.parametrize(
+    ("handle", "when"),
+    thinned(
+        product(HANDLES, ("before", "answered")),
+        kept=[*product(HANDLES[:3], ["answered"]), ("psycopg", "before")],
+        quick=[("psycopg", "answered")],
+    ),
+)
+def test_the_database_stays_away(proxied: Proxied, pool: WriterPool[Any], when: str) -> None:
+    """In doubt are those that succeeded; who has failed is told its own error, since its part was undone for certain."""
+    with proxied.break_the_next_commit(when, for_good=True):
+        futures = grouped(
+            pool,
+            partial(proxied.unit, number=1),
+            partial(proxied.unit, number=2, error=KeyError(2)),
+            partial(proxied.unit, number=3),
+        )
+    assert proxied.cuts == 1
+    for future in (futures[0], futures[2]):
+        error = future.exception()
+        assert isinstance(error, InDoubtTransactionError)
+        assert error.database_committed is None
+        assert not error.retriable
+    assert futures[0].exception() is not futures[2].exception()
+    assert isinstance(futures[1].exception(), KeyError)
+    proxied.proxy.refuse(refusing=False)
+    expected = {1, 3} if when == "answered" else set()
+    assert assert_true(proxied.scene) == expected
+    error = pool.submit(partial(proxied.unit, number=4)).exception(LIMIT)
+    assert error is None or isinstance(error, FencedError), error
+    expected |= {4} if error is None else set()
+    assert pool.run(partial(proxied.unit, number=5)) == 5
+    assert set(proxied.scene.agree()) == {*expected, 5}
+
+
+# --- an error that is none of ours ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit", "before_kafka_commit"])
+def test_an_unexpected_error_of_the_commit_is_in_doubt(scene: Scene, point: str) -> None:
+    """Whether it came before the COMMIT or after it: a pool that can't tell says so."""
+
+    def unit(tx: Transaction, number: int) -> None:
+        has_run.set()
+        both(tx, scene, number)
+
+    def wrong() -> None:
+        if has_run.is_set() and not raised.is_set():
+            raised.set()
+            raise ValueError("a bug")
+
+    has_run, raised = threading.Event(), threading.Event()
+    with open_pool(scene, size=1) as pool:
+        with failpoints.armed(point, wrong):
+            futures = grouped(pool, *(partial(unit, number=number) for number in (1, 2)))
+        happened(raised)
+        for future in futures:
+            error = future.exception()
+            assert isinstance(error, InDoubtTransactionError)
+            assert not error.retriable
+            assert error.database_committed is None
+        assert pool.run(both, scene, 3) == 3
+    assert set(scene.agree()) == ({3} if point == "before_db_commit" else {1, 2, 3})
