@@ -389,7 +389,7 @@ class UnknownTransactionStateError(BrokerError):
 
 
 class TransactionChangedError(BrokerError):
-    """A transaction that an operator wanted to end has ended, or is another one by now; nothing was done."""
+    """What an operator wanted to end has ended, is another transaction by now, or its id was claimed; nothing was done."""
 
 
 class RepairRefusedError(BrokerError):

@@ -19,11 +19,14 @@ import dualwrite
 from cli.conftest import Crash, Crashed, JsonOf, Run
 from dualwrite import migration
 from dualwrite.admin import DescribedTransaction, TransactionAdmin
+from dualwrite.api import open_recoverer
 from dualwrite.devcluster import DevCluster
+from dualwrite.errors import TransactionChangedError
+from dualwrite.recovery.plan import GenerationPlan, KafkaLook
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import LostKind, LostTransaction, Settlement, StateRow
 from dualwrite.stores.registry import store_from_url
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.open_transactions import left_open
@@ -173,6 +176,38 @@ def test_another_transaction_than_the_one_shown_is_not_ended(
     assert "has another transaction open" in err
     later[0].commit_transaction(LIMIT)
     assert committed(trusting_broker, left.topic) == 1
+
+
+def test_a_claim_between_the_last_look_and_ours_wins(crashed: Crash, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = crashed("after_prepare")
+    original = KafkaLook.at
+    with open_recoverer(url) as recoverer:
+        plan = recoverer.plan_lane(left.name)
+
+        def at(look: KafkaLook, row: StateRow) -> tuple[GenerationPlan, ...]:
+            found = original(look, row)
+            recoverer.store.claim(left.name, "somebody else", timeout=LIMIT)
+            return found
+
+        monkeypatch.setattr(KafkaLook, "at", at)
+        (one,) = recoverer.carry_out([plan]).ids
+        monkeypatch.undo()
+        row = recoverer.store.read(left.name)
+    assert isinstance(one.error, TransactionChangedError)
+    assert "'somebody else' has claimed it since" in str(one.error)
+    assert row is not None
+    assert row.owner == "somebody else"
+
+
+def test_an_idle_writer_is_not_fenced_for_nothing(
+    trusting_broker: DevCluster, environment: None, url: str, topic: str, run: Run, new_name: NewName
+) -> None:
+    with dualwrite.connect(url, transactional_id=new_name("id")) as writer:
+        code, out, _ = run("force-terminate", writer.transactional_id, "--url", url, "--yes")
+        assert (code, out.splitlines()[-1]) == (0, "Nothing is open on it: nothing to do.")
+        with writer.transaction() as tx:
+            tx.send(topic, "goes on")
+    assert committed(trusting_broker, topic) == 1
 
 
 # --- an id of dualwrite's needs its database --------------------------------------------------------------------------

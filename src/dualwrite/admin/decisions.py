@@ -57,7 +57,7 @@ class Decided:
 
     def seen(self, described: DescribedTransaction) -> DescribedTransaction:
         """The description that the plan was made from, so that what is shown is what is planned."""
-        if self.plan is None or self.plan.described is None:
+        if self.plan is None:
             return described
         return replace(described, description=self.plan.described, problem=None)
 

@@ -29,6 +29,7 @@ from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDa
 from dualwrite.cli.transactions_json import described_json, document
 from dualwrite.cli.transactions_view import show_described
 from dualwrite.errors import RepairRefusedError, shell_word
+from dualwrite.recovery.decision import Decision
 
 app = typer.Typer()
 
@@ -138,9 +139,9 @@ def force_terminate_command(
             refusal = refusal_to_terminate(one, found, without_database=without_database)
             if refusal is not None:
                 raise refusal
-        planned = decisions is not None and any(found.plan is not None for found in repair.decided.values())
-        if planned:
-            assert decisions is not None
+        plans = [found.plan.decision for found in repair.decided.values() if found.plan is not None]
+        planned = any(decision is not Decision.NOTHING for decision in plans)  # a claim alone would fence an idle writer
+        if decisions is not None and planned:
             repair.carry_out(decisions)
         alone = [one for one in repair.described if _is_foreign(one, repair.decided)]
         for one in alone:
