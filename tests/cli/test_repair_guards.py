@@ -130,6 +130,16 @@ def test_an_open_lane_is_found_if_lane_0_is_settled(crashed: Crash, url: str, ru
     assert run("complete", left.name, "--url", url, "--yes")[1].splitlines()[-1] == "Nothing is open on it: nothing to do."
 
 
+def test_a_lane_that_has_committed_does_not_keep_another_from_being_aborted(
+    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
+) -> None:
+    left = crashed("after_prepare", transactions=2, lanes=3)
+    code, found = json_of("force-terminate", left.name, "--url", url, "--yes")
+    assert code == 0
+    assert [one["outcome"] for one in found["outcomes"]] == ["ALREADY_COMMITTED", "ABORTED", "NOTHING"]
+    assert committed(trusting_broker, left.topic) == 1
+
+
 # --- only if it still is as it was shown ------------------------------------------------------------------------------
 
 

@@ -82,8 +82,8 @@ def test_an_open_transaction_that_no_database_lets_go(found: Decided | None, wai
 
 @pytest.mark.parametrize("without_database", [False, True])
 def test_an_open_transaction_that_may_be_aborted(without_database: bool) -> None:
-    for stored in (False, True):  # what it has is an earlier transaction's
-        found = decided(Decision.ABORT, stored=stored)
+    # what a row has stored is an earlier transaction's
+    for found in (decided(Decision.ABORT), decided(Decision.ABORT, stored=False), decided(Decision.ALREADY_COMMITTED)):
         assert refusal_to_terminate(one(), found, without_database=without_database) is None
     for plain in (None, Decided(None, None, None, NOT_OURS)):
         assert refusal_to_terminate(one(name="billing"), plain, without_database=without_database) is None

@@ -107,8 +107,8 @@ def refusal_of_committed(row: StateRow | None) -> RepairRefusedError | None:
 
 def _refusal_of_plan(one: DescribedTransaction, found: Decided) -> RepairRefusedError | None:
     assert found.plan is not None
-    if found.plan.decision is Decision.ABORT or found.plan.state is None:
-        return None
+    if found.plan.state is None or found.plan.decision in (Decision.ABORT, Decision.ALREADY_COMMITTED):
+        return None  # of the transaction of the row nothing is open: what is open is another one
     name = shell_word(found.plan.transactional_id)
     return RepairRefusedError(
         f"It is not aborted: {found.why}.",

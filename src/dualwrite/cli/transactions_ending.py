@@ -64,6 +64,13 @@ class _Repair:
         if decisions is not None and rows:
             _refuse_open_job(decisions, rows)
 
+    def has_plan(self, one: DescribedTransaction) -> bool:
+        """Whether recovery would end something on the id; a claim alone would only fence an idle writer."""
+        found = self.decided.get(one.transactional_id)
+        if found is None or found.plan is None:
+            return False
+        return is_open(one) or found.plan.decision not in (Decision.NOTHING, Decision.ALREADY_COMMITTED)
+
     def say(self, text: str) -> None:
         """A line for people."""
         if not self.as_json:
@@ -139,8 +146,7 @@ def force_terminate_command(
             refusal = refusal_to_terminate(one, found, without_database=without_database)
             if refusal is not None:
                 raise refusal
-        plans = [found.plan.decision for found in repair.decided.values() if found.plan is not None]
-        planned = any(decision is not Decision.NOTHING for decision in plans)  # a claim alone would fence an idle writer
+        planned = any(map(repair.has_plan, repair.described))
         if decisions is not None and planned:
             repair.carry_out(decisions)
         alone = [one for one in repair.described if _is_foreign(one, repair.decided)]
