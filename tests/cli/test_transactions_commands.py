@@ -193,6 +193,30 @@ def test_find_hanging_of_what_is_not_there(json_of: JsonOf, new_name: NewName) -
     assert found["unreadable"][0]["error"]["kind"] == "UnknownTopicError"
 
 
+# --- as with Apache's tool --------------------------------------------------------------------------------------------------
+
+
+def test_apaches_command_line(
+    opened: str, run: Run, trusting_broker: DevCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
+    before = ("--bootstrap-server", trusting_broker.bootstrap_servers)
+    assert opened in run(*before, "list", "--transactional-id-pattern", opened)[1]
+    assert opened in run(*before, "--json", "describe", "--transactional-id", opened)[1]
+    file = tmp_path / "client.properties"
+    file.write_text(f"# of Apache's tools\nbootstrap.servers = {trusting_broker.bootstrap_servers}\n", encoding="utf-8")
+    assert opened in run("--command-config", str(file), "list", "--state", "Ongoing")[1]
+    assert opened in run("list", f"--command-config={file}")[1]
+    code, out, _ = run(*before, "list", "--pattern", opened, "--duration-filter", "3600000")
+    assert (code, out) == (0, "No transactional id was found.\n")
+    assert opened in run(*before, "list", "--pattern", opened, "--duration-filter", "-1")[1]
+    file.write_text("ssl.truststore.location=/etc/kafka/trust.jks\n", encoding="utf-8")
+    code, out, err = run(*before, "--command-config", str(file), "list")
+    assert (code, out) == (2, "")
+    assert "ssl.truststore.location of --command-config is a Java key store" in err
+    assert run("list", "--command-config", str(tmp_path / "missing"))[0] == 2
+
+
 # --- usage ------------------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +235,33 @@ def test_wrong_usage_and_an_unreachable_cluster_end_with_2(run: Run, arguments: 
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+    code, out, err = run(*arguments, "--json")
+    assert code == 2
+    assert message in err
+    document = json.loads(out)
+    json_pages.check_error(document)
+    assert message.split("'", maxsplit=1)[0] in document["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", [["transactions", "describe", "id"], ["transactions", "list"], ["stuck"], ["watch"]])
+def test_an_invalid_setting_of_the_environment_is_a_usage_error(
+    called: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALWRITE_TIMEOUT_CLAIM", "soon")
+    code, out, err = called(*arguments)
+    if arguments != ["watch"]:  # which has no terminal here
+        assert "DUALWRITE_TIMEOUT_CLAIM" in err
+    assert (code, out) == (2, "")
+
+
+def test_a_refusal_is_a_document_too(opened: str, run: Run) -> None:
+    code, out, err = run("abort", "--topic", opened, "--partition", "0", "--start-offset", "0", "--yes", "--json")
+    document = json.loads(out)
+    json_pages.check_error(document)
+    assert (code, document["error"]["kind"]) == (1, "RepairRefusedError")
+    code, out, err = run("force-terminate", opened, "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "UsageError")
+    assert "add --yes" in err
 
 
 @pytest.mark.parametrize("command", ["list", "describe", "describe-producers", "find-hanging"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
 HOUR_MS = 3_600_000
 VERSIONS = ["4.2.2", "3.9.1"]
 HEALTHY = ("open", "prepared", "recent")
@@ -209,6 +212,12 @@ def test_partitions_and_brokers_that_are_not_there(scene: Scene, admin: Transact
 # --- Apache's own tool ------------------------------------------------------------------------------------------------------
 
 
+def documented_columns() -> set[str]:
+    """Apache's columns that the page compares with ours."""
+    table = PAGE.read_text(encoding="utf-8").partition("| column of Apache's tool |")[2].partition("\n\n")[0]
+    return {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
 @pytest.mark.slow
 def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: TransactionAdmin) -> None:
     listed = {
@@ -217,6 +226,7 @@ def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: Transact
     }
     assert listed == {(one.transactional_id, one.coordinator, one.producer_id, one.state) for one in admin.list()}
     (row,) = transactions_tool(scene.servers, "describe", "--transactional-id", scene.topic("open"))
+    assert row.keys() <= documented_columns()
     (found,) = admin.describe([scene.topic("open")])
     assert found.description is not None
     assert (int(row["CoordinatorId"]), row["TransactionState"]) == (found.coordinator, found.description.status.value)
@@ -230,12 +240,14 @@ def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: Transact
 @pytest.mark.parametrize("trusting", thinned(VERSIONS, kept=VERSIONS[:1]), indirect=True)  # what is found on 3.9.1: see above
 def test_apaches_tool_finds_the_same_producers_and_hanging_transactions(scene: Scene, admin: TransactionAdmin) -> None:
     rows = transactions_tool(scene.servers, "describe-producers", "--topic", scene.topic("open"), "--partition", "0")
+    assert {heading for row in rows for heading in row} <= documented_columns()
     (found,) = admin.describe_producers(scene.topic("open"))
     assert [(int(row["ProducerId"]), int(row["ProducerEpoch"]), int(row["LastTimestamp"])) for row in rows] == [
         (one.producer_id, one.epoch, one.last_timestamp_ms) for one in found.producers
     ]
     assert [row["CurrentTransactionStartOffset"] for row in rows] == ["0"]
     rows = transactions_tool(scene.servers, "find-hanging", "--broker-id", "1")
+    assert {heading for row in rows for heading in row} <= documented_columns() | {"Topic", "Partition"}
     assert {(row["Topic"], int(row["ProducerId"]), int(row["ProducerEpoch"]), int(row["StartOffset"])) for row in rows} == {
         (one.topic, one.producer.producer_id, one.producer.epoch, one.producer.transaction_start_offset)
         for one in (hanging.opened for hanging in admin.find_hanging().hanging)

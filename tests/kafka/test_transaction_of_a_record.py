@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from dualwrite.admin import Ending, Reason, TransactionAdmin
-from dualwrite.errors import BrokerError, UnknownTopicError
+from dualwrite.admin import Ending, Reason, TransactionAdmin, records
+from dualwrite.delivery import Fate
+from dualwrite.errors import BrokerError, BrokerUnavailableError, UnknownTopicError
+from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, limit
 from fixtures.raw_producer import write_behind_the_coordinator
 
 NewName = Callable[[str], str]
@@ -28,17 +32,17 @@ def test_each_record_of_a_partition(servers: str, admin: TransactionAdmin, topic
     left_open(servers, name, topic).abort_transaction(LIMIT)  # 5, 6
     wait_for_markers(servers)
     producer = left_open(servers, name, topic, messages=2)  # 7, 8
-    records = [admin.transaction_of(topic, 0, offset) for offset in range(9)]
-    assert [one.ending for one in records] == [
+    found = [admin.transaction_of(topic, 0, offset) for offset in range(9)]
+    assert [one.ending for one in found] == [
         Ending.NONE,
         *[Ending.COMMITTED] * 4,
         *[Ending.ABORTED] * 2,
         *[Ending.OPEN] * 2,
     ]
-    assert [one.offset for one in records if one.is_marker] == [4, 6]
-    assert (records[0].producer_id, records[0].described) == (None, None)
-    assert {one.transactional_id for one in records[1:]} == {name}
-    for one in records[7:]:
+    assert [one.offset for one in found if one.is_marker] == [4, 6]
+    assert (found[0].producer_id, found[0].described) == (None, None)
+    assert {one.transactional_id for one in found[1:]} == {name}
+    for one in found[7:]:
         assert one.opened is not None
         assert one.opened.producer.transaction_start_offset == 7
         assert one.hanging is None
@@ -76,3 +80,39 @@ def test_offsets_without_a_record(servers: str, admin: TransactionAdmin, topic: 
         admin.transaction_of(topic, 3, 0)
     with pytest.raises(UnknownTopicError, match="There is no topic"):
         admin.transaction_of(new_name("missing"), 0, 0)
+
+
+def test_a_record_that_is_deleted_meanwhile(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the record and that at its transaction's end: it is gone, and nothing is waited for."""
+    left_open(servers, new_name("id"), topic, messages=2).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+    asked = []
+
+    def deletes_first(*arguments: Any) -> Fate:
+        asked.append(arguments)
+        client = AdminClient({"bootstrap.servers": servers})
+        client.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(LIMIT)
+        return fate_in_log(*arguments)
+
+    monkeypatch.setattr(records, "fate_in_log", deletes_first)
+    with pytest.raises(BrokerError, match=rf"There is no record {topic}-0 at 0.*retention has deleted it"):
+        admin.transaction_of(topic, 0, 0)
+    assert len(asked) == 1
+
+
+def test_an_end_that_can_not_be_read(servers: str, topic: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cause is what happened, not a guess."""
+    left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)
+    wait_for_markers(servers)
+
+    def fails(*_: Any) -> Fate:
+        raise LogNotReadableError("the partition has no leader")
+
+    monkeypatch.setattr(records, "fate_in_log", fails)
+    with (
+        TransactionAdmin(servers, timeout=limit(1)) as admin,
+        pytest.raises(BrokerUnavailableError, match="could not be read: the partition has no leader"),
+    ):
+        admin.transaction_of(topic, 0, 0)

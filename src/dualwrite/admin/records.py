@@ -9,7 +9,7 @@ from typing import Final
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import HangingTransaction, OpenTransaction, open_transactions
 from dualwrite.delivery import Fate, Place
-from dualwrite.errors import BrokerUnavailableError, DualWriteError
+from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError
 from dualwrite.kafka.admin.brokers import PAUSE, Brokers
 from dualwrite.kafka.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction
 from dualwrite.kafka.admin.leaders import Key
@@ -126,17 +126,49 @@ def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction
 def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Ending, OpenTransaction | None]:
     if batch.is_control:
         return Ending.COMMITTED if batch.commits else Ending.ABORTED, None
+    reason: Exception | None = None
     for _ in rounds(brokers.deadline, pause=PAUSE):
-        opened = _open_at(brokers, key, offset, batch)
+        try:
+            opened = _open_at(brokers, key, offset, batch)
+        except BrokerUnavailableError as error:
+            if reason is None:
+                raise
+            raise _unknown_ending(brokers, key, offset, reason) from error  # the time was over meanwhile
         if opened is not None:
             return Ending.OPEN, opened
-        ending = _ENDINGS.get(_fate(brokers, key, offset, batch))
-        if ending is not None:
-            return ending, None
-    raise BrokerUnavailableError(
+        try:
+            fate = _fate(brokers, key, offset, batch)
+        except (LogNotReadableError, ConnectionLostError) as error:
+            reason = error
+            continue
+        if fate in _ENDINGS:
+            return _ENDINGS[fate], None
+        if fate is Fate.GONE:
+            _check_still_there(brokers, key, offset, batch)
+        reason = None
+    raise _unknown_ending(brokers, key, offset, reason)
+
+
+def _check_still_there(brokers: Brokers, key: Key, offset: int, batch: Batch) -> None:
+    """Raises what `stored_record` does if the record has been deleted since it was read; or that it is another one by now."""
+    again = stored_record(brokers, key, offset).batch
+    if (again.producer_id, again.epoch) != (batch.producer_id, batch.epoch):
+        raise BrokerError(
+            f"The record {key[0]}-{key[1]} at {offset} has changed while it was looked at.",
+            cause="the topic was deleted and created again, or a leader was elected uncleanly",
+            next_step="run the command again",
+        )
+
+
+def _unknown_ending(brokers: Brokers, key: Key, offset: int, reason: Exception | None) -> BrokerUnavailableError:
+    cause, next_step = "the log could not be read: " + str(reason), "retry once the partition's leader answers"
+    if reason is None:
+        cause = "its marker is more than 64 MiB further on, and consumers still wait for another transaction in between"
+        next_step = "retry once `dualwrite stuck` does not show the partition any more"
+    return BrokerUnavailableError(
         f"How the transaction of {key[0]}-{key[1]} at {offset} ended could not be read.",
-        cause="its marker is more than 64 MiB further on, and consumers still wait for another transaction in between",
-        next_step="retry once `dualwrite stuck` does not show the partition any more",
+        cause=cause,
+        next_step=next_step,
         servers=brokers.network.config.servers,
     )
 
@@ -154,7 +186,4 @@ def _open_at(brokers: Brokers, key: Key, offset: int, batch: Batch) -> OpenTrans
 
 def _fate(brokers: Brokers, key: Key, offset: int, batch: Batch) -> Fate:
     state = PreparedTxnState(batch.producer_id, batch.epoch)
-    try:
-        return fate_in_log(brokers.network, state, Place(*key, first_offset=offset, messages=1), brokers.turn())
-    except (LogNotReadableError, ConnectionLostError):
-        return Fate.OPEN
+    return fate_in_log(brokers.network, state, Place(*key, first_offset=offset, messages=1), brokers.turn())

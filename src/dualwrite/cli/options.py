@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dualwrite.cli.error_documents import print_error_document, usage_error
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -91,6 +92,7 @@ def counted(number: int, noun: str) -> str:
 def refuse(reason: str) -> NoReturn:
     """Exit with a usage error."""
     typer.echo(f"Error: {reason}", err=True)
+    print_error_document(usage_error(reason))
     raise typer.Exit(USAGE_ERROR)
 
 

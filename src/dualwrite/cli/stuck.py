@@ -18,6 +18,7 @@ from dualwrite.cli.decided import Decided, Decisions
 from dualwrite.cli.errors import error_text
 from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, counted, settings_for, show, terminal_width
 from dualwrite.cli.stuck_view import stuck_table
+from dualwrite.cli.tool_group import ToolGroup
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import document, stuck_json
 from dualwrite.cli.transactions_view import show_problems, show_unreadable
@@ -33,7 +34,7 @@ Longer = Annotated[
     float, typer.Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that are open for longer.")
 ]
 
-app = typer.Typer()
+app = typer.Typer(cls=ToolGroup)
 
 
 @app.callback(invoke_without_command=True)

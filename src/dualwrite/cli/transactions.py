@@ -1,12 +1,19 @@
 """`dualwrite transactions`: list, describe, examine and end the transactions of a Kafka cluster (KIP-664, KIP-939).
 
+With --json a command that fails prints an error document (`error_documents`).
+
 Exit codes: 0 fine, 1 found something, or the answer is not complete, 2 usage error or Kafka can't be reached.
 """
 
 import typer
 
 from dualwrite.cli import transactions_ending, transactions_reading, transactions_repairing
+from dualwrite.cli.tool_group import ToolGroup
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(
+    cls=ToolGroup,
+    no_args_is_help=True,
+    epilog="As with kafka-transactions.sh, options may precede the command, and --command-config FILE is understood.",
+)
 for each in (transactions_reading, transactions_repairing, transactions_ending):
     app.registered_commands += each.app.registered_commands

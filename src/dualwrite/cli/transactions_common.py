@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from dualwrite.admin import TransactionAdmin
-from dualwrite.cli.errors import error_text
+from dualwrite.cli.error_documents import show_error
 from dualwrite.cli.options import USAGE_ERROR, settings_for
 from dualwrite.errors import DualWriteError, RepairRefusedError, TransactionChangedError
 
@@ -51,7 +51,7 @@ def admin_tools(kafka: str | None, kafka_config: list[str] | None, timeout: floa
         with TransactionAdmin(settings=settings_for(None, kafka, kafka_config), timeout=timeout) as admin:
             yield admin
     except DualWriteError as error:
-        typer.echo(error_text(error), err=True)
+        show_error(error)
         refused = isinstance(error, RepairRefusedError | TransactionChangedError)
         raise typer.Exit(FOUND if refused else USAGE_ERROR) from error
 

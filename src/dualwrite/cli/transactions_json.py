@@ -6,7 +6,7 @@ A field may be added within a version; a change of what exists raises it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from dualwrite.admin import (
     ActiveProducer,
@@ -22,10 +22,9 @@ from dualwrite.admin import (
     TransactionListing,
 )
 from dualwrite.cli.decided import Decided
-from dualwrite.errors import BrokerError, DualWriteError
+from dualwrite.cli.error_documents import VERSION, error_json
+from dualwrite.errors import DualWriteError
 from dualwrite.state import TransactionDescription, state_text
-
-VERSION: Final = 1
 
 
 def document(
@@ -245,10 +244,4 @@ def _decided_json(found: Decided) -> dict[str, Any]:
 
 
 def _error_json(found: DualWriteError | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        "kind": type(found).__name__,
-        "code": getattr(found, "name", None) if isinstance(found, BrokerError) else None,
-        "message": str(found),
-    }
+    return None if found is None else error_json(found)

@@ -66,12 +66,22 @@ def list_command(
             "--running-longer-than", metavar="SECONDS", min=0, help="Only ids with a transaction that is open for longer."
         ),
     ] = None,
+    milliseconds: Annotated[
+        int | None,
+        typer.Option(
+            "--duration-filter", metavar="MS", help="The same in milliseconds, as Apache's tool takes it; below 0: all."
+        ),
+    ] = None,
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """List the transactional ids that the coordinators know. Kafka leaves out those that you may not describe."""
+    if milliseconds is not None:
+        if longer is not None:
+            raise typer.BadParameter("give it or --running-longer-than, not both.", param_hint="--duration-filter")
+        longer = None if milliseconds < 0 else milliseconds / 1000
     with admin_tools(kafka, kafka_config, timeout) as admin:
         answer = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
     if as_json:

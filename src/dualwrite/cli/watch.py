@@ -25,6 +25,7 @@ from dualwrite.cli.options import KafkaSettings, Schema, Url, counted, refuse, s
 from dualwrite.cli.stuck import LONGER, UNREAD, Longer, Look, Topic, look
 from dualwrite.cli.stuck import Group as GroupOption
 from dualwrite.cli.stuck_view import ORDERS, stuck_table
+from dualwrite.cli.tool_group import ToolGroup
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, now_ms
 from dualwrite.errors import DualWriteError
 
@@ -32,7 +33,7 @@ _REDRAW: Final = 0.25
 _HELP: Final = "s: sort by the next column   r: reverse   q: quit"
 _TERMINATED: Final = 143
 
-app = typer.Typer()
+app = typer.Typer(cls=ToolGroup)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""The group that the commands over a cluster's transactions belong to: exit codes, error documents, Apache's command line.
+
+Apache's `kafka-transactions.sh` has `--bootstrap-server` and `--command-config` before the command's name; here they may be on
+either side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from dualwrite.cli.error_documents import asked_for_json, print_error_document, show_error, usage_error
+from dualwrite.cli.java_properties import settings_in_file
+from dualwrite.errors import ConfigurationError, DualWriteError
+
+_FOUND: Final = 1
+_USAGE_ERROR: Final = 2
+_JSON: Final = "--json"
+_FILE: Final = "--command-config"
+_USAGE: Final[type[typer.BadParameter]] = next(  # whose other kinds typer does not export
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
+
+
+class ToolGroup(TyperGroup):
+    """With `--json`, what ends a command is printed as a document too; an invalid setting ends it with exit code 2."""
+
+    _asked = False
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the group's arguments, or all of a command without subcommands."""
+        self._asked = _JSON in args
+        with asked_for_json(asked=self._asked):
+            try:
+                arguments = in_our_order(args, self.commands) if self.commands else args
+                return super().make_context(info_name, arguments, parent, **extra)
+            except _USAGE as error:
+                print_error_document(usage_error(error.format_message()))
+                raise
+            except ConfigurationError as error:
+                show_error(error)
+                raise typer.Exit(_USAGE_ERROR) from error
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with asked_for_json(asked=self._asked):
+            try:
+                return super().invoke(ctx)
+            except _USAGE as error:
+                print_error_document(usage_error(error.format_message()))
+                raise
+            except typer.Abort:
+                print_error_document({"kind": "Aborted", "code": None, "message": "The question was not answered with yes."})
+                raise
+            except DualWriteError as error:
+                show_error(error)
+                raise typer.Exit(_USAGE_ERROR if isinstance(error, ConfigurationError) else _FOUND) from error
+
+
+def in_our_order(args: list[str], commands: Collection[str]) -> list[str]:
+    """The arguments with the command's name first, and the settings of `--command-config` as `--kafka-config`.
+
+    Raises:
+        ConfigurationError: The file of `--command-config` can't be read, or has a setting that is not supported.
+    """
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        if args[at] in ("--help", "--"):
+            return args
+        at += 1 if "=" in args[at] or args[at] == _JSON else 2
+    if at >= len(args) or args[at] not in commands:
+        return args
+    settings, others = _without_file([*args[:at], *args[at + 1 :]])
+    return [args[at], *settings, *others]
+
+
+def _without_file(args: list[str]) -> tuple[list[str], list[str]]:
+    """The settings of `--command-config FILE`, as options, and the other arguments."""
+    settings: list[str] = []
+    others: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        name, is_joined, value = arg.partition("=")
+        if arg == "--":
+            others += [arg, *rest]
+        elif name != _FILE:
+            others.append(arg)
+        else:
+            path = value if is_joined else next(rest, None)
+            if not path:
+                raise ConfigurationError(f"{_FILE} needs a file.", next_step=f"{_FILE} client.properties")
+            for key, setting in settings_in_file(path).items():
+                settings += ["--kafka-config", f"{key}={setting}"]
+    return settings, others
