@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +12,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from rich.console import Console
 
 from cli.conftest import Crashed
 from dualwrite import migration
+from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
+from dualwrite.cli import watch
+from dualwrite.cli.stuck import Look
+from dualwrite.cli.stuck_view import stuck_table
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
@@ -186,6 +192,113 @@ def test_watch_keeps_the_last_answer_without_kafka(trusting_broker: DevCluster, 
         assert ended(terminal.process) == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.slow
+def test_watch_can_be_left_while_kafka_does_not_answer(watched: Terminal, trusting_broker: DevCluster) -> None:
+    """Its connections are in use by a request that nobody answers."""
+    trusting_broker.pause()
+    try:
+        time.sleep(0.3)  # a look is under way, every 0.1 s
+        watched.press("q")
+        assert ended(watched.process) == 0
+        assert watched.is_restored
+        assert "Traceback" not in watched.screen
+    finally:
+        trusting_broker.resume()
+
+
+@pytest.mark.slow
+def test_watch_stops_for_a_while(watched: Terminal) -> None:
+    """Ctrl-Z: the terminal is restored meanwhile."""
+    watched.process.send_signal(signal.SIGTSTP)
+    state = Path(f"/proc/{watched.process.pid}/stat")
+    until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the process has stopped")
+    assert watched.is_restored
+    watched.screen = ""
+    watched.process.send_signal(signal.SIGCONT)
+    watched.wait_for("1 partition of 1 stuck")
+    watched.press("q")
+    assert ended(watched.process) == 0
+    assert watched.is_restored
+
+
+@pytest.mark.slow
+def test_watch_with_the_database(crashed: Callable[[str], Crashed], url: str) -> None:
+    left = crashed("after_db_commit")
+    arguments = ("watch", "--topic", left.topic, "--longer-than", "0", "--url", url, "--interval", "0.1")
+    terminal = Terminal(*arguments, columns=300)
+    try:
+        terminal.wait_for("commit: the database committed the transaction, and Kafka has it prepared")
+        terminal.press("q")
+        assert ended(terminal.process) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.slow
+def test_watch_counts_the_rows_that_have_no_room(environment: None, trusting_broker: DevCluster, new_name: NewName) -> None:
+    topic = new_name("rows")
+    make_topic(trusting_broker, topic, 6)
+    servers = trusting_broker.bootstrap_servers
+    producers = [left_open(servers, f"{topic}-{n}", topic, partition=n, messages=n + 1) for n in range(6)]
+    terminal = Terminal("watch", "--topic", topic, "--longer-than", "0", "--sort", "records", columns=200, rows=8)
+    try:
+        terminal.wait_for("6 partitions of 6 stuck")
+        terminal.wait_for("3 more")
+        assert terminal.shows(f"{topic}-5"), "the most records come first"
+        assert not terminal.shows(f"{topic}-2")
+        terminal.press("r")
+        terminal.wait_for(f"{topic}-0")
+        assert terminal.shows("3 more")
+        terminal.press("q")
+        assert ended(terminal.process) == 0
+    finally:
+        terminal.close()
+        del producers
+
+
+def test_an_error_of_any_kind_is_shown() -> None:
+    """The screen does not stay with old data as if it were new."""
+    seen = watch._Seen(Look(StuckSearch((), 0), {}), time.time())
+    answers = iter([seen])
+
+    def look() -> watch._Seen:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise RuntimeError("a defect") from None
+
+    with watch._Looking(look, 0.01) as looking:
+        until(lambda: looking.seen.error is not None, "the error")
+        console = Console(file=io.StringIO(), width=120)
+        console.print(watch._Screen(console, looking, "duration")._drawn())
+    assert "No newer answer: RuntimeError: a defect" in console.file.getvalue()
+
+
+def partition(number: int, records: int, seconds: int, name: str, groups: int) -> StuckPartition:
+    producer = ActiveProducer(number, 0, 0, 1_000_000 - seconds * 1000, None, 0)
+    end = PartitionEnd(f"topic-{9 - number}", number, 1, 0, records)
+    waiting = tuple(WaitingGroup(f"group-{at}", 0) for at in range(groups))
+    return StuckPartition(end, Holder(OpenTransaction(end.topic, number, 1, producer), name), waiting)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("duration", [2, 0, 1]), ("records", [1, 2, 0]), ("topic", [2, 1, 0]), ("id", [1, 0, 2]), ("groups", [0, 2, 1])],
+)
+def test_the_orders(order: str, expected: list[int]) -> None:
+    rows = [partition(0, 1, 20, "b", 3), partition(1, 9, 10, "a", 0), partition(2, 5, 30, "c", 1)]
+    for backwards in (False, True):
+        table = stuck_table(StuckSearch(tuple(rows), 3), {}, 1_000_000, order=order, backwards=backwards)
+        numbers = [int(str(cell)) for cell in table.columns[1].cells]
+        assert numbers == (expected[::-1] if backwards else expected)
+        assert [
+            int(str(cell))
+            for cell in stuck_table(StuckSearch(tuple(rows), 3), {}, 1_000_000, order=order, backwards=backwards, rows=2)
+            .columns[1]
+            .cells
+        ] == numbers[:2]
 
 
 def test_watch_needs_a_terminal(called: Run) -> None:

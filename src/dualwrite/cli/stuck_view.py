@@ -53,6 +53,7 @@ def stuck_table(
     backwards: bool = False,
     every_group: bool = True,
     width: int | None = None,
+    rows: int | None = None,
 ) -> Table:
     """The table.
 
@@ -63,12 +64,13 @@ def stuck_table(
         order: A key of ORDERS.
         backwards: Whether the order is reversed.
         every_group: Whether all groups are named, not only the first.
+        rows: Only so many rows, the first in the order; None for all.
         width: The terminal's columns; a narrow one gets the most important ones only. None: there is enough room.
     """
     shown = [name for name in _HEADINGS if width is None or width >= _WIDE or name not in _FOR_WIDE]
     by = ORDERS[order]
-    rows = []
-    for one in sorted(found.partitions, key=lambda each: by(each, now_ms), reverse=backwards):
+    lines = []
+    for one in sorted(found.partitions, key=lambda each: by(each, now_ms), reverse=backwards)[:rows]:
         end, holder = one.end, one.holder
         values = (
             end.topic,
@@ -87,8 +89,8 @@ def stuck_table(
         if decided:
             database = decided.get(holder.transactional_id or "")
             cells.append(None if database is None else decision_text(database))
-        rows.append(cells)
-    return table_of((*shown, "Database") if decided else shown, rows)
+        lines.append(cells)
+    return table_of((*shown, "Database") if decided else shown, lines)
 
 
 def _state(holder: Holder) -> str:

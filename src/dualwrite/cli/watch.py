@@ -5,6 +5,7 @@ Exit codes: 0 the user left, 2 usage error, no terminal, or Kafka can't be reach
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from dualwrite.admin import StuckSearch
 from dualwrite.cli.decided import Decisions
 from dualwrite.cli.keys import pressed_keys
 from dualwrite.cli.options import KafkaSettings, Schema, Url, counted, refuse, settings_for
@@ -32,6 +34,8 @@ from dualwrite.errors import DualWriteError
 _REDRAW: Final = 0.25
 _HELP: Final = "s: sort by the next column   r: reverse   q: quit"
 _TERMINATED: Final = 143
+_MOST_PROBLEMS: Final = 3
+_TALLEST: Final = 8  # lines that a row is assumed to have at most, when rows are left out
 
 app = typer.Typer(cls=ToolGroup)
 
@@ -48,7 +52,7 @@ class _Seen:
 
     look: Look
     at: float
-    error: DualWriteError | None = None
+    error: Exception | None = None
 
 
 @app.callback(invoke_without_command=True)
@@ -85,8 +89,13 @@ def watch(
             asked = None if decisions is None else lambda: decisions
             return _Seen(look(admin, asked, topic=topic, group=group, longer_than=longer), time.time())
 
-        with _ended_by_signal():
-            _Screen(console, _Looking(look_once, interval), sort).run()
+        looking = _Looking(look_once, interval)
+        try:
+            with _ended_by_signal():
+                _Screen(console, looking, sort).run()
+        finally:
+            if looking.is_busy:
+                looking.own(opened.pop_all())
 
 
 class _Looking:
@@ -97,7 +106,17 @@ class _Looking:
         self._interval = interval
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dualwrite watch", daemon=True)
+        self._owned: ExitStack | None = None
         self.seen = look()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is still being waited for; it ends with the process."""
+        return self._thread.is_alive()
+
+    def own(self, opened: ExitStack) -> None:
+        """Keep the connections that the thread is using: nobody else may close them."""
+        self._owned = opened
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -105,13 +124,13 @@ class _Looking:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(1.0)  # a request that is not answered ends with the process
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
             try:
                 self.seen = self._look()
-            except DualWriteError as error:
+            except Exception as error:  # noqa: BLE001  (whatever it is, the screen must not go on as if it were up to date)
                 last = self.seen
                 self.seen = replace(last, error=error)
 
@@ -126,14 +145,23 @@ class _Screen:
         self._backwards = False
 
     def run(self) -> None:
+        with self._looking, _stopped_by_signal() as asked:
+            while self._until_stopped(asked):
+                asked.clear()
+                os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; goes on here with SIGCONT
+
+    def _until_stopped(self, asked: threading.Event) -> bool:
+        """Draw until the user leaves, or (True) wants the process to stop for a while."""
         with (
-            self._looking,
             pressed_keys() as next_key,
             Live(self._drawn(), console=self._console, screen=True, auto_refresh=False) as live,
         ):
             while (key := next_key(_REDRAW)) != "q":
+                if asked.is_set():
+                    return True
                 self._take(key)
                 live.update(self._drawn(), refresh=True)
+        return False
 
     def _take(self, key: str | None) -> None:
         if key == "s":
@@ -147,23 +175,48 @@ class _Screen:
         found = seen.look.found
         head = f"{counted(len(found.partitions), 'partition')} of {found.searched} stuck   {_clock(seen.at)}   by {self._order}"
         lines: list[Any] = [Text(head, style="bold"), Text(_HELP, style="dim")]
-        lines += [Text(f"No newer answer: {seen.error}", style="red")] if seen.error is not None else []
+        if seen.error is not None:
+            lines.append(Text(f"No newer answer: {_words(seen.error)}", style="red"))
         unread = seen.look.unread
         lines += [Text(f"{UNREAD}: {unread}", style="red")] if unread is not None else []
-        lines += [Text(f"Not complete: {problem}", style="red") for problem in found.problems if not problem.covered]
-        lines += [Text(f"Something may be missing: {error}", style="red") for error in found.hidden]
-        if found.partitions:
+        lines += [Text(f"Not complete: {problem}", style="red") for problem in _missing(found)]
+        if not found.partitions:
+            return Group(*lines)
+        return Group(*self._with_rows(lines, seen.look))
+
+    def _with_rows(self, lines: list[Any], seen: Look) -> list[Any]:
+        """With as many rows of the table as there is room for, and how many there are more."""
+        shown = total = len(seen.found.partitions)
+        while True:
             table = stuck_table(
-                found,
-                seen.look.decided,
+                seen.found,
+                seen.decided,
                 now_ms(),
                 order=self._order,
                 backwards=self._backwards,
                 every_group=False,
                 width=self._console.width,
+                rows=shown,
             )
-            lines += [Text(""), table]
-        return Group(*lines)
+            more = [] if shown == total else [Text(f"{total - shown} more", style="bold")]
+            drawn = [*lines, Text(""), table, *more]
+            excess = len(self._console.render_lines(Group(*drawn), pad=False)) - self._console.height
+            if excess <= 0 or shown == 0:
+                return drawn
+            shown = max(shown - max(excess // _TALLEST, 1), 0)
+
+
+def _missing(found: StuckSearch) -> list[str]:
+    """What could not be looked at: the first of it, and how much more there is."""
+    problems = [str(problem) for problem in found.problems if not problem.covered]
+    problems += [str(one.problem) for one in found.unreadable]
+    problems += [str(error) for error in found.hidden]
+    more = len(problems) - _MOST_PROBLEMS
+    return [*problems[:_MOST_PROBLEMS], *([f"{more} more: see `dualwrite stuck`"] if more > 0 else [])]
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, DualWriteError) else f"{type(error).__name__}: {error}"
 
 
 def _clock(at: float) -> str:
@@ -184,3 +237,18 @@ def _ended_by_signal() -> Iterator[None]:
         return
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stopped_by_signal() -> Iterator[threading.Event]:
+    """Ctrl-Z: the event is set, so that the terminal can be restored before the process stops."""
+    asked = threading.Event()
+    number = getattr(signal, "SIGTSTP", None)
+    if number is None:  # Windows
+        yield asked
+        return
+    before = signal.signal(number, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(number, before)
