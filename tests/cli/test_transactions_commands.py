@@ -68,6 +68,18 @@ def test_list(opened: str, run: Run, json_of: JsonOf) -> None:
     assert run("list", "--running-longer-than", "3600")[:2] == (0, "No transactional id was found.\n")
 
 
+def test_a_row_is_a_line_in_a_pipe(trusting_broker: DevCluster, run: Run, new_name: NewName) -> None:
+    """However long an id is."""
+    topic = new_name("long")
+    make_topic(trusting_broker, topic)
+    name = new_name("x" * 300)
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    for arguments in (("list", "--pattern", name), ("describe", name)):
+        _, row = rows(run(*arguments)[1])
+        assert row[0] == name
+    producer.abort_transaction(LIMIT)
+
+
 # --- describe ---------------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -14,6 +15,7 @@ from dualwrite.admin import TransactionAdmin
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
+from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
 from fixtures import json_pages
 from fixtures.broker import make_topic, started
@@ -104,6 +106,28 @@ def test_a_broker_without_a_replica(three: DevCluster) -> None:
             admin.describe_producers("single", broker=other)
         with pytest.raises(ConfigurationError, match=message):
             admin.find_hanging(topic="single", broker=other)
+
+
+def test_a_silent_broker_is_waited_for_once(three: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in each batch of ids."""
+    given_up = []
+    note = Brokers._give_up
+
+    def counted(brokers: Brokers, node: int, *more: Any) -> None:
+        given_up.append(node)
+        note(brokers, node, *more)
+
+    monkeypatch.setattr(Brokers, "_give_up", counted)
+    names = [*IDS, *(f"unused-{number}" for number in range(1_500))]
+    with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT, broker_timeout=limit(1)) as admin:
+        silent = coordinators(admin)[IDS[0]]
+        three.pause(silent)
+        try:
+            found = list(admin.describe(names))
+        finally:
+            three.resume(silent)
+    assert [one.transactional_id for one in found] == names
+    assert given_up == [silent]
 
 
 def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from kafka.protocol.admin import ListTransactionsRequest
 from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
+from dualwrite.kafka.admin import listing
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
@@ -108,6 +111,24 @@ def test_the_filters_give_the_same_whether_the_broker_has_them_or_not(
         assert listed(running_longer_than=3600) == []
 
 
+def test_a_broker_that_can_filter_is_asked_to(broker: DevCluster, with_version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand ids are not sent to be thrown away."""
+    sent = []
+    real = listing._request
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        sent.append(real(*arguments, **options))
+        return sent[-1]
+
+    monkeypatch.setattr(listing, "_request", recorded)
+    with TransactionAdmin(broker.bootstrap_servers, timeout=LIMIT) as admin:
+        admin.list(states=["ongoing"], producer_ids=[7], pattern="shop-.*", running_longer_than=90)
+    (request,) = sent
+    assert (list(request.state_filters), list(request.producer_id_filters)) == (["Ongoing"], [7])
+    assert request.duration_filter == (90_000 if with_version >= 1 else -1)
+    assert request.transactional_id_pattern == ("shop-.*" if with_version >= 2 else None)
+
+
 def test_what_is_no_filter(admin: TransactionAdmin) -> None:
     with pytest.raises(ConfigurationError, match="'Opened' is not a state"):
         admin.list(states=["Opened"])
@@ -138,6 +159,24 @@ def test_more_ids_than_fit_into_a_request(admin: TransactionAdmin, scene: Scene)
     found = list(admin.describe(names))
     assert [one.transactional_id for one in found] == names
     assert [one.transactional_id for one in found if not one.is_unknown] == [scene.name("open")]
+
+
+def test_memory_does_not_grow_with_the_number_of_ids(admin: TransactionAdmin, new_name: NewName) -> None:
+    prefix = new_name("many")
+
+    def peak(number: int) -> int:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in admin.describe(f"{prefix}.{each}" for each in range(number)):
+                pass
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1_000)  # what is loaded and cached once
+    few, many = peak(1_000), peak(4_000)
+    assert many < few * 1.25 + 50_000, f"{few} bytes for 1,000 ids, {many} for 4,000"
 
 
 # --- brokers that are down ----------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ class TransactionAdmin:
     def describe(self, transactional_ids: Iterable[str]) -> Iterator[DescribedTransaction]:
         """What the coordinators say about ids, in their order (DescribeTransactions, KIP-664).
 
-        The ids may come from an iterator of any length: they are asked for in batches of 500, each with its own time limit.
+        The ids may come from an iterator of any length: they are asked for in batches of 500, each with its own time limit. A
+        broker that gives no answer is not asked again for the next ones.
 
         Args:
             transactional_ids: The ids, as Kafka sees them.
@@ -108,7 +109,8 @@ class TransactionAdmin:
             BrokerAuthorizationError: The login was refused.
         """
         ids = [transactional_ids] if isinstance(transactional_ids, str) else transactional_ids
-        return describe_transactions(self._brokers, ids)
+        brokers = self._brokers()
+        return describe_transactions(lambda: brokers.renewed(Deadline.after(self._timeout)), ids)
 
     def describe_producers(
         self, topic: str, partitions: Collection[int] = (), *, broker: int | None = None

@@ -39,7 +39,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Final = 2
-_WIDTH_OF_A_FILE: Final = 240  # a table that goes to a file or a pipe is not folded to a terminal's 80 columns
+_WIDTH_OF_A_FILE: Final = 100_000  # a table that goes to a file or a pipe is not folded: a row is a line
 
 
 def settings_for(

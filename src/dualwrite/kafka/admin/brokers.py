@@ -94,6 +94,13 @@ class Brokers:
         self._hidden: dict[str, DualWriteError] = {}
         self.sees_coordinators = True
 
+    def renewed(self, deadline: Deadline) -> Brokers:
+        """The same brokers for the next part of a call, with time of its own; who was given up stays so."""
+        again = Brokers(self.network, deadline, self._patience)
+        again._problems = self._problems
+        again._hidden = self._hidden
+        return again
+
     @property
     def problems(self) -> tuple[BrokerProblem, ...]:
         """What could not be asked, without repetition."""
