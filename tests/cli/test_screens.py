@@ -1,0 +1,108 @@
+"""The screens in docs/operations/transactions.md are what the commands print; the repairs' own screens are left out."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from rich.console import Console
+
+from cli.conftest import Crashed
+from dualwrite.admin import TransactionAdmin
+from dualwrite.cli import watch
+from dualwrite.cli.stuck import look
+from dualwrite.devcluster import DevCluster
+from fixtures.broker import make_topic
+from fixtures.pace import LIMIT, until
+from fixtures.raw_producer import write_behind_the_coordinator
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
+BLOCKS = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+REPAIRS = ("abort", "complete", "force-terminate")
+
+Run = Callable[..., tuple[int, str, str]]
+NewName = Callable[[str], str]
+
+
+def screen_of(command: str) -> str:
+    """The page's screen of a command, without the line on which it is typed."""
+    (found,) = [block.partition("\n")[2] for block in BLOCKS if block.startswith(f"$ dualwrite {command}")]
+    return plain(found)
+
+
+def plain(text: str) -> str:
+    """Without what differs from run to run: times, numbers, processes, the width of columns."""
+    text = re.sub(r"writer \S+:\d+ \S+", "writer <process>", text)
+    text = re.sub(r"#[0-9a-f]{12}\.\d+", "#<generation>", text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\d\d:\d\d:\d\d", "<time>", text)
+    text = re.sub(r"\b(partition|transaction)s\b", r"\1", text)
+    text = re.sub(r"(?<![\w#-])\d+(:\d+)?(?!\w)", "<number>", text)
+    return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
+
+
+@pytest.fixture
+def left(crashed: Callable[[str], Crashed]) -> Crashed:
+    """A transaction that the database has committed, and Kafka has prepared."""
+    return crashed("after_db_commit")
+
+
+def shown(left: Crashed, out: str, group: str = "billing") -> str:
+    return plain(out.replace(left.topic, "orders").replace(left.name, "shop-1").replace(group, "billing"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "transactions list --state Ongoing",
+        "transactions describe shop-1 --url",
+        "transactions describe-producers --topic orders",
+        "transactions of --topic orders --partition 0 --offset",
+    ],
+)
+def test_a_transaction(left: Crashed, called: Run, url: str, command: str) -> None:
+    words = command.replace("orders", left.topic).replace("shop-1", left.name).split()
+    more = {"list": ["--pattern", f"{left.name}.*"], "describe": [url], "of": ["0"]}.get(words[1], [])
+    _, out, err = called(*words, *more)
+    assert err == ""
+    assert shown(left, out) == screen_of(command)
+
+
+def test_a_hanging_one(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
+    topic = new_name("topic")
+    make_topic(trusting_broker, topic)
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 3_600_000)
+    _, out, err = called("transactions", "find-hanging", "--topic", topic)
+    assert err == ""
+    assert plain(out.replace(topic, "orders")) == screen_of("transactions find-hanging")
+
+
+def test_what_is_stuck_and_the_same_live(
+    left: Crashed, called: Run, url: str, trusting_broker: DevCluster, new_name: NewName
+) -> None:
+    group = new_name("group")
+    servers = trusting_broker.bootstrap_servers
+    with closing(Consumer({"bootstrap.servers": servers, "group.id": group, "isolation.level": "read_committed"})) as consumer:
+        consumer.commit(offsets=[TopicPartition(left.topic, 0, 0)], asynchronous=False)
+        consumer.subscribe([left.topic])
+        until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
+        _, out, err = called("stuck", "--topic", left.topic, "--longer-than", "0", "--url", url)
+        with TransactionAdmin(servers, timeout=LIMIT) as admin:
+            seen = watch._Seen(look(admin, None, topic=left.topic, group=None, longer_than=0), time.time())
+    assert err == ""
+    assert shown(left, out, group) == screen_of("stuck --url")
+    console = Console(file=io.StringIO(), width=130)
+    console.print(watch._Screen(console, watch._Looking(lambda: seen, 1), "duration")._drawn())
+    assert isinstance(console.file, io.StringIO)
+    (page,) = [block for block in BLOCKS if block.startswith("1 partition of 1 stuck")]
+    assert shown(left, console.file.getvalue(), group) == plain(page)
+
+
+def test_every_screen_of_the_page_is_compared() -> None:
+    typed = {re.sub(r"^\$ dualwrite (transactions )?", "", block).split()[0] for block in BLOCKS if block.startswith("$")}
+    assert typed - set(REPAIRS) == {"list", "describe", "describe-producers", "find-hanging", "of", "stuck"}
