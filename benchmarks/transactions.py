@@ -1,0 +1,84 @@
+"""What the transaction tools cost with many transactional ids: time, and the memory of the process that asks.
+
+python benchmarks/transactions.py [--ids 10000] [--kafka HOST:PORT]
+
+Makes the ids on a broker of its own, unless one is given, then lists and describes all of them. Each is measured twice: for
+time and the growth of the process (RSS), and, since tracing is slow, again for the peak of Python's memory (tracemalloc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+from dualwrite.admin import TransactionAdmin
+from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+
+_THREADS = 8
+_PREFIX = "benchmark-"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ids", type=int, default=10_000, help="how many transactional ids; 10000 by default")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a cluster on which the ids are made, and stay")
+    given = parser.parse_args()
+    with _cluster(given.kafka) as servers:
+        names = [f"{_PREFIX}{number}" for number in range(given.ids)]
+        seconds = make(servers, names)
+        print(f"{len(names)} ids made in {seconds:.1f} s")
+        with TransactionAdmin(servers, timeout=120) as admin:
+            measured("list", len(names), lambda: sum(one.transactional_id.startswith(_PREFIX) for one in admin.list()))
+            measured("list --pattern, none", 0, lambda: len(admin.list(pattern="nothing-.*")))
+            measured("describe", len(names), lambda: sum(one.description is not None for one in admin.describe(iter(names))))
+
+
+def make(servers: str, names: list[str]) -> float:
+    """Initialize the ids; returns the seconds that it took."""
+    began = time.perf_counter()
+
+    def some(first: int) -> None:
+        with closing(WireTransactionCoordinator(KafkaConfig.of(servers), timeout=60)) as coordinator:
+            for name in names[first::_THREADS]:
+                coordinator.init_producer_id(name)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(some, range(_THREADS)))
+    return time.perf_counter() - began
+
+
+def measured(what: str, expected: int, run: Callable[[], int]) -> None:
+    """Print what a call takes; it returns how many ids it has found."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    found = run()
+    seconds = time.perf_counter() - began
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if found != expected:
+        raise SystemExit(f"{what} has found {found} ids, not {expected}")
+    tracemalloc.start()
+    run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"{what:22} {found:6} ids   {seconds:6.2f} s   peak {peak / 1e6:6.1f} MB   RSS +{grown / 1024:.1f} MB")
+
+
+@contextmanager
+def _cluster(servers: str | None) -> Iterator[str]:
+    if servers is not None:
+        yield servers
+        return
+    with DevCluster.temporary() as cluster:
+        yield cluster.bootstrap_servers
+
+
+if __name__ == "__main__":
+    main()
