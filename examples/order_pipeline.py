@@ -35,8 +35,11 @@ BOOK = text(
 def book(message: Any, tx: dualwrite.Transaction[Connection]) -> None:
     """Book one order. It acts only through `tx`, and may run more than once: only one run takes effect."""
     order = json.loads(message.value())
-    tx.db.execute(BOOK, {"customer": order["customer"], "amount": order["amount"]})
-    tx.send(PAYMENTS, json.dumps({"customer": order["customer"], "paid": order["amount"]}), key=order["customer"])
+    customer, amount = order["customer"], order["amount"]
+    if not isinstance(customer, str) or type(amount) is not int:  # the database would round 12.5, and take true for 1
+        raise ValueError(f"not an order: {order!r}")
+    tx.db.execute(BOOK, {"customer": customer, "amount": amount})
+    tx.send(PAYMENTS, json.dumps({"customer": customer, "paid": amount}), key=customer)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 python -m processor.processor_worker URL BOOTSTRAP GROUP SOURCE TARGET ID BATCH [NAME=VALUE …]
 
-ID ends with `*` for a pool with this prefix, whose leases last a few seconds. NAME is a setting of the consumer, or `offsets`.
+ID ends with `*` for a pool with this prefix, whose leases last a few seconds. NAME is a setting of the consumer, or one of the
+processor's options: `offsets`, `attempts`, `dead_letter_topic`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ def main() -> None:
     settings = {"bootstrap.servers": servers, "group.id": group, **GENTLE, **dict(text.split("=", 1) for text in more)}
     settings = {key: value for key, value in settings.items() if value}
     offsets: Any = settings.pop("offsets", "database")
-    options = ProcessorOptions(batch=int(batch), pause=0.05, longest_pause=0.5, offsets=offsets)
+    options = ProcessorOptions(
+        batch=int(batch),
+        pause=0.05,
+        longest_pause=0.5,
+        offsets=offsets,
+        attempts=int(settings.pop("attempts", 5)),
+        dead_letter_topic=settings.pop("dead_letter_topic", None),
+    )
 
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         number = int(message.value())

@@ -19,6 +19,7 @@ from dualwrite import aio
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, MessageFailedError, UsageError
 from dualwrite.processor import AsyncDualProcessor, ProcessorOptions
+from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT
 
 pytestmark = pytest.mark.slow
@@ -131,6 +132,44 @@ def test_a_cancelled_one_rolls_back_and_leaves(scene: ProcessorScene) -> None:
     scene.produce(range(10))
     asyncio.run(main())
     assert scene.agree() == list(range(10))
+
+
+def test_a_cancellation_waits_for_the_handler(scene: ProcessorScene, new_name: Callable[[str], str]) -> None:
+    """Even if it comes twice; and what was cancelled is no attempt of the message."""
+    dead = new_name("dead")
+    make_topic(scene.broker, dead)
+
+    async def main() -> None:
+        waits, has_ended = asyncio.Event(), False
+
+        async def wait(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+            nonlocal has_ended
+            await book(scene, message, tx)
+            waits.set()
+            try:
+                await asyncio.sleep(10 * LIMIT)
+            finally:
+                await asyncio.sleep(0.5)
+                has_ended = True
+
+        async with pool_of(scene) as pool:
+            options = replace(FAST, attempts=1, dead_letter_topic=dead)
+            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=wait, options=options)
+            running = asyncio.create_task(processor.run())
+            async with asyncio.timeout(LIMIT):
+                await waits.wait()
+                running.cancel()
+                await asyncio.sleep(0.1)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert has_ended
+            processor._loop.begin()  # raises while the thread still runs it
+
+    scene.produce([0])
+    asyncio.run(main())
+    assert scene.agree() == []
+    assert read_topic(scene.broker.bootstrap_servers, dead) == []
 
 
 @pytest.mark.parametrize("stop", ["stop", "cancel"])

@@ -322,6 +322,7 @@ def test_the_database_goes_away_for_a_while(scene: ProcessorScene) -> None:
         ({"handle": print, "topics": "orders"}, "list of at least one topic"),
         ({"handle": print, "topics": []}, "list of at least one topic"),
         ({"handle": print, "consumer": {}}, "A group id must be"),
+        ({"handle": print, "topics": ["orders", "^payments.*"]}, "is a pattern"),
     ],
 )
 def test_what_it_can_not_be_made_of(scene: ProcessorScene, arguments: dict[str, Any], message: str) -> None:

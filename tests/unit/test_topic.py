@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
+import socket
 from typing import Any
 
 import pydantic
@@ -153,6 +155,10 @@ def wrapped(error: Exception) -> Exception:
         (RegistryError(429), True),
         (RegistryError(404), False),
         (wrapped(KeyError("field")), False),
+        (socket.gaierror(), True),
+        (OSError(errno.EHOSTUNREACH, "no route"), True),
+        (FileNotFoundError(errno.ENOENT, "order.avsc"), False),
+        (wrapped(PermissionError()), False),
     ],
     ids=repr,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
 
@@ -22,6 +24,7 @@ else:
     V = TypeVar("V")
     K = TypeVar("K")
 
+_UNREACHABLE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 _TOO_MANY_REQUESTS: Final = 429
 _SERVER_ERROR: Final = 500
 
@@ -180,13 +183,20 @@ class Topic(Generic[V, K]):
 
 
 def _is_unavailability(error: BaseException | None) -> bool:
-    """Whether a server was away: an error of the operating system's is its cause, or the server said so itself."""
+    """Whether a server was away: an error of the network is its cause, or the server said so itself."""
     while error is not None:
         status = getattr(error, "http_status_code", 0)  # of confluent-kafka's SchemaRegistryError
-        if isinstance(error, OSError) or status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+        if _is_of_the_network(error) or status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    """Not every OSError: the file of a schema may be missing."""
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    return isinstance(error, OSError) and error.errno in _UNREACHABLE
 
 
 def _context(topic: str, field: Field, headers: list[tuple[str, Any]]) -> SerializationContext:

@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dualwrite.errors import PositionMovedError, ProducerFencedError
+from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.processor.work import Finish
@@ -42,6 +44,7 @@ class GroupProgress(Progress):
         def finish(tx: Transaction[Any]) -> None:
             if self._in_doubt:
                 self._find_out(consumer, batch)
+            self._check_membership(consumer)
             tx.send_offsets(consumer.member, batch.after())
 
         return finish
@@ -75,6 +78,21 @@ class GroupProgress(Progress):
         """See Progress."""
         super().forget()
         self._in_doubt = False
+
+    def _check_membership(self, consumer: GroupConsumer) -> None:
+        """The coordinator takes the offsets of a consumer without a membership from anybody, as from one without a group.
+
+        Raises:
+            ProducerFencedError: The membership is over, and librdkafka knows it: it has none any more.
+        """
+        group = GroupMetadata.from_librdkafka(consumer.member.consumer_group_metadata())
+        if group.generation_id < 0 or not group.member_id:
+            raise ProducerFencedError(
+                f"The consumer is no member of the group {self._group!r} any more.",
+                cause="it did not poll for max.poll.interval.ms, or the group did not hear from it for its session's timeout",
+                code=ErrorCode.UNKNOWN_MEMBER_ID,
+                name=ErrorCode.UNKNOWN_MEMBER_ID.name,
+            )
 
     def _find_out(self, consumer: GroupConsumer, batch: Batch) -> None:
         """Inside of the next transaction: the writer has ended the one before, so that its offsets can be read.

@@ -119,6 +119,13 @@ def make_loop(
         raise ConfigurationError("topics must be a list of at least one topic.")
     settings = {**Settings.from_environment().kafka, **consumer}
     names = [topic.name if isinstance(topic, Topic) else topic for topic in topics]
+    pattern = next((name for name in names if name.startswith("^")), None)
+    if pattern is not None:
+        raise ConfigurationError(
+            f"The topic {pattern!r} is a pattern, as librdkafka takes them.",
+            cause="positions belong to topics that are known when the processor starts",
+            next_step="name each topic",
+        )
     decoding = {topic.name: topic for topic in topics if isinstance(topic, Topic) and topic.deserializes}
     group = validate_group_id(str(consumer.get("group.id", "")))
     progress: Progress

@@ -54,6 +54,8 @@ _PASSING: Final = frozenset(
 )
 """librdkafka's names of errors after which it goes on by itself."""
 
+_UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PART"
+_WARNED_AFTER: Final = 60.0
 _END_OF_PARTITION: Final = "_PARTITION_EOF"
 _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
 
@@ -87,6 +89,7 @@ class GroupConsumer:
         self._waiting = False
         self._unshown: dict[Partition, int] = {}
         self._shown_at = 0.0
+        self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
             self._consumer = Consumer({"isolation.level": "read_committed", **settings, **_OURS})
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
@@ -116,6 +119,7 @@ class GroupConsumer:
             BrokerError: Kafka refuses to go on: an ACL is missing, a position is out of range, a fatal error.
         """
         self._show_due()
+        self._warn_of_unknown_topics()
         found: list[Message] = []
         terms: dict[Partition, object] = {}
         while len(found) < most:
@@ -214,6 +218,8 @@ class GroupConsumer:
             self._terms.clear()
             consumer.assign(places)
         self._terms.update((key, object()) for key in keys)
+        for topic, _ in keys:
+            self._unknown.pop(topic, None)
         if self._waiting and places:
             consumer.pause(places)
         log.info("%s: assigned %s", self.group_id, ", ".join(f"{t}-{p} at {begin[t, p]}" for t, p in keys) or "nothing")
@@ -267,7 +273,18 @@ class GroupConsumer:
         if error.name() != _END_OF_PARTITION and (error.name() not in _PASSING or error.fatal()):
             raise _refused(error, message)
         log.debug("%s: %s", self.group_id, error)
+        topic = message.topic()
+        if error.name() == _UNKNOWN_TOPIC and topic is not None:
+            self._unknown.setdefault(topic, -_WARNED_AFTER)
         return None
+
+    def _warn_of_unknown_topics(self) -> None:
+        """At once, and every minute: the topic may be created later, but its name may also be wrong."""
+        now = time.monotonic()
+        for topic, warned_at in self._unknown.items():
+            if now - warned_at >= _WARNED_AFTER:
+                self._unknown[topic] = now
+                log.warning("%s: the brokers don't know the topic %r. Is its name right?", self.group_id, topic)
 
 
 def _partitions(keys: Iterable[Partition]) -> list[TopicPartition]:
