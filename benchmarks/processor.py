@@ -12,23 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String, Table, create_engine, func, insert, select
 
 import dualwrite
-from dualwrite import migration
-from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from dualwrite.testing.postgres import PostgresServer
 from machine import Conditions, ProcessorTimes
-from options import counts
+from options import count, counts
+from services import services
+from surroundings import line, surroundings, warnings
 
 VALUE: Final = b"x" * 200
 TIMEOUT: Final = 60.0
 PARTITIONS: Final = 4
 MOST: Final = {1: 500, 10: 5_000, 100: 20_000}
-"""The most messages for small batches, which would take too long otherwise."""
+"""The most messages for small batches, which would take too long otherwise, unless --all is given."""
 
 OURS: Final = "DualProcessor"
 DATABASE: Final = "database, then offsets"
@@ -46,6 +45,8 @@ class Place:
         engine: The database.
         source: The topic that is read.
         messages: How many it has.
+        batches: The sizes of the batches of DualProcessor.
+        target: Where the answers of the latest measurement are.
     """
 
     servers: str
@@ -53,6 +54,7 @@ class Place:
     source: str
     messages: int
     batches: list[int] = field(default_factory=list)
+    target: str = ""
 
     def consumer(self, group: str) -> Consumer:
         """A consumer of the source, for the alternatives."""
@@ -70,7 +72,27 @@ class Place:
 
     def topic(self) -> str:
         """A new topic for the answers."""
-        return new_topic(self.servers)
+        self.target = new_topic(self.servers)
+        return self.target
+
+    def answers(self) -> int:
+        """How many answers consumers see, up to the end of each partition, in which no transaction may be open."""
+        settings = {"group.id": "bench-answers", "enable.auto.commit": False, "enable.partition.eof": True}
+        found, ended = 0, set()
+        with closing(
+            Consumer({"bootstrap.servers": self.servers, "isolation.level": "read_committed", **settings})
+        ) as consumer:
+            consumer.assign([TopicPartition(self.target, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+            while len(ended) < PARTITIONS:
+                for message in consumer.consume(10_000, 1.0):
+                    error = message.error()
+                    if error is None:
+                        found += 1
+                    elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (confluent-kafka's name for it)
+                        ended.add(message.partition())
+                    else:
+                        sys.exit(f"the answers can't be read: {error}")
+        return found
 
 
 @dataclass
@@ -190,57 +212,66 @@ def fill(servers: str, topic: str, messages: int) -> None:
         sys.exit("the messages could not be produced")
 
 
-def verify(place: Place, messages: int) -> None:
-    """Exit unless there is a row for each message, or more where the alternative reads beyond the last of the measurement."""
+def verify(place: Place, name: str, messages: int) -> None:
+    """Exit unless there is a row, and an answer, for each message; or for more, since the last batch may be larger."""
     with place.engine.begin() as connection:
-        rows = connection.scalar(select(func.count()).select_from(results))
+        rows = connection.scalar(select(func.count()).select_from(results)) or 0
         connection.execute(results.delete())
-    if rows is None or rows < messages:
-        sys.exit(f"{rows} rows for {messages} messages")
+    answers = 0 if name == DATABASE else place.answers()
+    if (name != KAFKA and rows < messages) or (name != DATABASE and answers < messages):
+        sys.exit(f"{name}: {rows} rows and {answers} answers for {messages} messages")
+    if name == OURS and rows != answers:
+        sys.exit(f"{name}: {rows} rows, but {answers} answers")
 
 
-def table(place: Place, batch: int, rounds: int) -> None:
+def table(place: Place, batch: int, rounds: int, *, whole: bool) -> None:
     """Measure every alternative in each round and print medians; ratios are medians of the rounds' ratios."""
-    messages = min(place.messages, MOST.get(batch, place.messages))
+    messages = place.messages if whole else min(place.messages, MOST.get(batch, place.messages))
     found: dict[str, list[float]] = {name: [] for name in ALTERNATIVES}
     place.batches.clear()
     first = ProcessorTimes.now()
     for _ in range(rounds):
         for name, measure in ALTERNATIVES.items():
             found[name].append(measure(place, batch, messages))
-            if name != KAFKA:
-                verify(place, messages)
+            verify(place, name, messages)
     around = Conditions.since(first)
     print(f"\n### Batches of {batch:,}: {messages:,} messages\n")
     print(f"| alternative | messages/s | ÷ {DATABASE} |\n|---|---|---|")
     for name, rates in found.items():
         ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, found[DATABASE], strict=True))
         print(f"| {name} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
-    print(f"\nMean batch of {OURS}: {statistics.mean(place.batches):.0f}; busy {around.busy:.0%}, stolen {around.stolen:.0%}.")
+    print(
+        f"\nMean batch of {OURS}: {statistics.mean(place.batches):.0f}. Busy {around.busy:.0%}, stolen {around.stolen:.1%}, "
+        f"load average {around.load:.1f}. Rows and answers are counted after each measurement.",
+        flush=True,
+    )
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of a measurement; fewer for small batches")
+    parser.add_argument("--messages", type=count, default=1_000_000, help="messages of a measurement; fewer for small batches")
+    parser.add_argument("--all", action="store_true", help="as many messages with small batches")
     parser.add_argument("--batches", type=counts, default=[1, 100, 1000], help="sizes of the batches, comma-separated")
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; each measures every alternative in turn")
+    parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    parser.set_defaults(producer="auto")
     chosen = parser.parse_args(given)
     with ExitStack() as opened:
-        servers = chosen.kafka or opened.enter_context(DevCluster.temporary()).bootstrap_servers
-        url = chosen.url or opened.enter_context(PostgresServer()).create_database("bench")
-        engine = create_engine(url)
+        found = opened.enter_context(services(chosen.url, chosen.kafka, {}))
+        around = surroundings(found, chosen, {})
+        print("\n\n".join([line(around), *warnings(around)]), flush=True)
+        servers = found.kafka["bootstrap.servers"]
+        engine = create_engine(found.url)
         opened.callback(engine.dispose)
-        migration.upgrade(engine)
         results.create(engine)
         opened.callback(results.drop, engine)
         source = new_topic(servers)
         fill(servers, source, chosen.messages)
         place = Place(servers, engine, source, chosen.messages)
         for batch in chosen.batches:
-            table(place, batch, chosen.rounds)
+            table(place, batch, chosen.rounds, whole=chosen.all)
 
 
 if __name__ == "__main__":

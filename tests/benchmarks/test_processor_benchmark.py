@@ -21,6 +21,7 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
         timeout=limit(240),
     )
     assert done.returncode == 0, done.stderr
+    assert "'fsync': 'o" in done.stdout
     for title in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):
         assert title in done.stdout
     for alternative in ("DualProcessor", "database, then offsets", "consume-transform-produce"):

@@ -3,7 +3,8 @@
 python -m processor.processor_worker URL BOOTSTRAP GROUP SOURCE TARGET ID BATCH [NAME=VALUE …]
 
 ID ends with `*` for a pool with this prefix, whose leases last a few seconds. NAME is a setting of the consumer, or one of the
-processor's options: `offsets`, `attempts`, `dead_letter_topic`.
+processor's options: `offsets`, `attempts`, `dead_letter_topic`; or `answers=no` for a processor that writes the
+database only.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     url, servers, group, source, target, name, batch, *more = sys.argv[1:]
     settings = {"bootstrap.servers": servers, "group.id": group, **GENTLE, **dict(text.split("=", 1) for text in more)}
     settings = {key: value for key, value in settings.items() if value}
+    answers = settings.pop("answers", "yes") == "yes"
     offsets: Any = settings.pop("offsets", "database")
     options = ProcessorOptions(
         batch=int(batch),
@@ -37,7 +39,8 @@ def main() -> None:
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         number = int(message.value())
         book(tx.db, url, group, number)
-        tx.send(target, message.value(), key=message.value())
+        if answers:
+            tx.send(target, message.value(), key=message.value())
 
     with ExitStack() as opened:
         runner: Any

@@ -126,6 +126,39 @@ def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
     assert scene.agree() == list(range(200))
 
 
+def test_processors_share_a_commit(scene: ProcessorScene) -> None:
+    """Units of both are in one transaction of the database, and so in one of Kafka: they share a writer."""
+    found: dict[str, set[int]] = {}
+
+    def book_as(number: int) -> Any:
+        def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+            scene.book(message, tx)
+            found.setdefault(tx.db.scalar(sa.text("SELECT pg_current_xact_id()::text")), set()).add(number)
+
+        return book
+
+    with (
+        dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=1) as pool,
+        ExitStack() as opened,
+    ):
+        for number in range(2):
+            options = replace(FAST, batch=1)
+            processor = DualProcessor(pool, scene.settings(), [scene.source], handle=book_as(number), options=options)
+            opened.enter_context(scene.started(processor))
+        produced = itertools.count(0, 40)
+
+        def shared() -> bool:
+            first = next(produced)
+            scene.produce(range(first, first + 40))
+            scene.wait_for(range(first + 40))
+            return {0, 1} in found.values()
+
+        until(shared, "a commit of both")
+    numbers = scene.agree()
+    assert numbers == list(range(len(numbers)))
+    assert len(found) < len(numbers)
+
+
 def test_a_message_that_can_not_be_processed_stops_it(scene: ProcessorScene) -> None:
     scene.produce(range(8))
 

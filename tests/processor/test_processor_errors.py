@@ -275,3 +275,52 @@ def test_a_message_that_another_has_processed_between_two_attempts(
         scene.produce([numbers.stop])
         scene.wait_for(range(11))
     assert scene.agree() == [*numbers, numbers.stop]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_dead_letters_with_offsets_at_kafka(scene: ProcessorScene, dead: str, runner: str) -> None:
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        flush(scene, int(message.value()), tx)
+
+    scene.produce(range(12))
+    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead, offsets="kafka")
+    with running(scene, handle, options, runner) as found:
+        scene.wait_for(range(11))
+        (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead) or found.has_ended, "the dead letter")
+    assert letter.value() == b"%d" % BAD
+    assert scene.agree() == [number for number in range(12) if number != BAD]
+    assert sum(scene.shown().values()) == 12
+
+
+@pytest.mark.slow
+def test_zookeeper_tells_a_node_that_was_changed_from_one_that_exists(
+    databases: Databases, broker: DevCluster, new_name: NewName, dead: str
+) -> None:
+    """Both are refused at the commit: the one is a conflict, and the other the message's fault."""
+    scene = ProcessorScene(databases.scene("zookeeper", broker).events, broker, new_name)
+    hot, changed = f"/{new_name('hot')}", iter([1])
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        number = int(message.value())
+        scene.book(message, tx)
+        if number == 0:
+            tx.db.create(hot)
+        if number == BAD:
+            tx.db.create(hot)
+        if number == 4:
+            _, stat = tx.db.get(hot)
+            if next(changed, None):
+                with scene.writer("2") as other, other.transaction() as sooner:
+                    sooner.db.set_data(hot, b"meanwhile")
+            tx.db.set_data(hot, b"later", stat.version)
+
+    scene.produce(range(0, 8, PARTITIONS))
+    options = ProcessorOptions(batch=1, attempts=1, pause=0.01, dead_letter_topic=dead)
+    with running(scene, handle, options):
+        scene.wait_for(range(2))
+        scene.produce([BAD])
+        (letter,) = until(lambda: read_topic(scene.broker.bootstrap_servers, dead), "the dead letter")
+    assert letter.value() == b"%d" % BAD
+    assert scene.agree() == [0, 4]

@@ -1,0 +1,92 @@
+"""What follows from each kind of error of a processor's transaction."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    BrokerUnavailableError,
+    DeliveryError,
+    DeserializationError,
+    FencedError,
+    InDoubtTransactionError,
+    LostTransactionError,
+    MessageRefusedError,
+    PoolTimeoutError,
+    ProducerFencedError,
+    SchemaRegistryUnavailableError,
+    StateTableMissingError,
+    StoreCommitFailedError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionControlError,
+    TransactionTimeoutError,
+    UnknownTopicError,
+)
+from dualwrite.processor.verdicts import Verdict, verdict_of
+
+
+class AwayError(Exception):
+    """The driver's."""
+
+
+def is_passing(error: BaseException) -> bool:
+    return isinstance(error, AwayError | ProducerFencedError)
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def while_handling(error: Exception, other: Exception) -> Exception:
+    error.__context__ = other
+    return error
+
+
+def in_a_circle() -> Exception:
+    first, second = ValueError("a"), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    return first
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (InDoubtTransactionError(""), Verdict.IN_DOUBT),
+        (caused(InDoubtTransactionError(""), AwayError()), Verdict.IN_DOUBT),
+        (ValueError("the handler's"), Verdict.MESSAGE),
+        (in_a_circle(), Verdict.MESSAGE),
+        (DeserializationError(""), Verdict.MESSAGE),
+        (MessageRefusedError(""), Verdict.MESSAGE),
+        (TransactionTimeoutError(""), Verdict.MESSAGE),
+        (StoreCommitFailedError("a deferred constraint"), Verdict.MESSAGE),
+        (StoreError("the block went on after an error"), Verdict.MESSAGE),
+        (caused(StoreError(""), KeyError()), Verdict.MESSAGE),
+        (AwayError(), Verdict.LATER),
+        (caused(ValueError(""), AwayError()), Verdict.LATER),
+        (while_handling(ValueError(""), AwayError()), Verdict.LATER),
+        (caused(StoreCommitFailedError(""), AwayError()), Verdict.LATER),
+        (
+            caused(StoreCommitFailedError(""), caused(StoreCommitFailedError("the original of a copy"), AwayError())),
+            Verdict.LATER,
+        ),
+        (caused(StoreCommitFailedError("nothing was sent"), StoreUnavailableError("")), Verdict.LATER),
+        (StoreUnavailableError(""), Verdict.LATER),
+        (BrokerUnavailableError(""), Verdict.LATER),
+        (DeliveryError(""), Verdict.LATER),
+        (PoolTimeoutError(""), Verdict.LATER),
+        (SchemaRegistryUnavailableError(""), Verdict.LATER),
+        (ProducerFencedError("a generation that is over"), Verdict.LATER),
+        (caused(FencedError(""), ProducerFencedError("")), Verdict.STOP),
+        (LostTransactionError(""), Verdict.STOP),
+        (UnknownTopicError(""), Verdict.STOP),
+        (BrokerAuthorizationError(""), Verdict.STOP),
+        (StateTableMissingError(""), Verdict.STOP),
+        (TransactionControlError(""), Verdict.STOP),
+    ],
+    ids=repr,
+)
+def test_verdicts(error: Exception, expected: Verdict) -> None:
+    assert verdict_of(error, is_passing) is expected
