@@ -7,15 +7,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import product
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.zookeeper import ZooKeeperServer
@@ -74,12 +75,44 @@ class Crashing:
     def wait_for_all(self) -> None:
         until_recorded(self.booked, range(self.produced), pause=0.3)
 
+    def wait_for_answers(self) -> None:
+        """Until as many are visible as there should be; so nothing is left that waits for recovery."""
+        until(
+            lambda: len(self.answered()) >= self.produced,
+            lambda: f"{len(self.answered())} of {self.produced} answers",
+            seconds=3 * LIMIT,
+            pause=1,
+        )
+
     def check(self) -> None:
         """Both sides have each number once."""
         wait_for_markers(self.servers)
+        self.check_one(self.booked())
+        self.check_one(self.answered())
+
+    def check_one(self, found: list[int]) -> None:
         expected = list(range(self.produced))
-        for found in (self.booked(), self.answered()):
-            assert found == expected, Counter(found) - Counter(expected) or Counter(expected) - Counter(found)
+        assert found == expected, Counter(found) - Counter(expected) or Counter(expected) - Counter(found)
+
+    def rebalances(self, *more: str) -> int:
+        """The group's generation, or epoch: it has changed so often, the last time since this joins."""
+        settings = {"bootstrap.servers": self.servers, "group.id": self.group, **dict(text.split("=", 1) for text in more)}
+        settings = {key: value for key, value in settings.items() if value and key != "offsets"}
+        with closing(Consumer({**settings, "enable.auto.commit": "false"})) as consumer:
+            consumer.subscribe([self.source])
+
+            def generation() -> int:
+                consumer.poll(0.1)
+                return GroupMetadata.from_librdkafka(consumer.consumer_group_metadata()).generation_id
+
+            return until(lambda: max(generation(), 0), "a member of the group")
+
+    def shown(self) -> int:
+        """The sum of the group's offsets at Kafka."""
+        settings = {"bootstrap.servers": self.servers, "group.id": self.group}
+        with closing(Consumer(settings)) as consumer:
+            found = consumer.committed([TopicPartition(self.source, number) for number in range(PARTITIONS)], LIMIT)
+        return sum(max(one.offset, 0) for one in found)
 
     def close(self) -> None:
         self._processes.close()
@@ -171,6 +204,58 @@ def kill_and_restart(scene: Crashing, database: str, point: str, *more: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("database", "point"),
+    thinned(
+        product(DATABASES, ["after_begin", "before_db_commit", "after_db_commit"]),
+        kept=[("postgresql", "before_db_commit"), ("sqlite", "after_db_commit")],
+    ),
+)
+def test_one_that_writes_the_database_only(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
+    """Kafka has no part in its transactions."""
+    scene = crashing(database)
+    scene.produce(30)
+    assert ended(scene.start("1", f"{point}#3=kill", 2, "answers=no")) == -signal.SIGKILL
+    running = scene.start("1", "", BATCH, "answers=no")
+    if database == "rocksdb":  # only one process can open it; it shows what it has done by the group's offsets
+        until(lambda: scene.shown() == scene.produced, scene.shown, pause=0.3)
+    else:
+        scene.wait_for_all()
+    running.send_signal(signal.SIGTERM)
+    assert ended(running) == 0
+    scene.check_one(scene.booked())
+    assert scene.answered() == []
+
+
+@pytest.mark.parametrize("more", RECIPES, ids=["in the database", "at Kafka"])
+def test_one_that_is_killed_between_two_attempts(
+    crashing: Callable[[str], Crashing], new_name: NewName, brisk: DevCluster, more: tuple[str, ...]
+) -> None:
+    """The next process begins to count again, and gives the message up once."""
+    scene, dead = crashing("postgresql"), new_name("dead")
+    make_topic(brisk, dead)
+    scene.produce(6)
+    producer = Producer({"bootstrap.servers": scene.servers})
+    producer.produce(scene.source, b"bad", partition=0)
+    assert producer.flush(LIMIT) == 0
+    scene.produce(6)
+    more = (*more, f"dead_letter_topic={dead}")
+    with_pauses = scene.start("1", "", BATCH, *more, "attempts=1000000")
+    until(lambda: 0 in scene.booked(), "those before it are booked", pause=0.2)
+    time.sleep(1)
+    with_pauses.kill()
+    assert ended(with_pauses) == -signal.SIGKILL
+    assert read_topic(scene.servers, dead) == []
+    running = scene.start("1", "", BATCH, *more, "attempts=3")
+    scene.wait_for_all()
+    (letter,) = until(lambda: read_topic(scene.servers, dead), "the dead letter", pause=0.2)
+    running.send_signal(signal.SIGTERM)
+    assert ended(running) == 0
+    assert (letter.value(), dict(letter.headers() or ())["dualwrite.attempts"]) == (b"bad", b"3")
+    scene.check()
+    assert len(read_topic(scene.servers, dead)) == 1
+
+
+@pytest.mark.parametrize(
     ("protocol", "more"),
     thinned(product(PROTOCOLS, RECIPES), kept=[("classic", ()), ("consumer", ()), ("consumer", (AT_KAFKA,))]),
 )
@@ -210,19 +295,26 @@ def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, pro
             make_topic(cluster, topic, PARTITIONS)
         processes = [scene.start("*", "", BATCH, *more) for _ in range(3)]
         done = Counter[str]()
+
+        def check_that_nobody_has_ended() -> None:
+            assert [process.poll() for process in processes] == [None] * 3, f"one has ended by itself, after {dict(done)}"
+
         until_then = time.monotonic() + 60
         while time.monotonic() < until_then:
             scene.produce(200)
             time.sleep(chance.uniform(0.5, 3))
             place = chance.randrange(3)
             what = chance.choice(["kill", "kill", "pause", "stop", "broker"])
+            check_that_nobody_has_ended()
             done[what] += 1
             if what == "kill":
                 processes[place].kill()
-                ended(processes[place])
+                assert ended(processes[place]) == -signal.SIGKILL
+                processes[place] = scene.start("*", "", BATCH, *more)
             elif what == "stop":
                 processes[place].send_signal(signal.SIGTERM)
                 assert ended(processes[place]) in STOPPED
+                processes[place] = scene.start("*", "", BATCH, *more)
             elif what == "pause":
                 processes[place].send_signal(signal.SIGSTOP)
                 time.sleep(chance.uniform(1, 9))
@@ -230,18 +322,20 @@ def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, pro
             else:
                 cluster.kill()
                 cluster.start()
-            processes[place : place + 1] = [_running(scene, processes[place], *more)]
         until_recorded(scene.booked, range(scene.produced), seconds=3 * LIMIT, pause=1)
+        scene.wait_for_answers()  # those that live have recovered what the killed ones had prepared
+        scene.check()
+        check_that_nobody_has_ended()
+        rebalances = scene.rebalances(*more)
         for process in processes:
             process.send_signal(signal.SIGTERM)
         assert {ended(process) for process in processes} <= STOPPED
         dualwrite.recover(scene.url, kafka=scene.servers, prefix=scene.prefix)
         scene.check()
-        print(f"\n{database}, {' '.join(more)}: {scene.produced} messages, {dict(done)}")  # noqa: T201  (the counts of a soak run)
-
-
-def _running(scene: Crashing, process: ForkedProcess, *more: str) -> ForkedProcess:
-    return process if process.poll() is None else scene.start("*", "", BATCH, *more)
+        print(  # noqa: T201  (the counts of a soak run)
+            f"\n{database}, {' '.join(more)}: {scene.produced} messages, {len(scene.answered())} answers, "
+            f"{rebalances} rebalances, {dict(done)}"
+        )
 
 
 def _is_stopped(process: ForkedProcess) -> bool:
