@@ -65,7 +65,7 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
 }
-_OUTAGES: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.REFUSED, ErrorClass.LOCKED})
+_OUTAGES: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.LOCKED})
 _INVALIDATED: Final = "8s2b"
 """SQLAlchemy's code of the PendingRollbackError of a connection that broke before; a failed flush has another."""
 _STATEMENT_TIMEOUTS: Final = frozenset({"57014", 1969, 3024})
