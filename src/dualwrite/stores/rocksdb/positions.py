@@ -59,18 +59,21 @@ class RocksDBPositions(Positions):
         with ExitStack() as holds:
             for one in in_order(moves):
                 key = _key(group_id, one.key)
-                hold = Hold(_lock_name(key), "", f"resetting the position {one.after}")
-                holds.callback(hold.release)
-                lock_for(database.locks, hold, _LOCK_TIMEOUT)
+                _locked(holds, database, key, f"resetting the position {one.after}")
                 check_expected(group_id, one, _found(one.key, database.family(FAMILY).get(key)))
                 changes[key] = position_text(one.after)
             database.write(FAMILY, changes, "resetting positions")
 
     def forget(self, group_id: str) -> int:
         """See Positions."""
-        found = dict.fromkeys(key for key, _ in self._stored(group_id.encode() + _SEPARATOR))
-        if found:
-            self._database().write(FAMILY, found, "forgetting the positions of a group")
+        found = sorted(key for key, _ in self._stored(group_id.encode() + _SEPARATOR))
+        if not found:
+            return 0
+        database = self._database()
+        with ExitStack() as holds:
+            for key in found:  # a transaction that has moved it must have ended, or it would bring it back
+                _locked(holds, database, key, "forgetting the positions of a group")
+            database.write(FAMILY, dict.fromkeys(found), "forgetting the positions of a group")
         return len(found)
 
     def groups(self, prefix: str = "") -> list[str]:
@@ -97,6 +100,13 @@ class RocksDBPositions(Positions):
 
 def _key(group_id: str, partition: Partition) -> bytes:
     return _SEPARATOR.join((group_id.encode(), partition[0].encode(), b"%0*d" % (_DIGITS, partition[1])))
+
+
+def _locked(holds: ExitStack, database: OpenDatabase, key: bytes, doing: str) -> None:
+    """Lock a position until the end of `holds`."""
+    hold = Hold(_lock_name(key), "", doing)
+    holds.callback(hold.release)
+    lock_for(database.locks, hold, _LOCK_TIMEOUT)
 
 
 def _lock_name(key: bytes) -> str:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
+from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, RolledBackError
 
 from dualwrite.stores.base import StoreTransaction
@@ -56,19 +57,33 @@ class ZooKeeperPositions(Positions):
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions."""
-        self._run(lambda: self._reset(group_id, in_order(moves)), "resetting positions")
+        ordered = in_order(moves)
+        is_sent = False
+
+        def work() -> None:
+            nonlocal is_sent
+            if is_sent and self._is_done(group_id, ordered):  # by the multi whose answer was lost
+                return
+            request = self._request(group_id, ordered)
+            is_sent = True
+            self._commit(request, group_id, ordered)
+
+        self._run(work, "resetting positions")
 
     def forget(self, group_id: str) -> int:
         """See Positions; deletes node by node, the partitions of a topic before the topic."""
+        counted = 0  # the maximum over all attempts: one whose answer was lost may have deleted some
 
         def work() -> int:
+            nonlocal counted
             found = self._read(group_id)
+            counted = max(counted, len(found))
             for key in found:
                 self._delete(_path(group_id, key))
             for topic in self._children(_folder(group_id)):
                 self._delete(f"{_folder(group_id)}/{topic}")
             self._delete(_folder(group_id))
-            return len(found)
+            return counted
 
         return self._run(work, "forgetting the positions of a group")
 
@@ -91,7 +106,15 @@ class ZooKeeperPositions(Positions):
                     found[key] = parse_position(key, self._get(_path(group_id, key))[0])
         return found
 
-    def _reset(self, group_id: str, moves: list[Move]) -> None:
+    def _is_done(self, group_id: str, moves: list[Move]) -> bool:
+        stored = self._read(group_id)
+        there = [stored.get(one.key) for one in moves]
+        return all(
+            found is not None and (found.offset, found.topic_id) == (one.after.offset, one.after.topic_id)
+            for found, one in zip(there, moves, strict=True)
+        )
+
+    def _request(self, group_id: str, moves: list[Move]) -> TransactionRequest:
         request = self._nodes.connection.client.transaction()
         for one in moves:
             path = _path(group_id, one.key)
@@ -102,6 +125,9 @@ class ZooKeeperPositions(Positions):
                 request.create(path, position_text(one.after), acl=self._acl)
             else:
                 request.set_data(path, position_text(one.after), version)
+        return request
+
+    def _commit(self, request: TransactionRequest, group_id: str, moves: list[Move]) -> None:
         results = self._ask(lambda _: request.commit_async()) if moves else []
         for one, result in zip(moves, results, strict=True):
             if isinstance(result, BadVersionError | NodeExistsError | NoNodeError):  # changed between the read and the multi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
 from threading import Barrier
 from typing import Final
@@ -21,6 +21,8 @@ _TOPIC: Final = "orders"
 _FIRST: Final = 3
 _ROUNDS: Final = 10
 _LARGEST: Final = 2**63 - 1
+_LOOKING: Final = 0.2
+"""Seconds in which a call that does not wait has ended."""
 
 
 class PositionConformance:
@@ -157,6 +159,23 @@ class PositionConformance:
         assert (_offsets(positions, group), positions.groups(group)) == ({}, [other])
         _moved(scene, store, group, None, 1)
         assert _offsets(positions, group) == {(_TOPIC, 0): 1}
+
+    def test_what_is_forgotten_does_not_come_back(self, scene: StoreScene) -> None:
+        """`forget`: a transaction that has moved a position and is still open ends first, or fails."""
+        store, group = scene.new_store(), scene.new_id("group")
+        positions = _positions(store)
+        first = _moved(scene, store, group, None, 5)
+        transaction = _begun(scene, store)
+        positions.move(transaction, group, [_to(first, 9)])
+        with ThreadPoolExecutor(1) as ways:
+            forgetting = ways.submit(positions.forget, group)
+            wait([forgetting], _LOOKING)
+            try:
+                _commit(transaction)
+            except DualWriteError:
+                transaction.rollback()
+            forgetting.result(TIMEOUT)
+        assert _offsets(positions, group) == {}
 
     def test_a_unit_that_is_undone_moves_nothing(self, scene: StoreScene) -> None:
         """A pool undoes one unit of a group; its positions stay where they were."""
