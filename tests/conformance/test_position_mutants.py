@@ -1,0 +1,172 @@
+"""Ways to break a store's positions, each a change of those in SQL: the conformance suite must detect every one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import bindparam, delete, func, literal, select, update
+
+from dualwrite.errors import DualWriteError, PositionMovedError
+from dualwrite.stores.positions import Move, check_expected
+from dualwrite.stores.sql import positions as sql
+from dualwrite.stores.sql.positions import SqlPositions
+from dualwrite.stores.sql.table import position_table as t
+from dualwrite.testing.stores import PositionConformance, StoreScene
+
+Break = Callable[[pytest.MonkeyPatch], None]
+Execute = Callable[..., Any]
+
+_EXPECTED: Final = t.c.next_offset == bindparam("expected")
+_EXPECTED_ID: Final = t.c.topic_id == bindparam("expected_id")
+_ANY: Final = bindparam("expected").is_not(None)
+_ANY_ID: Final = bindparam("expected_id").is_not(None)
+_VALUES: Final = {"next_offset": bindparam("next"), "topic_id": bindparam("next_id"), "updated_at": bindparam("now")}
+_move = sql._move
+_forget = SqlPositions.forget
+_reset = SqlPositions.reset
+
+
+def statement(name: str, changed: Any) -> Break:
+    return lambda monkeypatch: monkeypatch.setattr(sql, name, changed)
+
+
+def moving(changed: Callable[[Execute, str, Move], None]) -> Break:
+    return lambda monkeypatch: monkeypatch.setattr(sql, "_move", changed)
+
+
+def method(name: str, changed: Callable[..., Any]) -> Break:
+    return lambda monkeypatch: monkeypatch.setattr(SqlPositions, name, changed)
+
+
+def stored(execute: Execute, group_id: str, one: Move) -> Any:
+    where = {"group": group_id, "of_topic": one.after.topic, "of_partition": one.after.partition}
+    row = execute(sql._READ_ONE, where).first()
+    return None if row is None else sql._position(row)
+
+
+def read_then_written(execute: Execute, group_id: str, one: Move) -> None:
+    """A lost update: compared in the client, and written whatever is there by then."""
+    found = stored(execute, group_id, one)
+    check_expected(group_id, one, found)
+    time.sleep(0.05)
+    where = (t.c.group_id == group_id, t.c.topic == one.after.topic, t.c.partition_number == one.after.partition)
+    execute(update(t).where(*where).values(next_offset=one.after.offset))
+
+
+def without_expectation(execute: Execute, group_id: str, one: Move) -> None:
+    """A first position that replaces what is there."""
+    _move(execute, group_id, Move(stored(execute, group_id, one), one.after) if one.before is None else one)
+
+
+def made_if_missing(execute: Execute, group_id: str, one: Move) -> None:
+    try:
+        _move(execute, group_id, one)
+    except PositionMovedError as error:
+        if error.found is not None:
+            raise
+        _move(execute, group_id, Move(None, one.after))
+
+
+def never_back(execute: Execute, group_id: str, one: Move) -> None:
+    if one.before is None or one.after.offset >= one.before.offset:
+        _move(execute, group_id, one)
+
+
+def only_the_first(self: SqlPositions, transaction: Any, group_id: str, moves: Iterable[Move]) -> None:
+    for one in list(moves)[:1]:
+        _move(transaction.session.execute, group_id, one)
+
+
+def one_by_one(self: SqlPositions, group_id: str, moves: Iterable[Move]) -> None:
+    for one in moves:
+        _reset(self, group_id, [one])
+
+
+def unconditional(self: SqlPositions, group_id: str, moves: Iterable[Move]) -> None:
+    found = self.read(group_id)
+    _reset(self, group_id, [Move(found.get(one.key), one.after) for one in moves])
+
+
+def forgotten_twice(self: SqlPositions, group_id: str) -> int:
+    return _forget(self, group_id) or 1
+
+
+def only_one_partition() -> Any:
+    return delete(t).where(sql._OF_GROUP, t.c.partition_number == 0)
+
+
+MUTANTS: Final[dict[str, Break]] = {
+    "the offset is not compared": statement("_MOVE", update(t).where(*sql._OF_ONE, _ANY, _EXPECTED_ID).values(_VALUES)),
+    "the topic's id is not compared": statement("_MOVE", update(t).where(*sql._OF_ONE, _EXPECTED, _ANY_ID).values(_VALUES)),
+    "the topic's id is not stored": statement(
+        "_MOVE",
+        update(t)
+        .where(*sql._OF_ONE, _EXPECTED, _EXPECTED_ID, bindparam("next_id").is_not(None))
+        .values({name: value for name, value in _VALUES.items() if name != "topic_id"}),
+    ),
+    "a position is only moved forwards": moving(never_back),
+    "a first position replaces what is there": moving(without_expectation),
+    "a missing position is made": moving(made_if_missing),
+    "only the first of several moves": method("move", only_the_first),
+    "a reset moves one after the other": method("reset", one_by_one),
+    "a reset has no condition": method("reset", unconditional),
+    "forget leaves rows": statement("_DELETE", only_one_partition()),
+    "forget removes other groups": statement(
+        "_DELETE", delete(t).where(t.c.group_id.startswith(bindparam("group"), autoescape=False))
+    ),
+    "forget counts what is not there": method("forget", forgotten_twice),
+    "groups are read by prefix": statement(
+        "_READ", select(t).where(func.substr(t.c.group_id, 1, func.length(bindparam("group"))) == bindparam("group"))
+    ),
+    "groups are not chosen by their prefix": statement(
+        "_GROUPS", select(t.c.group_id).where(bindparam("length") > literal(-1), bindparam("prefix").is_not(None)).distinct()
+    ),
+}
+
+TESTS: Final = (
+    ("test_a_rollback_leaves_it_where_it_was", {}),
+    ("test_it_moves_only_from_where_it_is", {"begins_at": None}),
+    ("test_it_moves_only_from_where_it_is", {"begins_at": 4}),
+    ("test_it_moves_only_from_where_it_is", {"begins_at": 6}),
+    ("test_one_that_is_not_stored_is_not_moved", {}),
+    ("test_another_topic_of_the_same_name_is_another_partition", {}),
+    ("test_several_partitions_move_together", {}),
+    ("test_groups_are_independent", {}),
+    ("test_a_reset_moves_all_or_none", {}),
+    ("test_a_group_is_forgotten", {}),
+    ("test_a_position_is_stored_with_its_transaction", {}),
+)
+"""Those before the last one leave no rows of the scene's user behind."""
+
+
+def verdict(scene: StoreScene, name: str, arguments: dict[str, Any]) -> bool:
+    """Whether a test of the suite accepts the store."""
+    try:
+        getattr(PositionConformance(), name)(scene, **arguments)
+    except (AssertionError, pytest.fail.Exception, DualWriteError):
+        return False
+    return True
+
+
+def test_the_suite_accepts_them_as_they_are(sqlite_scene: StoreScene) -> None:
+    """So that a mutant fails by what is broken in it."""
+    assert [name for name, arguments in TESTS if not verdict(sqlite_scene, name, arguments)] == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_no_broken_positions_pass_the_suite(sqlite_scene: StoreScene, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    MUTANTS[mutant](monkeypatch)
+    assert not all(verdict(sqlite_scene, name, arguments) for name, arguments in TESTS)
+
+
+def test_a_lost_update_does_not_pass_the_suite(postgresql_scene: StoreScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two transactions at once, both compare before one of them writes."""
+
+    def move(execute: Execute, group_id: str, one: Move) -> None:
+        (_move if one.before is None else read_then_written)(execute, group_id, one)
+
+    moving(move)(monkeypatch)
+    assert not verdict(postgresql_scene, "test_of_two_transactions_at_once_one_moves_it", {"first": False})
