@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
+from dualwrite.errors import PositionMovedError
 from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.sql.positions import SqlPositions
 from fixtures.broker import make_topic
 from fixtures.pace import LIMIT, until
 
@@ -156,13 +158,88 @@ def test_reset_needs_kafka(stored: str, run: Run, monkeypatch: pytest.MonkeyPatc
     assert "--kafka" in err
 
 
-def test_forget(stored: str, run: Run, url: str) -> None:
-    def forget(*more: str) -> Any:
-        return run("forget", "--group", "billing", *more, kafka=False)
+def test_reset_of_positions_that_move_meanwhile(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group consumes: it commits between the command's look and its write, a few times."""
+    reset, moves = SqlPositions.reset, iter([4, 5])
 
-    code, _, err = forget()
+    def later(positions: SqlPositions, group: str, wanted: list[Move]) -> None:
+        for offset in moves:
+            found = positions.read(group)[stored, 0]
+            reset(positions, group, [Move(found, Position(stored, 0, offset, found.topic_id))])
+            break
+        reset(positions, group, wanted)
+
+    monkeypatch.setattr(SqlPositions, "reset", later)
+    code, out, err = run("reset", "--group", "billing", "--topic", stored, "--to", "earliest", "--yes")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "Moved."
+    assert positions(url) == {0: 0, 1: 0}
+
+
+def test_reset_of_positions_that_never_stand_still(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(positions: SqlPositions, group: str, wanted: list[Move]) -> None:
+        raise PositionMovedError("moved")
+
+    monkeypatch.setattr(SqlPositions, "reset", later)
+    code, _, err = run("reset", "--group", "billing", "--topic", stored, "--to", "earliest", "--yes")
+    assert code == 1
+    assert "stop the group's processors" in err
+    assert positions(url) == {0: 3}
+
+
+def offsets_at_kafka(broker: DevCluster, topic: str) -> dict[int, int]:
+    with closing(Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "billing"})) as consumer:
+        found = consumer.committed([TopicPartition(topic, number) for number in range(2)], LIMIT)
+    return {one.partition: one.offset for one in found if one.offset >= 0}
+
+
+def test_forget_hands_the_positions_over(stored: str, run: Run, url: str, broker: DevCluster) -> None:
+    code, _, err = run("forget", "--group", "billing")
     assert code == 2
     assert "Forget 1 position" in err
-    assert forget("--yes") == (0, "Forgot 1 position.\n", "")
+    assert run("forget", "--group", "billing", "--yes") == (0, "Forgot 1 position.\n", "")
     assert positions(url) == {}
-    assert forget("--yes") == (0, "The group 'billing' has no positions.\n", "")
+    assert offsets_at_kafka(broker, stored) == {0: 3}
+    assert run("forget", "--group", "billing", "--yes") == (0, "The group 'billing' has no positions.\n", "")
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_forget_refuses_while_the_group_consumes(stored: str, run: Run, url: str, broker: DevCluster, protocol: str) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "billing", "group.protocol": protocol}
+    with closing(Consumer({**settings, "enable.auto.commit": False})) as consumer:
+        consumer.subscribe([stored])
+        until(lambda: consumer.poll(0.1) or consumer.assignment(), "it is a member")
+        code, _, err = run("forget", "--group", "billing", "--yes")
+        assert code == 2
+        assert "The group 'billing' consumes, with 1 member(s)" in err
+        assert positions(url) == {0: 3}
+        assert run("forget", "--group", "billing", "--yes", "--force", kafka=False)[0] == 0
+    assert positions(url) == {}
+    assert offsets_at_kafka(broker, stored) == {}
+
+
+def test_forget_refuses_if_kafka_is_ahead(stored: str, run: Run, url: str, broker: DevCluster) -> None:
+    """Setting the offset back would have messages processed twice that somebody has read with offsets at Kafka."""
+    with closing(Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "billing"})) as consumer:
+        consumer.commit(offsets=[TopicPartition(stored, 0, 4)], asynchronous=False)
+    code, _, err = run("forget", "--group", "billing", "--yes")
+    assert code == 2
+    assert f"ahead of its position on {stored}-0: 4 and 3" in err
+    assert (positions(url), offsets_at_kafka(broker, stored)) == ({0: 3}, {0: 4})
+
+
+def test_forget_needs_kafka(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    code, _, err = run("forget", "--group", "billing", "--yes", kafka=False)
+    assert code == 2
+    assert "--force" in err
+    assert positions(url) == {0: 3}
+
+
+def test_forget_leaves_out_a_topic_that_was_made_again(run: Run, url: str, topic: str, broker: DevCluster) -> None:
+    """Its positions mean messages of the topic before."""
+    with store_from_url(url) as store:
+        assert store.positions is not None
+        store.positions.reset("billing", [Move(None, Position(topic, 0, 3, "another"))])
+    assert run("forget", "--group", "billing", "--yes") == (0, "Forgot 1 position.\n", "")
+    assert offsets_at_kafka(broker, topic) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import count
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,14 +24,15 @@ from dualwrite.cli.options import (
     show_table,
     store_for,
 )
-from dualwrite.cli.positions import TIMEOUT, Shown, read_shown, with_kafka
-from dualwrite.errors import BrokerError
+from dualwrite.cli.positions import TIMEOUT, Shown, hand_over, read_shown, with_kafka
+from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Position, Positions
 
 _EDGES: Final = ("earliest", "latest")
+_ATTEMPTS: Final = 20
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -86,7 +88,7 @@ def reset_command(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a group's positions in the database, all or none, unless they move meanwhile.
+    """Move a group's positions in the database, all or none.
 
     A consumer that is running can't commit what it has begun before, and goes on at the new position. Messages in between are
     processed again, or never.
@@ -102,7 +104,7 @@ def reset_command(
             rows = [(*one.key, None if one.before is None else one.before.offset, one.after.offset) for one in moves]
             show_table(("topic", "partition", "position", "new position"), rows)
         ask(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
-        positions.reset(group, moves)
+        moves = _reset(positions, group, [one.after for one in moves])
     if as_json:
         typer.echo(json.dumps({"positions": [Shown(group, one.after).to_json() for one in moves]}, indent=2))
     else:
@@ -113,18 +115,39 @@ def reset_command(
 def forget_command(
     *,
     group: Group,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Don't ask Kafka: forget them also if the group consumes, and leave its offsets as they are."
+        ),
+    ] = False,
     url: Url = None,
     schema: Schema = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaSettings = None,
     yes: Yes = False,
 ) -> None:
-    """Remove the positions of a group that does not consume any more. If it does, it begins at its offset at Kafka."""
-    with store_for(settings_for(url, None, None, schema)) as store:
+    """Remove the positions of a group whose processors have all stopped, after its offsets at Kafka were set to them.
+
+    If it consumes again, it begins at its offsets at Kafka.
+    """
+    settings = settings_for(url, kafka, kafka_config, schema)
+    with store_for(settings) as store:
         positions = _positions_of(store)
-        count = len(positions.read(group))
-        if not count:
+        stored = positions.read(group)
+        if not stored:
             typer.echo(f"The group {group!r} has no positions.")
             return
-        ask(f"Forget {counted(count, 'position')} of the group {group!r}?", yes=yes)
+        if not force and "bootstrap.servers" not in settings.kafka:
+            refuse(
+                "Kafka's address is needed to see whether the group consumes, and to hand its positions over: use --kafka, or "
+                "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS; or --force."
+            )
+        ask(f"Forget {counted(len(stored), 'position')} of the group {group!r}?", yes=yes)
+        if not force:
+            hand_over(settings, group, stored)
+            if positions.read(group) != stored:
+                refuse(f"The positions of the group {group!r} move: one of its processors is still running.")
         typer.echo(f"Forgot {counted(positions.forget(group), 'position')}.")
 
 
@@ -133,6 +156,22 @@ def _positions_of(store: TxnStateStore) -> Positions:
     if positions is None:
         refuse(f"{store.description} keeps no positions.")
     return positions
+
+
+def _reset(positions: Positions, group: str, targets: Iterable[Position]) -> list[Move]:
+    """Move all positions from where they are now; those of a group that consumes may move between the look and the write."""
+    attempts = count(1)
+    while True:
+        stored = positions.read(group)
+        moves = [Move(stored.get(one.key), one) for one in targets]
+        try:
+            positions.reset(group, moves)
+        except PositionMovedError as error:
+            if next(attempts) < _ATTEMPTS:
+                continue
+            error.next_step = "stop the group's processors and try again, or reset one partition at a time"
+            raise
+        return moves
 
 
 def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str) -> list[Position]:

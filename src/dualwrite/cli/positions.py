@@ -8,9 +8,10 @@ from itertools import groupby
 from typing import Any, Final
 
 from dualwrite.admin import PartitionEnd, TransactionAdmin
-from dualwrite.cli.options import show_table
+from dualwrite.cli.options import refuse, show_table
 from dualwrite.errors import StateTableMissingError
 from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.kafka.librdkafka.idle_group import IdleGroup
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, Positions
@@ -78,10 +79,44 @@ def with_kafka(found: list[Shown], settings: Settings) -> list[Shown]:
             one.group,
             one.position,
             ends.get(one.position.key),
-            replaced=bool(one.position.topic_id) and ids.get(one.position.topic, "") not in ("", one.position.topic_id),
+            replaced=_is_replaced(one.position, ids),
         )
         for one in found
     ]
+
+
+def _is_replaced(position: Position, ids: Mapping[str, str]) -> bool:
+    return bool(position.topic_id) and ids.get(position.topic, "") not in ("", position.topic_id)
+
+
+def hand_over(settings: Settings, group: str, stored: Mapping[Partition, Position]) -> None:
+    """Set a group's offsets at Kafka to its positions, so that whoever consumes with these goes on where it has stopped.
+
+    Positions in topics that are gone, or are others of the same name, are left out. Exits with a usage error if the group has
+    members, or an offset that is ahead of its position.
+
+    Raises:
+        BrokerError: Kafka gives no answer.
+    """
+    with IdleGroup(settings.kafka, group, TIMEOUT) as idle:
+        members = idle.members()
+        if members:
+            refuse(
+                f"The group {group!r} consumes, with {members} member(s) at Kafka. Stop its processors first; one that died is "
+                "a member until its session has ended."
+            )
+        ids = topic_ids(settings.kafka, {topic for topic, _ in stored}, timeout=TIMEOUT)
+        places = {key: one.offset for key, one in stored.items() if key[0] in ids and not _is_replaced(one, ids)}
+        committed = idle.committed(places)
+        ahead = sorted(key for key, offset in committed.items() if offset > places[key])
+        if ahead:
+            topic, number = key = ahead[0]
+            refuse(
+                f"The offset of the group {group!r} at Kafka is ahead of its position on {topic}-{number}: {committed[key]} "
+                f"and {places[key]}. Somebody has read on from there with offsets at Kafka, or the position was reset. --force "
+                "forgets the positions, and leaves the offsets at Kafka as they are."
+            )
+        idle.commit(places)
 
 
 # --- groups in `dualwrite status` -----------------------------------------------------------------------------------------

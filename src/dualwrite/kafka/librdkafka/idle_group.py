@@ -1,0 +1,83 @@
+"""A consumer group as seen from outside: how many members it has, and its offsets at Kafka, set while it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from dualwrite.kafka.librdkafka.batch import Partition
+from dualwrite.kafka.librdkafka.errors import broker_error
+
+
+class IdleGroup:
+    """A group that nobody consumes in. Must be closed, by `with` or `close()`.
+
+    Args:
+        settings: The cluster's settings.
+        group_id: The group.
+        timeout: Seconds for each question.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
+        self._group = group_id
+        self._timeout = timeout
+        self._admin = AdminClient({**settings, "log_level": 4})  # at 6 it logs that it was closed with unread events
+        self._consumer = Consumer({**settings, "group.id": group_id, "enable.auto.commit": False})
+
+    def members(self) -> int:
+        """How many members the group has.
+
+        Raises:
+            BrokerError: Its coordinator can't be asked.
+        """
+        asked = self._admin.describe_consumer_groups([self._group], request_timeout=self._timeout)[self._group]
+        try:
+            return len(asked.result(self._timeout).members or ())
+        except KafkaException as error:
+            raise broker_error(error, None, f"describing the group {self._group!r}") from error
+
+    def committed(self, keys: Collection[Partition]) -> dict[Partition, int]:
+        """The group's offsets, for those partitions that have one.
+
+        Raises:
+            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker answers.
+        """
+        doing = f"reading the offsets of group {self._group!r}"
+        try:
+            found = self._consumer.committed([TopicPartition(*key) for key in keys], self._timeout) if keys else []
+        except KafkaException as error:
+            raise broker_error(error, None, doing) from error
+        for one in found:
+            if one.error is not None:
+                raise broker_error(one.error, None, doing)
+        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
+
+    def commit(self, places: Mapping[Partition, int]) -> None:
+        """Set the group's offsets. The coordinator refuses it if the group has a member.
+
+        Raises:
+            BrokerError: They were not set.
+        """
+        doing = f"setting the offsets of group {self._group!r}"
+        offsets = [TopicPartition(*key, place) for key, place in places.items()]
+        try:
+            done = self._consumer.commit(offsets=offsets, asynchronous=False) if offsets else []
+        except KafkaException as error:
+            raise broker_error(error, None, doing) from error
+        for one in done or ():
+            if one.error is not None:
+                raise broker_error(one.error, None, doing)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
