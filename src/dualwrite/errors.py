@@ -339,6 +339,26 @@ class MessagesDeletedError(DualWriteError):
     first_offset: int
 
 
+class LogTruncatedError(DualWriteError):
+    """A partition ends before the position: the brokers have lost messages that were read. Nothing was changed.
+
+    Attributes: `topic`, `partition`, `position`, and `end_offset`, the end without open transactions.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    end_offset: int
+
+
+class PositionForgottenError(DualWriteError):
+    """The position of a partition was removed while the partition was read. Attributes: `topic`, `partition`, `position`."""
+
+    topic: str
+    partition: int
+    position: int
+
+
 class TopicReplacedError(DualWriteError):
     """A topic was deleted and created again since it was read: the positions mean other messages. Attributes: `topic`."""
 

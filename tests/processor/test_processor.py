@@ -364,9 +364,17 @@ def test_what_it_can_not_be_made_of(scene: ProcessorScene, arguments: dict[str, 
         DualProcessor(writer, given.pop("consumer"), given.pop("topics"), **given)
 
 
-@pytest.mark.parametrize("setting", ["enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"])
-def test_settings_that_are_ours(scene: ProcessorScene, setting: str) -> None:
-    with scene.running(**{setting: "latest" if "reset" in setting else True}) as running:
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("enable.auto.commit", True),
+        ("enable.auto.offset.store", True),
+        ("auto.offset.reset", "latest"),
+        ("isolation.level", "read_uncommitted"),
+    ],
+)
+def test_settings_that_are_ours(scene: ProcessorScene, setting: str, value: Any) -> None:
+    with scene.running(**{setting: value}) as running:
         error = running.ended()
     assert isinstance(error, ConfigurationError)
     assert setting in str(error)

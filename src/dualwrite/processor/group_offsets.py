@@ -7,10 +7,16 @@ ended, which for one that died takes recovery.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dualwrite.errors import PositionMovedError, ProducerFencedError
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    PositionMovedError,
+    ProducerFencedError,
+    StateTableMissingError,
+)
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
@@ -18,7 +24,7 @@ from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.processor.work import Finish
-from dualwrite.stores.positions import Partition, Position
+from dualwrite.stores.positions import Partition, Position, Positions
 from dualwrite.transaction import Transaction
 
 
@@ -27,16 +33,90 @@ class GroupProgress(Progress):
 
     Args:
         group_id: The group.
+        topics: The topics.
+        kafka: The consumer's settings, to ask for the topics' ids.
         options: The policies; `on_new_topic` has no meaning, since Kafka forgets the offsets of a topic that is deleted.
+        stored: The positions in the writer's store, if it keeps any: the group must have none there.
     """
 
-    def __init__(self, group_id: str, options: ProcessorOptions) -> None:
-        super().__init__(group_id, options)
+    keeps_ids = False
+    forgotten_because = "the group's offset was deleted at Kafka, as those of a topic that is deleted"
+
+    def __init__(
+        self,
+        group_id: str,
+        topics: Collection[str],
+        kafka: Mapping[str, Any],
+        options: ProcessorOptions,
+        stored: Positions | None,
+    ) -> None:
+        super().__init__(group_id, kafka, options)
+        self._topics = topics
+        self._stored = stored
         self._in_doubt = False
+
+    def prepare(self) -> None:
+        """See Progress.
+
+        Raises:
+            ConfigurationError: The group has positions in the database, and its offsets at Kafka are those for monitors.
+        """
+        try:
+            found = {} if self._stored is None else self._stored.read(self._group)
+        except StateTableMissingError:
+            return
+        there = sorted(position for position in found.values() if position.topic in self._topics)
+        if there:
+            raise ConfigurationError(
+                f"The group {self._group!r} has positions in the database, {there[0]} for example: with offsets='kafka' "
+                "it would begin at its offsets at Kafka, which are behind these.",
+                next_step="keep offsets='database'; or stop all processors of the group, and hand its positions over to Kafka: "
+                f"`dualwrite offsets forget --group {self._group}`",
+            )
 
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
         """See Progress."""
         return _positions(consumer.committed(keys, timeout))
+
+    def begin(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        timeout: float,
+        refused: Mapping[Partition, int] | None = None,
+    ) -> Mapping[Partition, int]:
+        """See Progress. A member that keeps positions in the database may have come meanwhile."""
+        self.prepare()
+        return super().begin(consumer, partitions, timeout, refused)
+
+    def keep_ends(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        stored: Mapping[Partition, Position],
+        ids: Mapping[Partition, str],
+        timeout: float,
+    ) -> bool:
+        """See Progress. The member that reads partition 0 commits them all, in one request; the others wait for it.
+
+        Kafka does not compare offsets: a second member could move back what the first has read on from.
+        """
+        del ids
+        ours = {*partitions, *consumer.owned()}
+        changed = False
+        for topic in sorted({key[0] for key in partitions if key not in stored}):
+            keys = {*consumer.partitions_of(topic, timeout), *(key for key in partitions if key[0] == topic)}
+            if consumer.committed(keys, timeout):
+                continue  # the group has read it, or another member has done it
+            if (topic, 0) not in ours:
+                raise BrokerUnavailableError(
+                    f"The group {self._group!r} has no offsets in {topic!r} yet: the member that reads {topic}-0 commits them.",
+                    cause="it begins just now, or it has died",
+                    next_step="retry",
+                )
+            consumer.commit(consumer.end_offsets(keys, timeout))
+            changed = True
+        return changed
 
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
         """See Progress."""
@@ -54,6 +134,11 @@ class GroupProgress(Progress):
         del consumer
         self._in_doubt = False
         self._known |= _positions(batch.after())
+
+    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+        """See Progress; only a member of the current generation can."""
+        consumer.commit(ends)
+        self._known |= _positions(ends)
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
         """See Progress."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dualwrite.errors import (
     BrokerAuthorizationError,
+    BrokerError,
     DualWriteError,
     MessageFailedError,
     PositionMovedError,
@@ -26,6 +27,7 @@ from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.processor.runners import Runner
+from dualwrite.processor.starts import how_to_reset
 from dualwrite.processor.stopping import StopFlag, StoppedError
 from dualwrite.processor.verdicts import Verdict, verdict_of
 from dualwrite.processor.work import Finish, UnprocessableError
@@ -117,6 +119,7 @@ class ProcessingLoop:
                 self._consumer = consumer
                 while not self._stopped.is_set():
                     self._turn(consumer)
+                self._pass_ends(consumer)
         except StoppedError:
             log.debug("%s: stopped in the middle of its work", self._group)
         finally:
@@ -127,6 +130,9 @@ class ProcessingLoop:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
+        refused = consumer.refused
+        if refused:  # retention has passed them, or their log was truncated
+            self._go_on(consumer, self._begin(list(refused), refused))
         self._look_again(consumer)
         batch = consumer.take(self._most, _TURN).from_offsets(self._next)  # what was processed does not come back
         if not batch.messages or self._process(consumer, batch):
@@ -143,12 +149,21 @@ class ProcessingLoop:
         self._looked_at = time.monotonic()
         try:
             moved = self._progress.look_again(consumer)
-        except StoreError as error:
+        except (StoreError, BrokerError) as error:
             log.warning("%s: %s", self._group, error)
             return
         if moved:
-            log.warning("%s: positions were moved: %s", self._group, ", ".join(map(str, moved.values())))
-            self._go_on(consumer, {key: position.offset for key, position in moved.items()})
+            log.warning("%s: positions were moved: %s", self._group, moved)
+            self._go_on(consumer, moved)
+        self._pass_ends(consumer)
+
+    def _pass_ends(self, consumer: GroupConsumer) -> None:
+        """Move positions behind the markers at the ends of partitions, where all that was taken was processed."""
+        ends = {key: end for key, (taken, end) in consumer.passed.items() if taken <= self._next.get(key, 0)}
+        try:
+            self._progress.pass_ends(consumer, ends)
+        except DualWriteError as error:  # the next batch moves them too, or finds out why not
+            log.info("%s: positions were not moved to the ends of partitions: %s", self._group, error)
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
         """Process a batch in one transaction, or give up what is not ours any more; False if its processing raised an error."""
@@ -199,7 +214,8 @@ class ProcessingLoop:
             raise MessageFailedError(
                 f"The message {name_of(message)} could not be processed in {attempts} attempts.",
                 cause=f"{type(reason).__qualname__}: {reason}",
-                next_step="fix the handler and start again; or set dead_letter_topic, or `dualwrite offsets reset` past it",
+                next_step="fix the handler and start again; or set dead_letter_topic, or move the position past it: "
+                f"{how_to_reset(self._options)}",
                 **_where(message, attempts),
             ) from reason
         headers = dead_letter_headers(message, reason, group_id=self._group, attempts=attempts)
@@ -222,7 +238,7 @@ class ProcessingLoop:
                 f"topic {topic!r}: {refused}",
                 cause=f"its processing raised {type(reason).__qualname__}: {reason}",
                 next_step=f"make {topic!r} take it (a dead letter is the message and some 1,500 bytes of headers) or fix the "
-                "handler, and start again; or `dualwrite offsets reset` past it",
+                f"handler, and start again; or move the position past it: {how_to_reset(self._options)}",
                 **_where(message, attempts),
             ) from refused
         if is_sent:
@@ -347,11 +363,11 @@ class ProcessingLoop:
 
     # --- assignment -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, partitions: list[Partition]) -> Mapping[Partition, int]:
-        """Where partitions begin that were just assigned. Until that is known, nothing can be done with them.
+    def _begin(self, partitions: list[Partition], refused: Mapping[Partition, int] | None = None) -> Mapping[Partition, int]:
+        """Where partitions begin that were just assigned, or go on after Kafka has refused to read at these places.
 
-        librdkafka waits for it, and the member stays in the group, at least for `max.poll.interval.ms`; after that it joins
-        again.
+        Until that is known, nothing can be done with them. librdkafka waits for it, and the member stays in the group, at least
+        for `max.poll.interval.ms`; after that it joins again.
 
         Raises:
             StoppedError: `stop` was called.
@@ -362,7 +378,7 @@ class ProcessingLoop:
         pause = self._options.pause
         while True:
             try:
-                found = self._progress.begin(consumer, partitions, _ASKING)
+                found = self._progress.begin(consumer, partitions, _ASKING, refused)
             except DualWriteError as error:
                 if not error.retriable:
                     raise

@@ -34,10 +34,13 @@ class ProcessorOptions:
             as the group's offsets, in the Kafka transaction (KIP-447). Both are as safe. With "kafka", the transactions of a
             pool are not shared, and a partition whose last transaction is prepared can't be taken over before recovery has
             ended that.
-        start: Where a partition begins that has no position, in the database or at Kafka. A partition that was added to a topic
-            of which the group has read others begins at its first message in any case.
-        on_gap: If retention has deleted messages behind a position: "stop" with an error, or "skip" them, with a warning.
-        on_new_topic: If the topic was deleted and created again: "stop" with an error, or "begin" with its first message.
+        start: Where a group begins a topic in which it has no position, in the database or at Kafka. With "latest", the ends of
+            all its partitions are stored as positions before it is read. A partition that was added to a topic of which the
+            group has read others begins at its first message in any case.
+        on_gap: If retention has deleted messages behind a position, or the brokers have lost messages before it: "stop" with an
+            error, or "skip" to what is there, with a warning.
+        on_new_topic: If the topic was deleted and created again: "stop" with an error, or "begin" with its first message. If
+            some of its messages may have been read as those of the topic before, the processor stops in any case.
         pause: Seconds before the first retry; doubled each time.
         longest_pause: Seconds between two retries at most.
 

@@ -82,7 +82,8 @@ class DualProcessor:
 
         Raises:
             MessageFailedError: A message can't be processed, and there is no dead-letter topic that takes it.
-            MessagesDeletedError, TopicReplacedError: See `on_gap` and `on_new_topic` of the options.
+            MessagesDeletedError, LogTruncatedError, TopicReplacedError: See `on_gap` and `on_new_topic` of the options.
+            PositionForgottenError: A position was removed while its partition was read.
             FencedError: Another process has claimed the writer's transactional id.
             LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction`: the position has moved, and the
                 messages that the batch has sent are lost, or may be.
@@ -130,14 +131,14 @@ def make_loop(
     group = validate_group_id(str(consumer.get("group.id", "")))
     progress: Progress
     if options.offsets == "kafka":
-        progress = GroupProgress(group, options)
+        progress = GroupProgress(group, names, settings, options, None if store is None else store.positions)
     elif store is None:
         raise ConfigurationError(
             "A processor on a KafkaWriter has no database for its positions.",
             next_step="set ProcessorOptions(offsets='kafka')",
         )
     else:
-        progress = StoredProgress(store, group, names, settings, options)
+        progress = StoredProgress(store, group, settings, options)
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
+from dualwrite.errors import BrokerUnavailableError, PositionForgottenError, TopicReplacedError
+from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.kafka.librdkafka import consumer as places
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.starts import BEGINNING, END, Seen, begin_of, topics_of
+from dualwrite.processor.starts import Seen, begin_of, how_to_reset
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
 
-_PLACES: Final = {BEGINNING: places.BEGINNING, END: places.END}
+log = logging.getLogger(__name__)
+
 _READING: Final = 10.0
 """Seconds for reading positions once, where a transaction waits for them."""
+
+
+_COMPARING: Final = 5.0
+"""Seconds for asking for the topics' ids once, between two transactions."""
 
 
 class Progress(ABC):
@@ -24,13 +32,17 @@ class Progress(ABC):
 
     Args:
         group_id: The group.
+        kafka: The consumer's settings, to ask for the topics' ids.
         options: The policies.
     """
 
-    def __init__(self, group_id: str, options: ProcessorOptions) -> None:
+    def __init__(self, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
         self._group = group_id
+        self._kafka = _connection(kafka)
         self._options = options
         self._known: dict[Partition, Position] = {}
+        self._ids: dict[Partition, str] = {}  # the topic's id when the partition was assigned
+        self._compared: dict[Partition, int | None] = {}  # the offset when the id was seen to be the same
 
     @abstractmethod
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
@@ -59,28 +71,87 @@ class Progress(ABC):
         """The positions, as far as they are known."""
         return dict(self._known)
 
-    def begin(self, consumer: GroupConsumer, partitions: Sequence[Partition], timeout: float) -> Mapping[Partition, int]:
-        """The offset at which each of these partitions begins, or places.BEGINNING, places.END.
+    def begin(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        timeout: float,
+        refused: Mapping[Partition, int] | None = None,
+    ) -> Mapping[Partition, int]:
+        """The offset at which each of these partitions begins, or places.BEGINNING.
+
+        Args:
+            consumer: The member.
+            partitions: The partitions.
+            timeout: Seconds for each question.
+            refused: The places at which Kafka does not read some of them.
 
         Raises:
             DualWriteError: It can't be found out (retriable), or a policy says to stop.
         """
+        refused = refused or {}
         stored = self.read(consumer, partitions, timeout)
-        seen = self.seen(consumer, partitions, stored, timeout)
-        topics = topics_of(stored)
+        for key in partitions:
+            self._check_not_forgotten(key, stored.get(key))
+        ids = self._ids_of(partitions, timeout)
+        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, ids, timeout):
+            stored = self.read(consumer, partitions, timeout)
+        seen = self._seen(consumer, partitions, stored, ids, refused, timeout)
         found: dict[Partition, int] = {}
         for key in partitions:
-            begin = begin_of(key, stored.get(key), seen[key], self._options, topics)
-            found[key] = begin if isinstance(begin, int) else _PLACES[begin]
-            self._note(key, stored.get(key))
-        return found
+            position = stored.get(key)
+            if position is None or position.topic_id != ids[key]:
+                self._check_replaced(key, ids[key])
+            begin = begin_of(key, position, seen[key], self._options)
+            found[key] = begin if isinstance(begin, int) else places.BEGINNING
+            self._note(key, position)
+            self._ids[key] = ids[key]
+            self._compared[key] = None if position is None else position.offset
+            _warn_of_gap(self._group, key, seen[key].committed if position is None else position.offset, found[key])
+        unsaid = [key for key in refused if found.get(key) == places.BEGINNING]
+        return found | consumer.first_offsets(unsaid, timeout)
 
-    def seen(
-        self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Mapping[Partition, Position], timeout: float
-    ) -> Mapping[Partition, Seen]:
-        """The partitions as they are now, to check the positions against."""
-        first = consumer.first_offsets([key for key in partitions if key in stored], timeout)
-        return {key: Seen("", first.get(key)) for key in partitions}
+    @abstractmethod
+    def keep_ends(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        stored: Mapping[Partition, Position],
+        ids: Mapping[Partition, str],
+        timeout: float,
+    ) -> bool:
+        """Where the group begins a topic at its end: keep the ends of all its partitions as positions, before it is read.
+
+        Otherwise what comes until the first transaction would be lost with its consumer, and a partition in which nothing came
+        could not be told from one that was added.
+
+        Returns:
+            Whether a position may have been kept now, by us or by another member.
+
+        Raises:
+            DualWriteError: The ends can't be kept, or another member is about to do it (retriable).
+        """
+
+    def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
+        """The group's offsets at Kafka, for partitions without a position, if they say where to begin."""
+        del consumer, keys, timeout
+        return {}
+
+    def pass_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+        """Move positions to the ends of partitions that were read to there, behind markers and aborted messages.
+
+        Otherwise retention that deletes no more than these would look like messages that were not read.
+
+        Raises:
+            DualWriteError: They were not moved; nothing depends on it.
+        """
+        moved = {key: end for key, end in ends.items() if end > (0 if key not in self._known else self._known[key].offset)}
+        if moved and self.can_be_begun:
+            self.move_to_ends(consumer, moved)
+
+    @abstractmethod
+    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+        """See pass_ends."""
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
         """After PositionMovedError: what is left of a batch, and the offsets of those that have moved.
@@ -89,9 +160,16 @@ class Progress(ABC):
         """
         moved: dict[Partition, int] = {}
         for key, position in self._elsewhere(consumer, batch).items():
+            self._check_not_forgotten(key, position)
             self._note(key, position)
             moved[key] = places.BEGINNING if position is None else position.offset
         return batch.only(batch.after().keys() - moved.keys()), moved
+
+    keeps_ids: bool
+    """Whether positions say to which topic of a name they belong."""
+
+    forgotten_because: str
+    """Why a position is gone, for an error."""
 
     @property
     def can_be_begun(self) -> bool:
@@ -101,14 +179,26 @@ class Progress(ABC):
     def left_in_doubt(self) -> None:  # noqa: B027  (a compare-and-set finds out by itself)
         """It is not known whether the last transaction has committed: the next one must find out."""
 
-    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, Position]:
-        """The positions that somebody else has moved; called between two transactions.
+    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
+        """Where to go on in partitions whose position somebody else has moved; called between two transactions.
 
         Raises:
-            StoreError: They can't be read now.
+            StoreError, BrokerError: It can't be found out now.
+            PositionForgottenError: A position is gone.
+            TopicReplacedError: A topic was deleted and created again, and the policy is to stop, or it is not certain which
+                messages were read.
         """
-        del consumer
-        return {}
+        owned = consumer.owned().keys()
+        ids = topic_ids(self._kafka, {topic for topic, _ in owned}, timeout=_COMPARING)
+        replaced = []
+        for key in owned:
+            now, before = ids.get(key[0], ""), self._ids.get(key, "")
+            if now and before and now != before:
+                self._check_replaced(key, now)
+                replaced.append(key)
+            else:
+                self._compared[key] = self._offset(key)
+        return self.begin(consumer, replaced, _COMPARING) if replaced else {}
 
     def is_passing(self, error: BaseException) -> bool:
         """Whether the error is that of a member that may have to give up its partitions."""
@@ -118,12 +208,85 @@ class Progress(ABC):
     def forget(self) -> None:
         """The processor has stopped."""
         self._known.clear()
+        self._ids.clear()
+        self._compared.clear()
 
     def _elsewhere(self, consumer: GroupConsumer, batch: Batch) -> dict[Partition, Position | None]:
         """The positions of a batch's partitions that are not where they were when it was read."""
         keys = batch.after().keys()
         found = self.read(consumer, keys, _READING)
         return {key: found.get(key) for key in keys if place_of(found.get(key)) != place_of(self._known.get(key))}
+
+    def _offset(self, key: Partition) -> int | None:
+        known = self._known.get(key)
+        return None if known is None else known.offset
+
+    def _check_not_forgotten(self, key: Partition, found: Position | None) -> None:
+        """A position that was known and is gone says nothing about what was read.
+
+        Raises:
+            PositionForgottenError: It is gone.
+        """
+        known = self._known.get(key)
+        if found is None and known is not None:
+            raise PositionForgottenError(
+                f"The position of group {self._group!r} on {key[0]}-{key[1]} is gone; it was {known.offset}.",
+                cause=self.forgotten_because,
+                next_step="stop the other processors of the group too, and see where it begins when it is started again: "
+                f"{how_to_reset(self._options)} moves it",
+                topic=key[0],
+                partition=key[1],
+                position=known.offset,
+            )
+
+    def _check_replaced(self, key: Partition, now: str) -> None:
+        """Stop if the topic is another one since the partition was assigned, and its messages may have been taken for the old.
+
+        Raises:
+            TopicReplacedError: It is.
+        """
+        before = self._ids.get(key, "")
+        if not (before and now and before != now):
+            return
+        is_certain = self.keeps_ids and self._options.on_new_topic == "begin" and self._compared.get(key) == self._offset(key)
+        if not is_certain:
+            raise TopicReplacedError(
+                f"The topic {key[0]!r} was deleted and created again while it was read: the position {self._offset(key)} of "
+                f"{key[0]}-{key[1]} belongs to the one before.",
+                cause="since it was last compared, at the offset "
+                f"{self._compared.get(key)}, messages of the new one may have been taken for messages of the one before",
+                next_step="see which messages of the new topic took effect, and where to begin in it: "
+                + how_to_reset(self._options)
+                + (" or on_new_topic='begin'" if self.keeps_ids else ""),
+                topic=key[0],
+            )
+
+    def _ids_of(self, partitions: Sequence[Partition], timeout: float) -> dict[Partition, str]:
+        found = topic_ids(self._kafka, {topic for topic, _ in partitions}, timeout=timeout)
+        for topic in {topic for topic, _ in partitions} - found.keys():  # or a new one could pass for the one before it
+            raise BrokerUnavailableError(
+                f"The brokers don't know the topic {topic!r} of an assigned partition.",
+                cause="it was created or deleted just now",
+                next_step="retry",
+            )
+        return {key: found[key[0]] for key in partitions}
+
+    def _seen(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        stored: Mapping[Partition, Position],
+        ids: Mapping[Partition, str],
+        refused: Mapping[Partition, int],
+        timeout: float,
+    ) -> dict[Partition, Seen]:
+        """The partitions as they are now, to check the positions against."""
+        missing = [key for key in partitions if key not in stored]
+        committed = self.committed(consumer, missing, timeout) if missing else {}
+        begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
+        first = consumer.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
+        ends = consumer.end_offsets([key for key, place in refused.items() if begun.get(key) == place], timeout)
+        return {key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key)) for key in partitions}
 
     def _note(self, key: Partition, position: Position | None) -> None:
         if position is None:
@@ -135,3 +298,24 @@ class Progress(ABC):
 def place_of(position: Position | None) -> tuple[int, str] | None:
     """What is compared of a position: the offset, and the topic that it belongs to."""
     return None if position is None else (position.offset, position.topic_id)
+
+
+def topics_without(partitions: Iterable[Partition], stored: Mapping[Partition, Position]) -> list[str]:
+    """The topics of these partitions in which there is no position at all."""
+    return sorted({topic for topic, _ in partitions} - {topic for topic, _ in stored})
+
+
+def _warn_of_gap(group: str, key: Partition, position: int | None, begin: int) -> None:
+    if position is not None and begin != position:
+        log.warning(
+            "%s: %s-%d goes on at %s instead of its position %d; what lies between is not processed",
+            group,
+            *key,
+            "its first message" if begin == places.BEGINNING else begin,
+            position,
+        )
+
+
+def _connection(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those of a consumer."""
+    return {name: value for name, value in settings.items() if not name.startswith(("group.", "partition.assignment", "auto."))}

@@ -1,17 +1,15 @@
-"""Where a partition begins when it is assigned: the stored position, checked against the topic as it is now. No I/O."""
+"""Where a partition begins when it is assigned: its position, checked against the topic as it is now. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dualwrite.errors import MessagesDeletedError, TopicReplacedError
+from dualwrite.errors import LogTruncatedError, MessagesDeletedError, TopicReplacedError
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.stores.positions import Partition, Position
 
 BEGINNING: Final = "beginning"
-END: Final = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,39 +20,31 @@ class Seen:
         topic_id: Kafka's id of the topic; empty if the brokers have none.
         first_offset: The first offset that retention has left; None if it was not read.
         committed: The group's committed offset at Kafka, if there is one.
+        end_offset: Its end, if Kafka has refused to read at this very position; None otherwise.
     """
 
     topic_id: str
     first_offset: int | None = None
     committed: int | None = None
+    end_offset: int | None = None
 
 
-def begin_of(
-    partition: Partition,
-    stored: Position | None,
-    seen: Seen,
-    options: ProcessorOptions,
-    read_before: Collection[str],
-) -> int | str:
-    """The offset to begin at, or BEGINNING or END.
+def begin_of(partition: Partition, stored: Position | None, seen: Seen, options: ProcessorOptions) -> int | str:
+    """The offset to begin at, or BEGINNING.
 
     Args:
         partition: The partition.
         stored: The stored position.
         seen: The partition as it is now.
         options: The policies.
-        read_before: The topics of which the group has a position in some partition.
 
     Raises:
         TopicReplacedError: The topic was deleted and created again, and the policy is to stop.
         MessagesDeletedError: Retention has deleted messages behind the position, and the policy is to stop.
+        LogTruncatedError: The partition ends before the position, and the policy is to stop.
     """
     topic, number = partition
-    if stored is None:
-        if seen.committed is not None:
-            return seen.committed
-        return BEGINNING if topic in read_before or options.start == "earliest" else END
-    if stored.topic_id and seen.topic_id and stored.topic_id != seen.topic_id:
+    if stored is not None and stored.topic_id and seen.topic_id and stored.topic_id != seen.topic_id:
         if options.on_new_topic == "begin":
             return BEGINNING
         raise TopicReplacedError(
@@ -63,22 +53,40 @@ def begin_of(
             "(`dualwrite offsets forget`)",
             topic=topic,
         )
-    if seen.first_offset is not None and seen.first_offset > stored.offset:
+    position = seen.committed if stored is None else stored.offset
+    if position is None:
+        return BEGINNING
+    if seen.first_offset is not None and seen.first_offset > position:
         if options.on_gap == "skip":
             return seen.first_offset
         raise MessagesDeletedError(
-            f"{seen.first_offset - stored.offset} messages of {topic}-{number} were deleted before they were read: the "
-            f"position is {stored.offset}, and the partition begins at {seen.first_offset}.",
-            cause="the topic's retention is shorter than the consumer was away",
-            next_step="to go on without them, set on_gap='skip', or `dualwrite offsets reset`",
+            f"Up to {seen.first_offset - position} messages of {topic}-{number} were deleted before they were read: the "
+            f"position is {position}, and the partition begins at {seen.first_offset}.",
+            cause="the topic's retention is shorter than the consumer was behind",
+            next_step=f"to go on without them, set on_gap='skip', or move the position: {how_to_reset(options)}",
             topic=topic,
             partition=number,
-            position=stored.offset,
+            position=position,
             first_offset=seen.first_offset,
         )
-    return stored.offset
+    if seen.end_offset is not None and seen.end_offset < position:
+        if options.on_gap == "skip":
+            return seen.end_offset
+        raise LogTruncatedError(
+            f"The partition {topic}-{number} ends at {seen.end_offset}, before the position {position}.",
+            cause="brokers have lost messages that were read already (an unclean election of a leader, a lost disk), or the "
+            "topic was deleted and created again",
+            next_step=f"to go on at the end, set on_gap='skip'; or move the position: {how_to_reset(options)}",
+            topic=topic,
+            partition=number,
+            position=position,
+            end_offset=seen.end_offset,
+        )
+    return position
 
 
-def topics_of(positions: Mapping[Partition, Position]) -> frozenset[str]:
-    """The topics in which the group has positions."""
-    return frozenset(topic for topic, _ in positions)
+def how_to_reset(options: ProcessorOptions) -> str:
+    """The command that moves a position, where the options say that positions are."""
+    if options.offsets == "kafka":
+        return "`kafka-consumer-groups.sh --reset-offsets`, while the group is stopped"
+    return "`dualwrite offsets reset`"

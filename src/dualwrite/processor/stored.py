@@ -8,16 +8,14 @@ left it, or moved.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
-from dualwrite.errors import BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.errors import ConfigurationError, PositionMovedError
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Progress, place_of
-from dualwrite.processor.starts import Seen
+from dualwrite.processor.progress import Progress, place_of, topics_without
 from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
@@ -30,7 +28,6 @@ class StoredProgress(Progress):
     Args:
         store: The writer's store.
         group_id: The group.
-        topics: The topics.
         kafka: The consumer's settings, to ask for the topics' ids.
         options: The policies.
 
@@ -38,14 +35,12 @@ class StoredProgress(Progress):
         ConfigurationError: The store keeps no positions.
     """
 
-    def __init__(
-        self, store: TxnStateStore, group_id: str, topics: Sequence[str], kafka: Mapping[str, Any], options: ProcessorOptions
-    ) -> None:
-        super().__init__(group_id, options)
+    keeps_ids = True
+    forgotten_because = "it was removed while the group consumes (`dualwrite offsets forget --force`, or a restored database)"
+
+    def __init__(self, store: TxnStateStore, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
+        super().__init__(group_id, kafka, options)
         self._positions = _positions_of(store)
-        self._topics = topics
-        self._kafka = _connection(kafka)
-        self._ids: Mapping[str, str] = {}
 
     def prepare(self) -> None:
         """See Progress."""
@@ -56,50 +51,71 @@ class StoredProgress(Progress):
         del consumer, keys, timeout
         return self._positions.read(self._group)
 
-    def seen(
-        self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Mapping[Partition, Position], timeout: float
-    ) -> Mapping[Partition, Seen]:
-        """See Progress. Also the topics' ids, and the group's offsets at Kafka, from a consumer before this one."""
-        self._ids = topic_ids(self._kafka, self._topics, timeout=timeout)
-        for topic in {topic for topic, _ in partitions} - self._ids.keys():  # or a new one could pass for the one before it
-            raise BrokerUnavailableError(
-                f"The brokers don't know the topic {topic!r} of an assigned partition.",
-                cause="it was created or deleted just now",
-                next_step="retry",
-            )
-        missing = [key for key in partitions if key not in stored]
-        committed = consumer.committed(missing, timeout) if missing else {}
-        found = super().seen(consumer, partitions, stored, timeout)
-        return {
-            key: replace(one, topic_id=self._ids.get(key[0], ""), committed=committed.get(key)) for key, one in found.items()
-        }
+    def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
+        """See Progress: from a consumer before this one."""
+        return consumer.committed(keys, timeout)
+
+    def keep_ends(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        stored: Mapping[Partition, Position],
+        ids: Mapping[Partition, str],
+        timeout: float,
+    ) -> bool:
+        """See Progress. Of several members at once, one stores them all; the others go on from there."""
+        topics = topics_without(partitions, stored)
+        keys = {key for topic in topics for key in consumer.partitions_of(topic, timeout)}
+        keys |= {key for key in partitions if key[0] in topics}
+        if not keys:
+            return False
+        of_topic = {topic: identity for (topic, _), identity in ids.items()}
+        begin = {**consumer.end_offsets(keys, timeout), **consumer.committed(keys, timeout)}
+        moves = [Move(None, Position(*key, offset, of_topic[key[0]])) for key, offset in begin.items()]
+        with suppress(PositionMovedError):
+            self._positions.reset(self._group, moves)
+        return True
 
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
         """See Progress."""
         del consumer
 
         def finish(tx: Transaction[Any]) -> None:
-            moves = [Move(self._known.get(key), self._at(key, offset)) for key, offset in batch.after().items()]
-            tx.move_positions(self._positions, self._group, moves)
+            tx.move_positions(self._positions, self._group, self._moves(batch.after()))
 
         return finish
 
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         """See Progress."""
-        after = batch.after()
+        self._moved(consumer, batch.after())
+
+    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+        """See Progress."""
+        self._positions.reset(self._group, self._moves(ends))
+        self._moved(consumer, ends)
+
+    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
+        """See Progress."""
+        begun = super().look_again(consumer)
+        found = self._positions.read(self._group)
+        moved: dict[Partition, int] = {}
+        for key in consumer.owned().keys() - begun.keys():
+            position = found.get(key)
+            self._check_not_forgotten(key, position)
+            if position is not None and place_of(position) != place_of(self._known.get(key)):
+                self._note(key, position)
+                moved[key] = position.offset
+        return {**begun, **moved}
+
+    def _moves(self, after: Mapping[Partition, int]) -> list[Move]:
+        return [Move(self._known.get(key), self._at(key, offset)) for key, offset in after.items()]
+
+    def _moved(self, consumer: GroupConsumer, after: Mapping[Partition, int]) -> None:
         self._known |= {key: self._at(key, offset) for key, offset in after.items()}
         consumer.show_progress(after)
 
-    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, Position]:
-        """See Progress."""
-        owned = consumer.owned()
-        found = self._positions.read(self._group).items()
-        moved = {key: one for key, one in found if key in owned and place_of(one) != place_of(self._known.get(key))}
-        self._known |= moved
-        return moved
-
     def _at(self, key: Partition, offset: int) -> Position:
-        return Position(*key, offset, self._ids.get(key[0], ""))
+        return Position(*key, offset, self._ids.get(key, ""))
 
 
 def _positions_of(store: TxnStateStore) -> Positions:
@@ -110,8 +126,3 @@ def _positions_of(store: TxnStateStore) -> Positions:
             next_step="use a SQL database, RocksDB or ZooKeeper; or offsets='kafka'",
         )
     return found
-
-
-def _connection(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those of a consumer."""
-    return {name: value for name, value in settings.items() if not name.startswith(("group.", "partition.assignment", "auto."))}

@@ -1,0 +1,406 @@
+"""Where a processor begins, and what it does when its place is gone: on real brokers, with both recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from itertools import count, product
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from processor_scene import PARTITIONS, ProcessorScene, Running
+
+import dualwrite
+from crash.databases import Databases
+from dualwrite.cli import main
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import (
+    ConfigurationError,
+    LogTruncatedError,
+    MessageFailedError,
+    MessagesDeletedError,
+    PositionForgottenError,
+    TopicReplacedError,
+)
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.processor import ProcessorOptions
+from dualwrite.processor.progress import Progress
+from dualwrite.stores.positions import Move, Partition, Position, Positions
+from fixtures.broker import make_topic
+from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
+
+NewName = Callable[[str], str]
+FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
+RECIPES = ["database", "kafka"]
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "classic": {},
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    "consumer": {"group.protocol": "consumer", **dict.fromkeys(("session.timeout.ms", "heartbeat.interval.ms"))},
+}
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster, new_name: NewName) -> ProcessorScene:
+    return ProcessorScene(databases.scene("sqlite", broker).events, broker, new_name)
+
+
+@pytest.fixture
+def positions(scene: ProcessorScene) -> Iterator[Positions]:
+    with scene.writer("operator") as operator:
+        assert operator.store.positions is not None
+        yield operator.store.positions
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[Partition, int]]:
+    """Positions, topics and ends are looked at after each turn; what was found there."""
+    found: list[Mapping[Partition, int]] = []
+    look = Progress.look_again
+
+    def look_again(progress: Progress, consumer: GroupConsumer) -> Mapping[Partition, int]:
+        found.append(look(progress, consumer))
+        return found[-1]
+
+    monkeypatch.setattr("dualwrite.processor.loop._LOOKING", 0.1)
+    monkeypatch.setattr(Progress, "look_again", look_again)
+    return found
+
+
+def delete_until(scene: ProcessorScene, offset: int, *partitions: int) -> None:
+    """As retention does."""
+    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    wanted = [TopicPartition(scene.source, number, offset) for number in partitions or range(PARTITIONS)]
+    for done in admin.delete_records(wanted).values():
+        done.result(LIMIT)
+
+
+def make_again(scene: ProcessorScene) -> None:
+    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin.delete_topics([scene.source])[scene.source].result(LIMIT)
+    until(lambda: scene.source not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
+    make_topic(scene.broker, scene.source, PARTITIONS)
+
+
+def produce_until(scene: ProcessorScene, numbers: Iterator[int], happened: Callable[[], Any]) -> list[int]:
+    """Produce one number after the other until something has happened; those that were produced."""
+    produced: list[int] = []
+
+    def again() -> Any:
+        scene.produce([number := next(numbers)])
+        produced.append(number)
+        return happened()
+
+    until(again, "a message has arrived", pause=0.2)
+    return produced
+
+
+# --- start="latest" ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offsets", "protocol"),
+    thinned(
+        product(RECIPES, PROTOCOLS),
+        kept=[("database", "classic"), ("kafka", "classic"), ("kafka", "consumer")],
+        quick=[("database", "classic"), ("kafka", "classic")],
+    ),
+)
+def test_what_comes_after_the_start_is_kept_for_the_next_one(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
+    """The first consumer ends before it has committed anything."""
+    scene.produce(range(8))
+    options = replace(FAST, offsets=offsets, start="latest")
+    seen: list[int] = []
+
+    def fail(message: Any, tx: Any) -> None:
+        seen.append(int(message.value()))
+        raise ValueError(tx)
+
+    with scene.running(fail, options=replace(options, attempts=1), **PROTOCOLS[protocol]) as running:
+        produced = produce_until(scene, count(8, PARTITIONS), lambda: running.has_ended)
+        assert isinstance(running.ended(), MessageFailedError)
+    expected = [number for number in produced if number >= min(seen)]
+    with scene.running(options=options, **PROTOCOLS[protocol]):
+        scene.wait_for(expected)
+    assert scene.agree() == expected
+
+
+@pytest.mark.parametrize("offsets", RECIPES)
+def test_what_was_there_before_the_start_is_never_processed(scene: ProcessorScene, offsets: Any) -> None:
+    """Nothing has come in three of the partitions when it starts for the second time."""
+    scene.produce(range(8))
+    options = replace(FAST, offsets=offsets, start="latest")
+    with scene.running(options=options):
+        produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
+    done = len(scene.agree())
+    with scene.running(options=options):
+        scene.produce([9])
+        scene.wait_for(range(done + 1))
+    assert scene.agree()[:2] != [0, 1]
+    assert not set(range(8)) & set(scene.agree())
+
+
+@pytest.mark.parametrize("offsets", RECIPES)
+def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
+    """Neither takes the partitions of the other for some that were added."""
+    scene.produce(range(8))
+    options = replace(FAST, offsets=offsets, start="latest")
+    with scene.running(options=options), scene.running(name="2", options=options):
+        produced = produce_until(
+            scene, count(8), lambda: len({number % PARTITIONS for number in scene.events.numbers(scene.group)}) == PARTITIONS
+        )
+        first = {number % PARTITIONS: number for number in reversed(scene.events.numbers(scene.group))}
+        expected = [number for number in produced if number >= first[number % PARTITIONS]]
+        scene.wait_for(expected)
+    assert scene.agree() == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "protocol"),
+    thinned(
+        product(RECIPES, PROTOCOLS),
+        kept=[("database", "cooperative"), ("kafka", "cooperative"), ("kafka", "consumer"), ("database", "classic")],
+        quick=[("database", "cooperative"), ("kafka", "consumer")],
+    ),
+)
+def test_a_partition_that_is_added_begins_at_its_first_message(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
+    scene.produce(range(8))
+    settings = {**PROTOCOLS[protocol], "topic.metadata.refresh.interval.ms": 300}
+    with scene.running(options=replace(FAST, offsets=offsets, start="latest"), **settings):
+        produced = produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
+        admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+        admin.create_partitions([NewPartitions(scene.source, PARTITIONS + 1)])[scene.source].result(LIMIT)
+        producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
+        producer.produce(scene.source, b"1001", partition=PARTITIONS)
+        assert producer.flush(LIMIT) == 0
+        until(lambda: 1001 in scene.events.numbers(scene.group), "the first message of the new partition")
+    done = scene.agree()
+    assert len(set(done)) == len(done)
+    assert set(done) <= {*produced, 1001}
+
+
+# --- positions that are removed, and other recipes --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+def test_positions_that_are_forgotten_while_it_runs(scene: ProcessorScene, positions: Positions, *, is_busy: bool) -> None:
+    scene.produce(range(8))
+    with scene.running(options=FAST) as running:
+        scene.wait_for(range(8))
+        assert positions.forget(scene.group) == PARTITIONS
+        if is_busy:
+            scene.produce(range(8, 12))
+        error = running.ended()
+    assert isinstance(error, PositionForgottenError)
+    assert (error.topic, error.position) == (scene.source, 2)
+    assert scene.agree() == list(range(8))
+
+
+def test_recipes_are_switched_by_handing_the_positions_over(scene: ProcessorScene, new_name: NewName) -> None:
+    """To Kafka and back; the group's offsets at Kafka are never those that monitors have seen last."""
+    url = scene.events.database.url.render_as_string(hide_password=False)
+    forget = ["offsets", "forget", "--group", scene.group, "--url", url, "--kafka", scene.broker.bootstrap_servers, "--yes"]
+    scene.produce(range(8))
+    with scene.running(options=FAST):
+        scene.wait_for(range(8))
+    put_back(scene)
+    with scene.running(options=replace(FAST, offsets="kafka")) as running:
+        error = running.ended()
+    assert isinstance(error, ConfigurationError)
+    assert "dualwrite offsets forget" in str(error)
+    assert main(forget) == 0
+    scene.produce(range(8, 16))
+    with scene.running(options=replace(FAST, offsets="kafka")):
+        scene.wait_for(range(16))
+    scene.produce(range(16, 24))
+    with scene.running(options=FAST):
+        scene.wait_for(range(24))
+    assert scene.agree() == list(range(24))
+
+
+def put_back(scene: ProcessorScene, offset: int = 0) -> None:
+    """Set the group's offsets at Kafka, as a kill leaves them behind, or a consumer before this one."""
+    with closing(Consumer(scene.settings(**{"enable.auto.commit": False}))) as consumer:
+        consumer.commit(offsets=[TopicPartition(scene.source, n, offset) for n in range(PARTITIONS)], asynchronous=False)
+
+
+# --- topics that are made again ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize(
+    ("offsets", "protocol", "messages"),
+    thinned(
+        product(RECIPES, ["classic", "consumer"], [4, 16]),
+        kept=[
+            ("database", "classic", 16),
+            ("database", "consumer", 16),
+            ("kafka", "classic", 16),
+            ("database", "classic", 4),
+            ("database", "consumer", 4),
+        ],
+        quick=[("database", "classic", 16), ("database", "consumer", 4)],
+    ),
+)
+def test_a_topic_that_is_made_again_while_it_runs(scene: ProcessorScene, offsets: Any, protocol: str, messages: int) -> None:
+    """With fewer messages than were read, or more: it stops."""
+    scene.produce(range(8))
+    with scene.running(options=replace(FAST, offsets=offsets), **PROTOCOLS[protocol]) as running:
+        scene.wait_for(range(8))
+        make_again(scene)
+        scene.produce(range(100, 100 + messages))
+        error = running.ended()
+    assert isinstance(error, TopicReplacedError), error
+    assert error.topic == scene.source
+    found = scene.agree()
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_topic_that_is_made_again_is_read_from_its_first_message(
+    scene: ProcessorScene, looks_often: list[Mapping[Partition, int]], protocol: str
+) -> None:
+    """If none of its messages can have been taken for messages of the one before."""
+    scene.produce(range(8))
+    with scene.running(options=replace(FAST, on_new_topic="begin"), **PROTOCOLS[protocol]):
+        scene.wait_for(range(8))
+        looks = len(looks_often)
+        until(lambda: len(looks_often) > looks + 1, "it has seen that the topic is still the same")
+        make_again(scene)
+        scene.produce(range(8, 12))
+        scene.wait_for(range(12))
+        scene.produce(range(12, 20))
+        scene.wait_for(range(20))
+    assert scene.agree() == list(range(20))
+
+
+# --- messages that are deleted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offsets", RECIPES)
+def test_messages_that_are_deleted_before_it_starts(scene: ProcessorScene, offsets: Any) -> None:
+    options = replace(FAST, offsets=offsets)
+    scene.produce(range(8))
+    with scene.running(options=options):
+        scene.wait_for(range(8))
+    scene.produce(range(8, 16))
+    delete_until(scene, 3)
+    with scene.running(options=options) as running:
+        error = running.ended()
+    assert isinstance(error, MessagesDeletedError)
+    assert (error.topic, error.position, error.first_offset) == (scene.source, 2, 3)
+    with scene.running(options=replace(options, on_gap="skip")):
+        scene.wait_for(range(12))
+    assert scene.agree() == [*range(8), *range(12, 16)]
+
+
+def test_messages_behind_the_offset_of_a_consumer_before_this_one(scene: ProcessorScene) -> None:
+    scene.produce(range(8))
+    put_back(scene)
+    delete_until(scene, 1)
+    with scene.running(options=FAST) as running:
+        assert isinstance(running.ended(), MessagesDeletedError)
+    with scene.running(options=replace(FAST, on_gap="skip")):
+        scene.wait_for(range(4))
+    assert scene.agree() == list(range(4, 8))
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize(
+    ("on_gap", "protocol"),
+    thinned(
+        product(["stop", "skip"], PROTOCOLS),
+        kept=[("stop", "classic"), *product(["skip"], PROTOCOLS)],
+        quick=[("stop", "classic"), ("skip", "consumer")],
+    ),
+)
+def test_a_position_that_is_out_of_range_while_it_runs(
+    scene: ProcessorScene, positions: Positions, on_gap: Any, protocol: str
+) -> None:
+    """It is moved to where retention has deleted messages: what reading too slowly leads to."""
+    scene.produce(range(8))
+    with scene.running(options=replace(FAST, on_gap=on_gap), **PROTOCOLS[protocol]) as running:
+        scene.wait_for(range(8))
+        delete_until(scene, 1, 0)
+        stored = positions.read(scene.group)[scene.source, 0]
+        positions.reset(scene.group, [Move(stored, Position(scene.source, 0, 0, stored.topic_id))])
+        if on_gap == "stop":
+            assert isinstance(running.ended(), MessagesDeletedError)
+            return
+        scene.wait_for(range(9))
+        scene.produce(range(8, 16))
+        scene.wait_for(range(17))
+    assert scene.agree() == sorted([*range(16), 4])
+
+
+@pytest.mark.parametrize("on_gap", ["stop", "skip"])
+def test_a_log_that_has_lost_what_was_read(scene: ProcessorScene, positions: Positions, on_gap: Any) -> None:
+    scene.produce(range(8))
+    with scene.running(options=FAST):
+        scene.wait_for(range(8))
+    stored = positions.read(scene.group)[scene.source, 0]
+    positions.reset(scene.group, [Move(stored, Position(scene.source, 0, 9, stored.topic_id))])
+    with scene.running(options=replace(FAST, on_gap=on_gap)) as running:
+        if on_gap == "stop":
+            error = running.ended()
+            assert isinstance(error, LogTruncatedError)
+            assert (error.topic, error.partition, error.position, error.end_offset) == (scene.source, 0, 9, 2)
+            return
+        produced = produce_until(scene, count(8, PARTITIONS), lambda: len(scene.events.numbers(scene.group)) > 8)
+    assert scene.agree()[-1] in produced
+
+
+# --- transactional input ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize("offsets", RECIPES)
+def test_markers_that_are_deleted_are_no_messages(scene: ProcessorScene, offsets: Any, new_name: NewName) -> None:
+    """A partition that was read to its end: the position is behind the markers, and behind what was aborted."""
+    options = replace(FAST, offsets=offsets)
+    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers, "transactional.id": new_name("id")})
+    producer.init_transactions(LIMIT)
+    for numbers, is_kept in ((range(8), True), (range(100, 104), False)):
+        producer.begin_transaction()
+        for number in numbers:
+            producer.produce(scene.source, b"%d" % number, partition=number % PARTITIONS)
+        if is_kept:
+            producer.commit_transaction(LIMIT)
+        else:
+            producer.flush(LIMIT)
+            producer.abort_transaction(LIMIT)
+    with scene.running(options=options) as running:
+        scene.wait_for(range(8))
+        at_the_end = {5}  # two messages and a marker, a message and a marker
+        until(
+            lambda: {one.offset for one in running.processor.positions.values()} == at_the_end,
+            lambda: running.processor.positions,
+        )
+    delete_until(scene, 5)
+    with scene.running(options=options):
+        scene.produce(range(8, 12))
+        scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_the_end_is_no_position_while_messages_are_retried(scene: ProcessorScene) -> None:
+    """It has read to the end, and is stopped before the messages have taken effect."""
+    scene.produce(range(8))
+    calls = count()
+
+    def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        if next(calls) == 30:
+            started.processor.stop()
+        raise ValueError(message, tx)
+
+    with scene.running(book, options=replace(FAST, attempts=1000, pause=0.01, longest_pause=0.01)) as running:
+        started: Running = running
+        assert running.ended() is None
+    with scene.running(options=FAST):
+        scene.wait_for(range(8))
+    assert scene.agree() == list(range(8))

@@ -1,0 +1,78 @@
+"""Where a partition begins: each row of the table in the guide about consuming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualwrite.errors import LogTruncatedError, MessagesDeletedError, TopicReplacedError
+from dualwrite.processor import ProcessorOptions
+from dualwrite.processor.starts import BEGINNING, Seen, begin_of
+from dualwrite.stores.positions import Position
+
+KEY = ("orders", 1)
+
+
+def at(offset: int, topic_id: str = "one") -> Position:
+    return Position(*KEY, offset, topic_id)
+
+
+def begin(stored: Position | None, seen: Seen, **options: Any) -> int | str:
+    return begin_of(KEY, stored, seen, ProcessorOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("stored", "seen", "expected"),
+    [
+        (None, Seen("one"), BEGINNING),
+        (None, Seen("one", committed=7), 7),
+        (None, Seen("one", first_offset=7, committed=7), 7),
+        (at(5), Seen("one", first_offset=0), 5),
+        (at(5), Seen("one", first_offset=5), 5),
+        (at(5), Seen("one", first_offset=0, committed=9), 5),
+        (at(5, ""), Seen("one", first_offset=0), 5),
+        (at(5), Seen("", first_offset=0), 5),
+    ],
+    ids=["nothing", "at Kafka", "at Kafka, kept", "stored", "all kept", "stored before Kafka's", "no id stored", "old brokers"],
+)
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_where_it_begins(stored: Position | None, seen: Seen, expected: int | str, start: str) -> None:
+    """`start` has no meaning here: where it is "latest", the ends are positions by now."""
+    assert begin(stored, seen, start=start) == expected
+
+
+@pytest.mark.parametrize("stored", [at(5), None], ids=["stored", "at Kafka"])
+def test_messages_that_were_deleted(stored: Position | None) -> None:
+    seen = Seen("one", first_offset=8, committed=5)
+    with pytest.raises(MessagesDeletedError, match="Up to 3 messages of orders-1") as caught:
+        begin(stored, seen)
+    error = caught.value
+    assert (error.topic, error.partition, error.position, error.first_offset) == (*KEY, 5, 8)
+    assert begin(stored, seen, on_gap="skip") == 8
+
+
+@pytest.mark.parametrize("stored", [at(5), None], ids=["stored", "at Kafka"])
+def test_a_log_that_ends_before_the_position(stored: Position | None) -> None:
+    seen = Seen("one", first_offset=0, committed=5, end_offset=3)
+    with pytest.raises(LogTruncatedError, match="ends at 3") as caught:
+        begin(stored, seen)
+    error = caught.value
+    assert (error.topic, error.partition, error.position, error.end_offset) == (*KEY, 5, 3)
+    assert begin(stored, seen, on_gap="skip") == 3
+
+
+@pytest.mark.parametrize("first_offset", [0, 8])
+def test_another_topic_of_the_same_name(first_offset: int) -> None:
+    """Its offsets are not compared with those of the one before."""
+    seen = Seen("two", first_offset=first_offset, committed=7)
+    with pytest.raises(TopicReplacedError) as caught:
+        begin(at(5), seen, on_gap="skip")
+    assert caught.value.topic == "orders"
+    assert begin(at(5), seen, on_new_topic="begin") == BEGINNING
+
+
+@pytest.mark.parametrize(("offsets", "command"), [("database", "dualwrite offsets reset"), ("kafka", "kafka-consumer-groups")])
+def test_the_next_step_is_one_that_works(offsets: str, command: str) -> None:
+    with pytest.raises(MessagesDeletedError, match=command):
+        begin(at(5), Seen("one", first_offset=8), offsets=offsets)
