@@ -91,17 +91,18 @@ class Progress(ABC):
         """
         refused = refused or {}
         stored = self.read(consumer, partitions, timeout)
-        for key in partitions:
-            self._check_not_forgotten(key, stored.get(key))
         ids = self._ids_of(partitions, timeout)
+        for key in partitions:
+            position = stored.get(key)
+            if position is None or position.topic_id != ids[key]:
+                self._check_replaced(key, ids[key])
+            self._check_not_forgotten(key, position)
         if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, ids, timeout):
             stored = self.read(consumer, partitions, timeout)
         seen = self._seen(consumer, partitions, stored, ids, refused, timeout)
         found: dict[Partition, int] = {}
         for key in partitions:
             position = stored.get(key)
-            if position is None or position.topic_id != ids[key]:
-                self._check_replaced(key, ids[key])
             begin = begin_of(key, position, seen[key], self._options)
             found[key] = begin if isinstance(begin, int) else places.BEGINNING
             self._note(key, position)
