@@ -179,6 +179,23 @@ def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() 
         producer.close()
 
 
+def test_a_coordinator_whose_markers_are_written_soon_is_not_asked_for_every_transaction() -> None:
+    """A producer learns by looking that they are written in time; then a transaction is Produce and EndTxn only."""
+    epochs = iter(range(1, 1000))
+    finished = lambda request: described_as("CompleteCommit", request)  # noqa: E731
+    ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731
+    with WireServer({DescribeTransactionsRequest: finished, EndTxnRequest: ended}) as server:
+        producer = on_server(server)
+        producer.init_transactions(timeout=5)
+        for _ in range(100):
+            prepare_one(producer)
+            producer.commit_transaction(timeout=5)
+        looks = len(server.received(DescribeTransactionsRequest))
+        assert len(server.received(EndTxnRequest)) == 100
+        producer.close()
+    assert looks < 80
+
+
 def test_brokers_are_given_our_version() -> None:
     """KIP-511: it appears in their metrics and logs."""
     with WireServer() as server:
