@@ -239,10 +239,11 @@ class OutcomeConformance:
         demand_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
 
     def test_only_conflicts_are_conflicts(self, scene: StoreScene) -> None:
-        """`is_conflict`: True for a serialization failure or a deadlock in the database, False for all other errors."""
+        """`is_conflict` and `is_outage` are about errors of the database's driver, and False for all others."""
         store: TxnStateStore = scene.new_store()
         for error in (ValueError("no"), KeyError("no"), KeyboardInterrupt(), UsageError("no")):
             assert store.is_conflict(error) is False, f"is_conflict({error!r})"
+            assert store.is_outage(error) is False, f"is_outage({error!r})"
 
 
 def _written_and_given_up(scene: StoreScene, transaction: StoreTransaction) -> None:
