@@ -192,7 +192,7 @@ def test_a_claim_between_the_last_look_and_ours_wins(crashed: Crash, url: str, m
     left = crashed("after_prepare")
     original = KafkaLook.at
     with open_recoverer(url) as recoverer:
-        plan = recoverer.plan_lane(left.name)
+        (plan,) = recoverer.plan_lanes([left.name])
 
         def at(look: KafkaLook, row: StateRow) -> tuple[GenerationPlan, ...]:
             found = original(look, row)

@@ -14,6 +14,7 @@ import pytest
 from cli.conftest import Crashed
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
+from dualwrite.recovery import recoverer
 from fixtures import json_pages
 from fixtures.broker import make_topic, wait_for_markers
 from fixtures.open_transactions import left_open
@@ -134,6 +135,28 @@ def test_describe_with_the_database(
     (one,) = found["transactions"]
     assert one["state"] == "CompleteCommit"
     assert (one["database"]["decision"], one["database"]["prepared_state"]) == (None, None)
+
+
+def test_the_database_is_compared_with_kafka_once(
+    json_of: JsonOf, called_json: JsonOf, crashed: Callable[[str], Crashed], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each id."""
+    left = [crashed("after_db_commit") for _ in range(3)]
+    looks = []
+    real = recoverer.KafkaLook
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        looks.append(arguments)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(recoverer, "KafkaLook", counted)
+    _, found = json_of("describe", *(one.name for one in left), "--url", url)
+    assert [one["database"]["decision"] for one in found["transactions"]] == ["commit"] * 3
+    assert len(looks) == 1
+    _, found = called_json("stuck", "--longer-than", "0", "--url", url)
+    decided = {one["topic"]: one["database"]["decision"] for one in found["stuck"] if one["topic"] in {o.topic for o in left}}
+    assert decided == {one.topic: "commit" for one in left}
+    assert len(looks) == 2
 
 
 def test_what_kafka_knows_is_shown_without_the_database(opened: str, json_of: JsonOf, run: Run, tmp_path: Path) -> None:

@@ -110,9 +110,28 @@ class Decisions:
         return self.of_each([kafka_id])[kafka_id]
 
     def of_each(self, kafka_ids: Iterable[str]) -> dict[str, Decided]:
-        """The database's side of each id; those of one row by one look at it."""
-        plans: dict[str, IdPlan] = {}
-        return {kafka_id: self._decided(kafka_id, plans) for kafka_id in kafka_ids}
+        """The database's side of each id, by one look at Kafka for all of them, and one at each row."""
+        found: dict[str, Decided] = {}
+        rows: dict[str, tuple[StateRow, int]] = {}
+        for kafka_id in kafka_ids:
+            named = TransactionalId.of_kafka(kafka_id)
+            try:
+                row = None if named is None else self._read(named.row)
+            except DualWriteError as error:
+                found[kafka_id] = Decided(None, None, None, NOT_READ, error)
+                continue
+            if named is None or row is None:
+                found[kafka_id] = Decided(None, None, None, NOT_OURS)
+            elif row.kafka_id(named.generation or 0) != kafka_id:
+                found[kafka_id] = Decided(None, None, None, OTHER_DATABASE)
+            else:
+                found[kafka_id] = Decided(row, named.generation or 0, None, SETTLED)  # in the order of the ids
+                rows[kafka_id] = row, named.generation or 0
+        names = dict.fromkeys(row.transactional_id for row, _ in rows.values())
+        plans = {plan.transactional_id: plan for plan in self._recoverer.plan_lanes(names).ids}
+        for kafka_id, (row, generation) in rows.items():
+            found[kafka_id] = _decided(row, generation, plans[row.transactional_id])
+        return found
 
     def try_again(self) -> None:
         """Ask the database again, if it was out of reach."""
@@ -152,27 +171,6 @@ class Decisions:
         plans = {plan.transactional_id: plan for one in decided if (plan := one.row_plan) is not None}
         return self._recoverer.carry_out(plans.values())
 
-    def _decided(self, kafka_id: str, plans: dict[str, IdPlan]) -> Decided:
-        named = TransactionalId.of_kafka(kafka_id)
-        try:
-            row = None if named is None else self._read(named.row)
-        except DualWriteError as error:
-            return Decided(None, None, None, NOT_READ, error)
-        if named is None or row is None:
-            return Decided(None, None, None, NOT_OURS)
-        generation = named.generation or 0
-        if row.kafka_id(generation) != kafka_id:
-            return Decided(None, None, None, OTHER_DATABASE)
-        if row.transactional_id not in plans:
-            plans[row.transactional_id] = self._recoverer.plan_lane(row.transactional_id)
-        found = plans[row.transactional_id]
-        row = found.row or row
-        if found.error is not None:
-            return Decided(row, generation, None, "recovery could do nothing", found.error)
-        plan = next((one for one in found.generations if one.generation == generation), None)
-        why = plan.why if plan is not None else NEWER if generation > row.generation else SETTLED
-        return Decided(row, generation, plan, why, row_plan=found)
-
     def _with_lanes(self, given: str) -> list[str]:
         if self._unavailable is not None:
             raise self._unavailable
@@ -205,3 +203,12 @@ class Decisions:
 
 def _names_at_kafka(row: StateRow) -> list[str]:
     return [row.kafka_id(generation) for generation in row.generations_to_look_at or (row.generation,)]
+
+
+def _decided(row: StateRow, generation: int, found: IdPlan) -> Decided:
+    row = found.row or row
+    if found.error is not None:
+        return Decided(row, generation, None, "recovery could do nothing", found.error)
+    plan = next((one for one in found.generations if one.generation == generation), None)
+    why = plan.why if plan is not None else NEWER if generation > row.generation else SETTLED
+    return Decided(row, generation, plan, why, row_plan=found)

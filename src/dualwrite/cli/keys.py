@@ -34,8 +34,8 @@ def pressed_keys() -> Iterator[Callable[[float], str | None]]:
         return read.decode("latin-1") if read else "q"
 
     before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)
     try:
+        tty.setcbreak(descriptor)
         yield next_key
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

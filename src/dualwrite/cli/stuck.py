@@ -137,4 +137,4 @@ def look(
     except UnknownGroupError as error:
         raise unread or error from None
     names = dict.fromkeys(name for one in found.partitions if (name := one.holder.transactional_id) is not None)
-    return Look(found, {name: decisions().of(name) for name in names}, unread)
+    return Look(found, decisions().of_each(names) if names else {}, unread)

@@ -244,4 +244,4 @@ def _described(
             return list(admin.describe(dict.fromkeys(named))), {}
         names = dict.fromkeys(name for given in named for name in decisions.kafka_ids(given))
         described = list(admin.describe(names))
-        return described, {name: decisions.of(name) for name in names}
+        return described, decisions.of_each(names)

@@ -33,6 +33,8 @@ from dualwrite.errors import DualWriteError
 
 _REDRAW: Final = 0.25
 _HELP: Final = "s: sort by the next column   r: reverse   q: quit"
+_TERM: Final = signal.SIGTERM
+_STOP: Final = getattr(signal, "SIGTSTP", None)  # not on Windows
 _TERMINATED: Final = 143
 _MOST_PROBLEMS: Final = 3
 _TALLEST: Final = 8  # lines that a row is assumed to have at most, when rows are left out
@@ -91,8 +93,7 @@ def watch(
 
         looking = _Looking(look_once, interval)
         try:
-            with _ended_by_signal():
-                _Screen(console, looking, sort).run()
+            _Screen(console, looking, sort).run()
         finally:
             if looking.is_busy:
                 looking.own(opened.pop_all())
@@ -145,23 +146,23 @@ class _Screen:
         self._backwards = False
 
     def run(self) -> None:
-        with self._looking, _stopped_by_signal() as asked:
-            while self._until_stopped(asked):
-                asked.clear()
+        with self._looking, _signals() as sent:
+            while self._until_stopped(sent):
+                sent.discard(_STOP)
                 os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; goes on here with SIGCONT
+            if _TERM in sent:
+                raise SystemExit(_TERMINATED)
 
-    def _until_stopped(self, asked: threading.Event) -> bool:
+    def _until_stopped(self, sent: set[int]) -> bool:
         """Draw until the user leaves, or (True) wants the process to stop for a while."""
         with (
             pressed_keys() as next_key,
             Live(self._drawn(), console=self._console, screen=True, auto_refresh=False) as live,
         ):
-            while (key := next_key(_REDRAW)) != "q":
-                if asked.is_set():
-                    return True
+            while not sent and (key := next_key(_REDRAW)) != "q":
                 self._take(key)
                 live.update(self._drawn(), refresh=True)
-        return False
+        return sent == {_STOP}
 
     def _take(self, key: str | None) -> None:
         if key == "s":
@@ -224,31 +225,13 @@ def _clock(at: float) -> str:
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Ctrl-C ends the command as `q` does; SIGTERM ends it too, and the terminal is restored."""
-
-    def terminated(*_: object) -> None:
-        raise SystemExit(_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, terminated)
+def _signals() -> Iterator[set[int]]:
+    """Ctrl-C, SIGTERM and Ctrl-Z are added to the set, so that the terminal is restored first, whatever is being drawn."""
+    sent: set[int] = set()
+    numbers = [number for number in (signal.SIGINT, _TERM, _STOP) if number is not None]
+    before = {number: signal.signal(number, lambda got, _: sent.add(got)) for number in numbers}
     try:
-        yield
-    except KeyboardInterrupt:
-        return
+        yield sent
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _stopped_by_signal() -> Iterator[threading.Event]:
-    """Ctrl-Z: the event is set, so that the terminal can be restored before the process stops."""
-    asked = threading.Event()
-    number = getattr(signal, "SIGTSTP", None)
-    if number is None:  # Windows
-        yield asked
-        return
-    before = signal.signal(number, lambda *_: asked.set())
-    try:
-        yield asked
-    finally:
-        signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -211,9 +211,10 @@ class Recoverer:
         look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
-    def plan_lane(self, transactional_id: str) -> IdPlan:
-        """As `plan`, for one row: lane 0 by the logical id, another lane by its own id."""
-        return self._planned(transactional_id, KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka))
+    def plan_lanes(self, row_ids: Iterable[str]) -> RecoveryPlan:
+        """As `plan`, for exactly these rows: lane 0 by the logical id, other lanes by their own ids."""
+        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        return RecoveryPlan(tuple(self._planned(name, look) for name in row_ids))
 
     def carry_out(self, plans: Iterable[IdPlan]) -> RecoveryReport:
         """Recover exactly the lanes that were planned, each as compare-and-set on what its plan has shown.
@@ -223,7 +224,7 @@ class Recoverer:
         nobody has seen.
 
         Args:
-            plans: From `plan` or `plan_lane`. Those without generations, or with an error, are left out.
+            plans: From `plan` or `plan_lanes`. Those without generations, or with an error, are left out.
         """
         look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryReport(tuple(self._recover_one(plan.transactional_id, look, plan) for plan in plans if plan.generations))
