@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
+from dualwrite.deadline import Deadline
 from dualwrite.errors import UnknownGroupError
-from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
+from dualwrite.kafka.admin.brokers import Brokers, ClusterView
+from dualwrite.kafka.admin.groups import CONSUMER, GROUP_OFFSETS_TOPIC, STREAMS, list_groups, partition_of_group
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
@@ -241,3 +246,25 @@ def test_the_hash_is_javas(servers: str, admin: TransactionAdmin) -> None:
     assert partition_of_group("hello", large) == 99_162_322
     assert partition_of_group("polygenelubricants", large) == 0
     assert partition_of_group("\U0001f600", large) == 1_772_899
+
+
+def test_groups_of_every_protocol_that_reads_topics_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka Streams' own (KIP-1071) too; not share groups, nor those of Kafka Connect."""
+    answer = SimpleNamespace(
+        error_code=0,
+        groups=[
+            SimpleNamespace(group_id=kind, protocol_type=protocol, group_type=kind, group_state="Stable")
+            for kind, protocol in (
+                ("Classic", "consumer"),
+                ("Consumer", "consumer"),
+                ("Streams", "streams"),
+                ("Share", "share"),
+                ("Connect", "connect"),
+            )
+        ],
+    )
+    monkeypatch.setattr(Brokers, "view", lambda *_: ClusterView({1: Address("h", 1)}, (), {}))
+    monkeypatch.setattr(Brokers, "ask", lambda _, __, ___, conclude: {1: conclude(1, answer)})
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        found = list_groups(Brokers(network, Deadline.after(1), 1))
+    assert [(one.group_id, one.kind) for one in found] == [("Classic", "classic"), ("Consumer", CONSUMER), ("Streams", STREAMS)]

@@ -16,6 +16,7 @@ from kafka.protocol import admin, metadata, producer, sasl
 from kafka.protocol.parser import KafkaProtocol
 from kafka.record.default_records import DefaultRecordBatch
 
+from dualwrite.kafka.admin.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from dualwrite.kafka.client.cluster import GROUP, TRANSACTION
 from dualwrite.kafka.client.config import MECHANISMS
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
@@ -42,6 +43,7 @@ _Offsets = producer.TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 _Committed = producer.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
 _Found = metadata.MetadataResponse.MetadataResponseTopic
 _Configs = admin.DescribeConfigsResponse.DescribeConfigsResult
+_Group = admin.DescribeGroupsResponse.DescribedGroup
 _Described = admin.DescribeTransactionsResponse.TransactionState
 _Listed = admin.ListTransactionsResponse.TransactionState
 _Producers = admin.DescribeProducersResponse.TopicResponse
@@ -288,6 +290,33 @@ EXCHANGES = {
                 )
             ]
         },
+    ),
+    "DescribeGroups": Exchange(
+        (5, 6),
+        admin.DescribeGroupsRequest,
+        {"groups": ["g"], "include_authorized_operations": False},
+        admin.DescribeGroupsResponse,
+        {
+            "groups": [
+                _Group(
+                    error_code=0,
+                    group_id="g",
+                    group_state="Stable",
+                    protocol_type="consumer",
+                    protocol_data="range",
+                    members=[
+                        _Group.DescribedGroupMember(member_id="m", client_id="c", client_host="h", member_assignment=b"a")
+                    ],
+                )
+            ]
+        },
+    ),
+    "ConsumerGroupDescribe, by our schema": Exchange(
+        (0,),
+        ConsumerGroupDescribeRequest,
+        {"group_ids": ["g"], "include_authorized_operations": False},
+        ConsumerGroupDescribeResponse,
+        {"groups": []},
     ),
     "DescribeConfigs": Exchange(
         (1, 4),
