@@ -6,7 +6,15 @@ import time
 from typing import Final
 
 from dualwrite.deadline import Limit
-from dualwrite.errors import ConfigurationError, TransactionTimeoutError
+from dualwrite.errors import (
+    BrokerError,
+    ConfigurationError,
+    DeliveryError,
+    MessageRefusedError,
+    PrepareError,
+    ProducerFencedError,
+    TransactionTimeoutError,
+)
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 
@@ -94,12 +102,45 @@ class TimeBudget:
             return
         elapsed = time.monotonic() - self._started_at
         if elapsed > self.timeout - self.reserve:
-            raise TransactionTimeoutError(
+            raise _too_old(
                 f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.timeout:g} s, "
                 f"and {self.reserve:g} s are reserved for committing.",
-                cause="the block, the deliveries or the database took too long",
-                next_step=f"make transactions shorter, or {MORE_TIME}",
-                transactional_id=kafka_transactional_id,
-                elapsed=elapsed,
-                timeout=self.timeout,
+                kafka_transactional_id,
+                elapsed,
+                self.timeout,
             )
+
+    def explained(self, error: BrokerError, kafka_transactional_id: str) -> BrokerError:
+        """The error, or a TransactionTimeoutError in its place if the transaction is older than its timeout.
+
+        Once Kafka has aborted a transaction that has timed out, it refuses the producer as if another one had replaced it.
+        """
+        if self._started_at is None or self.timeout is None or not _may_follow_from_an_abort(error):
+            return error
+        elapsed = time.monotonic() - self._started_at
+        if elapsed <= self.timeout:
+            return error
+        explained = _too_old(
+            f"The transaction is {elapsed:.1f} s old, and Kafka aborts it at {self.timeout:g} s. The producer was refused: "
+            f"{error}",
+            kafka_transactional_id,
+            elapsed,
+            self.timeout,
+        )
+        explained.__cause__ = error
+        return explained
+
+
+def _may_follow_from_an_abort(error: BrokerError) -> bool:
+    return isinstance(error, ProducerFencedError | DeliveryError | PrepareError) and not isinstance(error, MessageRefusedError)
+
+
+def _too_old(message: str, kafka_transactional_id: str, elapsed: float, timeout: float) -> TransactionTimeoutError:
+    return TransactionTimeoutError(
+        message,
+        cause="the block, the deliveries or the database took too long",
+        next_step=f"make transactions shorter, or {MORE_TIME}",
+        transactional_id=kafka_transactional_id,
+        elapsed=elapsed,
+        timeout=timeout,
+    )

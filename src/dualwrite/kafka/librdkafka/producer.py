@@ -364,8 +364,7 @@ class LibrdkafkaProducer:
     def _read_reports(self) -> None:
         for topic, error in self._reports.failures():
             if self._failure is None:
-                self._must_be_replaced = True
-                self._failure = broker_error(error, self._id, f"delivery to topic {topic!r}")
+                self._failed(broker_error(error, self._id, f"delivery to topic {topic!r}"))
 
     def _wait_for_reason(self, error: KafkaException, deadline: Deadline) -> None:
         """Raise the failed delivery that made librdkafka refuse further messages; its report arrives a moment later."""
@@ -380,9 +379,10 @@ class LibrdkafkaProducer:
     def _failed(self, error: BrokerError) -> BrokerError:
         """Remember that an abort is not enough for this session: librdkafka bumps its epoch automatically afterwards."""
         self._must_be_replaced = True
+        explained = self._budget.explained(error, self._id)
         if self._failure is None:
-            self._failure = error
-        return error
+            self._failure = explained
+        return explained
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
