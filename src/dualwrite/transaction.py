@@ -187,6 +187,11 @@ class Transaction(Generic[H]):
         """Whether the database still works on these units; see StoreTransaction."""
         return self._store_transaction.answers_are_late
 
+    @property
+    def savepoints(self) -> int:
+        """How many savepoints units have set themselves; see StoreTransaction."""
+        return self._store_transaction.savepoints
+
     def end_units(self) -> None:
         """End them; see StoreTransaction."""
         self._store_transaction.end_units()

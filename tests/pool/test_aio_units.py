@@ -28,7 +28,7 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, limit
 from fixtures.tiers import thinned
 from pool.aio_scene import CancelledAt, both_here, held, in_loop, opened
 from pool.pool_scene import both
@@ -352,7 +352,7 @@ def test_a_coroutine_that_does_not_end_is_cancelled_when_the_pool_closes(scene: 
 
     async def main() -> None:
         begun = asyncio.Event()
-        async with opened(scene, size=1, options=PoolOptions(timeout=0.5)) as pool:
+        async with opened(scene, size=1, options=PoolOptions(timeout=limit(2))) as pool:
             running = asyncio.ensure_future(pool.with_options(timeout=LIMIT).run(stuck, begun))
             await begun.wait()
         with pytest.raises(WriterClosedError, match=r"stuck.*was cancelled, and is rolled back"):
@@ -379,7 +379,7 @@ def test_a_coroutine_that_ignores_that_is_given_up(scene: Scene, monkeypatch: py
 
     async def main() -> None:
         begun, release = asyncio.Event(), asyncio.Event()
-        async with opened(scene, size=1, options=PoolOptions(timeout=0.5)) as pool:
+        async with opened(scene, size=1, options=PoolOptions(timeout=limit(2))) as pool:
             running = asyncio.ensure_future(pool.with_options(timeout=LIMIT).run(stubborn, begun, release))
             await begun.wait()
         assert not running.done()

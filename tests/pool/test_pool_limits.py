@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from psycopg_pool import ConnectionPool
 
+from crash.events import write_event
 from crash.scene import Scene
-from dualwrite import Transaction, WriterPool, aio
+from dualwrite import PoolOptions, Transaction, WriterPool, aio
 from dualwrite.errors import PoolTimeoutError
 from dualwrite.pool.call import Call
+from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
+from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, happened, limit, until
 from pool.aio_scene import in_loop, opened
-from pool.pool_scene import both, held, open_pool
+from pool.pool_scene import both, grouped, held, open_pool
 
 
 @contextmanager
@@ -134,6 +141,104 @@ def test_kafka_is_blamed_for_its_own_delay(scene: Scene) -> None:
             release.set()
         done(first)
     assert scene.agree() == [1]
+
+
+# --- the size of a group --------------------------------------------------------------------------------------------------
+
+
+def sizes_of_groups(pool: WriterPool[Any], *units: Callable[[Transaction], Any]) -> list[int]:
+    """Submit the units at once; how many each group has committed, beginning with one that holds the pool back."""
+    sizes, run = [], 0
+
+    def counted(tx: Transaction, unit: Callable[[Transaction], Any]) -> None:
+        nonlocal run
+        unit(tx)
+        run += 1
+
+    def committed() -> None:
+        nonlocal run
+        sizes.append(run)
+        run = 0
+
+    with failpoints.armed("after_db_commit", committed):
+        grouped(pool, *(partial(counted, unit=unit) for unit in units))
+    return sizes
+
+
+def test_queued_units_are_left_for_the_next_group_when_its_bytes_are_reached(scene: Scene) -> None:
+    def large(tx: Transaction, number: int) -> None:
+        both(tx, scene, number)
+        tx.send(scene.topic + "-other", b"x" * 1000)
+
+    with open_pool(scene, size=1, options=PoolOptions(group_bytes=2_500, timeout=LIMIT)) as pool:
+        assert sizes_of_groups(pool, *(partial(large, number=number) for number in range(8))) == [0, 3, 3, 2]
+    assert scene.agree() == list(range(8))
+
+
+def test_units_that_are_left_for_the_next_group_keep_their_order(scene: Scene) -> None:
+    keys, count = 3, 20
+
+    def numbered(tx: Transaction, key: int, number: int) -> None:
+        tx.send(scene.topic, f"{key}:{number}", partition=0)
+
+    with open_pool(scene, size=4, options=PoolOptions(group_bytes=12, timeout=LIMIT)) as pool:
+        with held(pool):
+            futures = [
+                pool.with_options(key=key).submit(numbered, key, number) for number in range(count) for key in range(keys)
+            ]
+        for future in futures:
+            done(future)
+    found = [tuple(map(int, (message.value or b"").split(b":"))) for message in read_committed(scene.settings, scene.topic)]
+    assert sorted(found, key=lambda each: each[0]) == [(key, number) for key in range(keys) for number in range(count)]
+
+
+def with_savepoints(tx: Transaction, scene: Scene, number: int) -> None:
+    for _ in range(3):
+        with tx.db.begin_nested():
+            write_event(scene.url, tx.db, f"{scene.transactional_id}-more", number)
+    both(tx, scene, number)
+
+
+def with_psycopgs_savepoints(tx: Transaction, scene: Scene, number: int) -> None:
+    for _ in range(3):
+        with tx.db.transaction():
+            tx.db.execute("INSERT INTO events VALUES (%s, %s)", (f"{scene.transactional_id}-more", number))
+    tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
+    tx.send(scene.topic, str(number))
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("unit", [with_savepoints, with_psycopgs_savepoints])
+def test_savepoints_in_units_count(scene: Scene, unit: Callable[..., None], careful: bool) -> None:
+    """PostgreSQL keeps 64 subtransactions of a transaction in memory: a group is complete before there is one more.
+
+    Each that has written has a number of its own, which its rows have as `xmin`.
+    """
+    seen = [0]
+    query = sa.text("SELECT count(DISTINCT xmin::text) FROM events WHERE writer LIKE :writer")
+
+    def look() -> None:
+        with scene.engine.connect() as connection:
+            seen.append(connection.scalar(query, {"writer": f"{scene.transactional_id}%"}) or 0)
+
+    def fails(_: Transaction) -> None:
+        raise KeyError
+
+    numbers = range(40)
+    with ExitStack() as stack:
+        database: Any = None
+        if unit is with_psycopgs_savepoints:
+            address = scene.url.replace("+psycopg", "")
+            connections = stack.enter_context(ConnectionPool(address, max_size=4, open=True))
+            database = stack.enter_context(SqlStateStore.from_psycopg(connections))
+        pool = stack.enter_context(open_pool(scene, database, size=1))
+        units = [partial(unit, scene=scene, number=number) for number in numbers]
+        with failpoints.armed("before_kafka_commit", look):
+            grouped(pool, *([fails] if careful else []), *units)
+    assert scene.agree() == list(numbers)
+    subtransactions = [after - before for before, after in itertools.pairwise(seen)]
+    assert max(subtransactions) <= 64
+    assert max(subtransactions) > 40, "and groups are not smaller than they must be"
 
 
 # --- coroutines -----------------------------------------------------------------------------------------------------------

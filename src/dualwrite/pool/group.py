@@ -69,10 +69,11 @@ class Rules:
     """What a group may do.
 
     Args:
-        most_units: The number of units at which the group is complete.
+        most_units: The number of units at which the group is complete; their own savepoints count too.
         most_bytes: The size of its messages at which the group is complete.
         when_decided: Tell the callers as soon as the database has committed; only under two-phase commit.
         more: Gives calls that have come meanwhile, at most so many.
+        back: Takes calls back that have not begun: the group is complete without them.
         has_written: Called when the last unit has run, before the messages are sent.
         doing: Called with what is done next: the name of each unit before it runs, and the commit.
         hopes: Whether the units may be tried under one savepoint; None: never.
@@ -82,6 +83,7 @@ class Rules:
     most_bytes: int = 0
     when_decided: bool = False
     more: Callable[[int], list[Call]] = lambda _: []
+    back: Callable[[list[Call]], None] = lambda _: None
     has_written: Callable[[], None] = lambda: None
     doing: Callable[[str], None] = lambda _: None
     hopes: Hopes | None = None
@@ -206,7 +208,7 @@ class Group:
         has_sent = False
         whole.begin_units()
         try:
-            for call in self._growing(messages):
+            for call in self._growing(whole, messages):
                 with whole.only_unit() as unit:
                     call.run(unit)
                     unit.end_unit()
@@ -228,7 +230,7 @@ class Group:
     def _run_carefully(self, whole: Transaction[Any]) -> list[Message]:
         """Each unit under a savepoint."""
         messages: list[Message] = []
-        for call in self._growing(messages):
+        for call in self._growing(whole, messages):
             unit = whole.begin_unit()
             try:
                 call.run(unit)
@@ -243,9 +245,10 @@ class Group:
             raise _AllFailedError
         return messages
 
-    def _growing(self, messages: list[Message]) -> Iterator[Call]:
-        """The calls, with those that come while the last one runs, as long as there is room."""
-        place = size = counted = 0
+    def _growing(self, whole: Transaction[Any], messages: list[Message]) -> Iterator[Call]:
+        """The calls, with those that come while the last one runs, until the group is complete; the others are given back."""
+        place = size = counted = most_own = 0
+        before = own = whole.savepoints  # those that an earlier run has set are undone
         while place < len(self.calls):
             call = self.calls[place]
             if not call.begin():
@@ -256,8 +259,19 @@ class Group:
             yield call
             size += sum(message.size for message in messages[counted:])
             counted = len(messages)
-            if place == len(self.calls) and size < self._rules.most_bytes:
+            most_own, own = max(most_own, whole.savepoints - own), whole.savepoints
+            room = self._rules.most_units - place - (own - before)
+            if size >= self._rules.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
+                self._give_back(place)
+            elif place == len(self.calls):
                 self._grow()
+
+    def _give_back(self, place: int) -> None:
+        """Give back the calls from a place on, except those that have begun: these can't be cancelled any more."""
+        rest = [call for call in self.calls[place:] if not call.has_begun]
+        if rest:
+            del self.calls[-len(rest) :]  # they begin in their order
+            self._rules.back(rest)
 
     # --- the outcome ----------------------------------------------------------------------------------------------------------
 

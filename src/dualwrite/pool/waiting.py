@@ -50,6 +50,18 @@ class WaitingCalls:
         """Take at most so many calls that came meanwhile for a group that has not committed yet; does not wait."""
         return self._takable(most, {call.key for call in group if call.key is not None})
 
+    def give_back(self, calls: list[Call], group: Iterable[Call]) -> None:
+        """Put calls back, before all others, that were taken last and have not begun. Only the thread whose turn it is may.
+
+        Args:
+            calls: The calls, in the order in which they were taken.
+            group: Those of the group that stay in it: their keys stay taken.
+        """
+        self._calls.extendleft(reversed(calls))
+        keys = {call.key for call in calls} - {call.key for call in group}
+        with self._keys_lock:
+            self._busy -= keys
+
     def release(self, group: Iterable[Call]) -> None:
         """The group has ended: calls with its keys can be taken. Any thread may do this."""
         keys = {call.key for call in group if call.key is not None}

@@ -297,6 +297,9 @@ class StoreTransaction(ABC):
         """
         self.begin_unit()
 
+    savepoints: int = 0
+    """How many savepoints units have set themselves so far, as far as the store sees it; a group takes fewer units then."""
+
     answers_are_late: bool = False
     """Whether the database is still to answer some statements of the units; `end_units` waits for it."""
 

@@ -35,11 +35,13 @@ class Guard:
         savepoint: The call that creates a savepoint, for the errors.
     """
 
-    __slots__ = ("batch", "ended", "lifted", "savepoint", "session", "thread", "transactional_id")
+    __slots__ = ("batch", "ended", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id")
 
     def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
         self.savepoint = savepoint
+        self.savepoints = 0
+        """How many have been set by such calls."""
         self.lifted = True
         """The writer itself is acting."""
         self.ended = False
@@ -229,6 +231,7 @@ class GuardedConnection(Connection):
     def begin_nested(self) -> Any:
         """A savepoint, as Connection.begin_nested."""
         self.guard.check_open()
+        self.guard.savepoints += 1
         return super().begin_nested()
 
 

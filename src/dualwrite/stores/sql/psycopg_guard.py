@@ -43,6 +43,7 @@ class GuardedPsycopgConnection(ConnectionView):
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         """A savepoint, as Connection.transaction inside a transaction."""
         self.guard.check_open()
+        self.guard.savepoints += 1
         self._leave_batch()
         return super().transaction(*args, **kwargs)
 

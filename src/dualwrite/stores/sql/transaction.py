@@ -231,6 +231,11 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         return self._guard.batch is not None
 
+    @property
+    def savepoints(self) -> int:  # type: ignore[override]  # a plain attribute of stores that have none
+        """See StoreTransaction: by SQLAlchemy's or psycopg's methods, not those that are plain SQL."""
+        return self._guard.savepoints
+
     def end_units(self) -> None:
         """See StoreTransaction."""
         self._leave_batch()
