@@ -12,9 +12,9 @@ import pytest
 
 import dualwrite
 from crash.scene import Scene
-from dualwrite import Transaction, aio
+from dualwrite import Transaction, WriterPool, aio
 from dualwrite.errors import ConfigurationError, PoolTimeoutError, UsageError
-from fixtures.pace import LIMIT, done, limit
+from fixtures.pace import LIMIT, done, limit, until
 from pool.aio_scene import held, in_loop, opened
 from pool.pool_scene import both, open_pool, then_raise
 
@@ -151,6 +151,50 @@ def test_threads_and_coroutines_share_a_pool(scene: Scene) -> None:
 
         in_loop(main())
     assert scene.agree() == list(range(40))
+
+
+def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is cancelled again and again meanwhile."""
+    made: list[WriterPool[Any]] = []
+    release = {name: threading.Event() for name in ("create", "close")}
+    closed_by: list[int] = []
+    close = WriterPool.close
+
+    def slowly_created(*args: Any, **options: Any) -> WriterPool[Any]:
+        made.append(dualwrite.create_pool(*args, **options))
+        assert release["create"].wait(LIMIT)
+        return made[0]
+
+    def slowly_closed(pool: WriterPool[Any], **options: Any) -> None:
+        closed_by.append(threading.get_ident())
+        if threading.get_ident() != here:
+            assert release["close"].wait(LIMIT)
+        close(pool, **options)
+
+    async def main() -> None:
+        creating = asyncio.ensure_future(aio.create_pool(scene.url, kafka=scene.settings, prefix=scene.transactional_id))
+        await asyncio.to_thread(until, lambda: made)
+        for step in ("create", "close"):
+            for _ in range(3):
+                creating.cancel()
+                await asyncio.sleep(0.01)
+            release[step].set()
+            if step == "create":
+                await asyncio.to_thread(until, lambda: closed_by)
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        assert made[0].is_closed
+
+    here = threading.get_ident()
+    monkeypatch.setattr("dualwrite.aio.pool.create_writer_pool", slowly_created)
+    monkeypatch.setattr(WriterPool, "close", slowly_closed)
+    try:
+        in_loop(main())
+    finally:
+        close(made[0])
+    assert here not in closed_by
 
 
 def test_misuse_is_explained(scene: Scene) -> None:

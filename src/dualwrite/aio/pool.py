@@ -49,7 +49,7 @@ async def create_pool(database: Database | None = None, *, prefix: str, **option
 
     Raises: as for `dualwrite.create_pool`.
     """
-    pool = await _finished(lambda: create_writer_pool(database, prefix=prefix, **options), undo=WriterPool.close)
+    pool = await _finished(lambda: create_writer_pool(database, prefix=prefix, **options), undo=lambda made: made.close())
     return AsyncWriterPool(pool)
 
 
@@ -330,10 +330,26 @@ def _is_async(unit: Callable[..., Any]) -> bool:
 
 
 async def _finished(function: Callable[[], T], *, undo: Callable[[T], object] = lambda _: None) -> T:
-    """The result of a blocking function, run in a thread; if the caller is cancelled, its effect is undone."""
-    running = asyncio.ensure_future(asyncio.to_thread(function))
+    """The result of a blocking function, run in a thread; if the caller is cancelled, its effect is undone, in a thread too.
+
+    A cancellation is raised when that has ended, however often the caller is cancelled. No task is involved, since a loop that
+    ends cancels all tasks.
+    """
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(None, contextvars.copy_context().run, function)
     try:
         return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        undo(await running)
-        raise
+    except asyncio.CancelledError as cancelled:
+        await _ended(running)
+        error = running.exception()
+        if error is None:
+            undoing = loop.run_in_executor(None, undo, running.result())
+            await _ended(undoing)
+            error = undoing.exception()
+        raise cancelled from error
+
+
+async def _ended(future: asyncio.Future[Any]) -> None:
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
