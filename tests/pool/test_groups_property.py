@@ -19,7 +19,7 @@ from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.pool.hopes import Hopes
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, until
 from pool.pool_scene import both, held, open_pool
 
 numbers = itertools.count(1)
@@ -92,6 +92,40 @@ def commits_itself(tx: Transaction, scene: Scene, number: int) -> None:
     tx.db.commit()
 
 
+def deadlocks(tx: Transaction, scene: Scene, number: int) -> None:
+    """With another connection, which has what this one needs, and will need what this one has: PostgreSQL ends this one."""
+    both(tx, scene, number)
+    tx.db.execute(sa.text("SET LOCAL deadlock_timeout = '10ms'"))
+    tx.db.execute(sa.text("SELECT 1 FROM locks WHERE id = 1 FOR UPDATE"))
+    with ThreadPoolExecutor(1) as thread, scene.engine.connect() as other:
+        other.execute(sa.text("SET LOCAL deadlock_timeout = '1h'"))
+        other.execute(sa.text("SELECT 1 FROM locks WHERE id = 2 FOR UPDATE"))
+        pid = other.scalar(sa.text("SELECT pg_backend_pid()"))
+        waiting = thread.submit(other.execute, sa.text("SELECT 1 FROM locks WHERE id = 1 FOR UPDATE"))
+        blocked = sa.text("SELECT cardinality(pg_blocking_pids(:pid))")
+        until(lambda: tx.db.scalar(blocked, {"pid": pid}), "it waits for this one", pause=0.001)
+        try:
+            tx.db.execute(sa.text("SELECT 1 FROM locks WHERE id = 2 FOR UPDATE"))
+        finally:
+            with scene.engine.connect() as third:
+                third.execute(sa.text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+            waiting.exception(LIMIT)
+
+
+def exceeds_the_lock_timeout(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    with scene.engine.connect() as other:
+        other.execute(sa.text("SELECT 1 FROM locks WHERE id = 3 FOR UPDATE"))
+        tx.db.execute(sa.text("SET LOCAL lock_timeout = '10ms'"))
+        tx.db.execute(sa.text("SELECT 1 FROM locks WHERE id = 3 FOR UPDATE"))
+
+
+def exceeds_the_statement_timeout(tx: Transaction, scene: Scene, number: int) -> None:
+    both(tx, scene, number)
+    tx.db.execute(sa.text("SET LOCAL statement_timeout = '10ms'"))
+    tx.db.execute(sa.text("SELECT pg_sleep(60)"))
+
+
 BEHAVIOURS: tuple[Callable[[Transaction, Scene, int], None], ...] = (
     succeeds,
     succeeds,
@@ -106,6 +140,9 @@ BEHAVIOURS: tuple[Callable[[Transaction, Scene, int], None], ...] = (
     sends_too_much,
     sends_nonsense,
     commits_itself,
+    deadlocks,
+    exceeds_the_lock_timeout,
+    exceeds_the_statement_timeout,
 )
 GOOD = {succeeds, handles_an_error, leaves_a_savepoint}
 
@@ -121,7 +158,8 @@ def hopes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
     with scene.engine.begin() as connection:
         for statement in (
-            "DROP TABLE IF EXISTS strict, parents",
+            "DROP TABLE IF EXISTS strict, parents, locks",
+            "CREATE TABLE locks AS SELECT generate_series(1, 3) AS id",
             "CREATE TABLE parents (id int PRIMARY KEY)",
             "CREATE TABLE strict (id int, parent int NOT NULL REFERENCES parents DEFERRABLE INITIALLY DEFERRED)",
         ):
@@ -246,3 +284,20 @@ def test_both_sides_hold_exactly_what_was_told(pool: WriterPool[Any], scene: Sce
 def test_both_sides_hold_exactly_what_was_told_though_answers_come_late(psycopg_pool: WriterPool[Any], scene: Scene) -> None:
     check(psycopg_pool, scene, LATE)
     assert scene.agree()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        (deadlocks, psycopg.errors.DeadlockDetected),
+        (exceeds_the_lock_timeout, psycopg.errors.LockNotAvailable),
+        (exceeds_the_statement_timeout, psycopg.errors.QueryCanceled),
+    ],
+)
+def test_units_fail_for_the_reason_that_they_are_named_after(
+    pool: WriterPool[Any], scene: Scene, behaviour: Any, expected: type[Exception]
+) -> None:
+    with pytest.raises(sa.exc.DBAPIError) as caught:
+        pool.run(behaviour, scene, next(numbers))
+    assert isinstance(caught.value.orig, expected)
+    assert scene.agree() == []
