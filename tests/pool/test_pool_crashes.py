@@ -112,6 +112,32 @@ def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: st
     assert set(scene.agree()) == {*kept, *range(UNITS, 2 * UNITS)}
 
 
+@pytest.mark.parametrize(
+    ("database", "point"),
+    thinned(
+        product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit", "group_after_units", "after_prepare")),
+        kept=[("postgresql", "group_after_units"), ("mariadb", "group_after_unit")],
+    ),
+)
+def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(scene: Scene, database: str, point: str) -> None:
+    """When it goes on, the group of that moment is told so and changes nothing; the pool takes its ids back."""
+    del database
+    zombie = pool_worker(scene, 0, UNITS, f"{point}#4=stop", module="pool.aio_worker")
+    zombie.wait_until_stopped()
+    before = assert_true(scene)
+    with open_pool(scene) as pool:
+        assert pool.run(both, scene, UNITS) == UNITS
+    zombie.resume()
+    zombie.wait_for("closed")
+    assert zombie.end() == 0
+    found = assert_true(scene, zombie)
+    fenced = {int(line.split()[1]) for line in zombie.lines if line.startswith("error ") and "FencedError" in line}
+    assert fenced, zombie.lines
+    assert not fenced & found
+    assert found == before | told(zombie) | {UNITS}
+    assert fenced | told(zombie) == set(range(UNITS))
+
+
 @pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
 def test_kills_at_any_moment(scene: Scene, database: str) -> None:
     """The next process uses other ids while the leases last: `dualwrite recover` resolves what the ones before have left."""
