@@ -3,9 +3,11 @@
 python -m pool.aio_worker URL BOOTSTRAP PREFIX TOPIC FIRST COUNT CALLERS   write events FIRST … FIRST+COUNT-1, a unit each
 
 Units are coroutines and plain functions in turn. It prints `told N` when the caller of unit N knows that it is committed.
+SIZE is the number of writers.
 """
 
 import asyncio
+import os
 import sys
 
 import sqlalchemy as sa
@@ -46,8 +48,9 @@ async def write() -> None:
                 say("told", number)
 
     options = dualwrite.PoolOptions(timeout=LIMIT)
+    size = int(os.environ.get("SIZE", "2"))
     async with await aio.create_pool(
-        url, kafka=settings(bootstrap), prefix=prefix, options=options, timeouts=timeouts()
+        url, kafka=settings(bootstrap), prefix=prefix, size=size, options=options, timeouts=timeouts()
     ) as pool:
         say("open")
         await asyncio.gather(*(caller() for _ in range(callers)))

@@ -122,7 +122,8 @@ def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: st
 def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(scene: Scene, database: str, point: str) -> None:
     """When it goes on, the group of that moment is told so and changes nothing; the pool takes its ids back."""
     del database
-    zombie = pool_worker(scene, 0, UNITS, f"{point}#4=stop", module="pool.aio_worker")
+    # another writer might be inside its COMMIT, and keep its row locked
+    zombie = pool_worker(scene, 0, UNITS, f"{point}#4=stop", module="pool.aio_worker", SIZE="1")
     zombie.wait_until_stopped()
     before = assert_true(scene)
     with open_pool(scene) as pool:
