@@ -17,7 +17,7 @@ from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool, aio
 from dualwrite.errors import ConcurrentUseError, WriterClosedError
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT, done, happened, limit, until
+from fixtures.pace import LIMIT, done, happened, limit, until, until_recorded
 from pool.aio_scene import in_loop
 from pool.pool_scene import assert_true, both, open_pool
 from pool.test_pool import program
@@ -123,7 +123,7 @@ def test_coroutines_behind_a_stuck_unit_are_told(scene: Scene) -> None:
                     await task
 
     in_loop(main())
-    until(lambda: scene.rows() == [1], "the stuck unit is committed")
+    until_recorded(scene.rows, [1], "the stuck unit is committed")
     assert assert_true(scene) == {1}
 
 

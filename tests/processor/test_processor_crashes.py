@@ -217,7 +217,7 @@ def test_one_that_writes_the_database_only(crashing: Callable[[str], Crashing], 
     assert ended(scene.start("1", f"{point}#3=kill", 2, "answers=no")) == -signal.SIGKILL
     running = scene.start("1", "", BATCH, "answers=no")
     if database == "rocksdb":  # only one process can open it; it shows what it has done by the group's offsets
-        until(lambda: scene.shown() == scene.produced, scene.shown, pause=0.3)
+        until_recorded(lambda: {"offsets": scene.shown()}, {"offsets": scene.produced}, pause=0.3)
     else:
         scene.wait_for_all()
     running.send_signal(signal.SIGTERM)
