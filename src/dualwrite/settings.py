@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, cast, get_args
 
+from dualwrite.checks import check_count, check_seconds
 from dualwrite.errors import ConfigurationError
 
 
@@ -46,9 +47,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            seconds = getattr(self, limit.name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ConfigurationError(f"The time limit {limit.name!r} is {seconds!r}, not a number of seconds above 0.")
+            check_seconds(f"The time limit {limit.name!r}", getattr(self, limit.name))
 
 
 PREFIX: Final = "DUALWRITE_"
@@ -135,11 +134,7 @@ def validate_lanes(lanes: int) -> int:
     Raises:
         ConfigurationError: It is not an integer from 1 to 100.
     """
-    if not isinstance(lanes, int) or isinstance(lanes, bool) or not 1 <= lanes <= MAX_LANES:
-        raise ConfigurationError(
-            f"lanes is {lanes!r}.",
-            next_step=f"use a whole number from 1 to {MAX_LANES}; each lane has its own producer; 3 are enough for a writer",
-        )
+    check_count("lanes", lanes, most=MAX_LANES, next_step="each lane has its own producer; 3 are enough for a writer")
     return lanes
 
 

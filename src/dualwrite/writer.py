@@ -245,7 +245,7 @@ class DualWriter(Generic[H]):
             except BaseException as error:  # KeyboardInterrupt too must leave neither side open
                 if os.getpid() != self._pid:
                     raise  # a forked child: the connections belong to its parent, which is in the middle of the transaction
-                lane.after_trouble(error)
+                lane.handle_error(error)
             finally:
                 self._forget_transaction()
         except DualWriteError as error:

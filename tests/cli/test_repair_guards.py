@@ -22,7 +22,7 @@ from dualwrite.admin import DescribedTransaction, TransactionAdmin
 from dualwrite.api import open_recoverer
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import TransactionChangedError
-from dualwrite.recovery.plan import GenerationPlan, KafkaLook
+from dualwrite.recovery.plan import GenerationPlan, KafkaCheck
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
@@ -190,16 +190,16 @@ def test_another_transaction_than_the_one_shown_is_not_ended(
 
 def test_a_claim_between_the_last_look_and_ours_wins(crashed: Crash, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left = crashed("after_prepare")
-    original = KafkaLook.at
+    original = KafkaCheck.at
     with open_recoverer(url) as recoverer:
         (plan,) = recoverer.plan_lanes([left.name])
 
-        def at(look: KafkaLook, row: StateRow) -> tuple[GenerationPlan, ...]:
+        def at(look: KafkaCheck, row: StateRow) -> tuple[GenerationPlan, ...]:
             found = original(look, row)
             recoverer.store.claim(left.name, "somebody else", timeout=LIMIT)
             return found
 
-        monkeypatch.setattr(KafkaLook, "at", at)
+        monkeypatch.setattr(KafkaCheck, "at", at)
         (one,) = recoverer.carry_out([plan]).ids
         monkeypatch.undo()
         row = recoverer.store.read(left.name)

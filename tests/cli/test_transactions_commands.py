@@ -143,13 +143,13 @@ def test_the_database_is_compared_with_kafka_once(
     """Not once for each id."""
     left = [crashed("after_db_commit") for _ in range(3)]
     looks = []
-    real = recoverer.KafkaLook
+    real = recoverer.KafkaCheck
 
     def counted(*arguments: Any, **options: Any) -> Any:
         looks.append(arguments)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(recoverer, "KafkaLook", counted)
+    monkeypatch.setattr(recoverer, "KafkaCheck", counted)
     _, found = json_of("describe", *(one.name for one in left), "--url", url)
     assert [one["database"]["decision"] for one in found["transactions"]] == ["commit"] * 3
     assert len(looks) == 1

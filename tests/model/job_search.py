@@ -6,7 +6,7 @@ from model.job_model import Steps, commit_step, end_step, id_step, next_step, re
 from model.job_state import END, KAFKA_ABORTS, STAGING_EMPTIED, Scene, State, first_state, with_id
 from model.search import Found, explore
 
-_SETTLING = frozenset({"describe", "reread", "clear", "end", "raise", "settled"})
+_RECHECK_PAUSE = frozenset({"describe", "reread", "clear", "end", "raise", "settled"})
 _ENTRY = {"task": task_step, "commit": commit_step, "abort": end_step, "recover": recover_step, "recover id": id_step}
 
 
@@ -81,7 +81,7 @@ def successors(scene: Scene, s: State) -> Steps:
 
 
 def _steps(scene: Scene, s: State, n: int, kind: str, pc: str) -> Steps:
-    if pc in _SETTLING:
+    if pc in _RECHECK_PAUSE:
         return settle_step(scene, s, n)
     return next_step(scene, s, n) if pc == "next" else _ENTRY[kind](scene, s, n)
 

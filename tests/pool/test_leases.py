@@ -411,7 +411,7 @@ def test_a_size_that_can_not_be_reached_is_explained(scene: Scene) -> None:
             pool.resize(1)
         assert pool.size == 2
         for wrong in (0, 4, True, 2.0):
-            with pytest.raises(ConfigurationError, match="not a whole number from 1 to 3"):
+            with pytest.raises(ConfigurationError, match="must be an integer from 1 to 3"):
                 pool.resize(wrong)  # type: ignore[arg-type]  # that is what is tested
         with pytest.raises(NestedTransactionError):
             pool.with_options(timeout=LIMIT).run(lambda _: pool.resize(1))

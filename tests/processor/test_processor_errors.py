@@ -206,14 +206,14 @@ def cut_before_the_flush(scene: ProcessorScene, tx: Any) -> None:
     cut(scene, tx)
 
 
-PASSING = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped, cut_before_the_flush]
+TRANSIENT = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped, cut_before_the_flush]
 
 
 @pytest.mark.parametrize(
     ("trouble", "runner"),
     thinned(
-        product(PASSING, RUNNERS),
-        kept=[*product(PASSING, ["writer"]), (cut, "pool"), (cut_before_the_flush, "pool")],
+        product(TRANSIENT, RUNNERS),
+        kept=[*product(TRANSIENT, ["writer"]), (cut, "pool"), (cut_before_the_flush, "pool")],
         quick=[(cut, "writer")],
     ),
 )

@@ -61,7 +61,7 @@ def test_a_database_tells_where_it_is(older_url: str) -> None:
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store, SqlStateStore.from_url(older_url) as other:
         assert store.marks() == other.marks()
-        assert store.marks() or not store.tells_copies
+        assert store.marks() or not store.detects_copies
         store.take_generation(store.claim(ID, "tests", timeout=5), ProducerKind.NATIVE)
         identity = store.identity()
         assert identity is not None

@@ -232,7 +232,7 @@ def test_kafkas_own_topic_is_judged_by_what_it_holds() -> None:
         ({"made_at_first_use": True}, WEAK),
         ({"made_at_first_use": False}, BROKEN),
         ({"made_at_first_use": None}, BROKEN),
-        ({"trouble": "TOPIC_AUTHORIZATION_FAILED"}, BROKEN),
+        ({"error": "TOPIC_AUTHORIZATION_FAILED"}, BROKEN),
     ],
 )
 def test_a_missing_topic_is_broken_unless_the_broker_makes_it(facts: dict[str, Any], expected: Severity) -> None:
@@ -335,6 +335,6 @@ def test_a_database_without_a_table_of_ours_has_no_revision_to_judge() -> None:
 
 
 def test_the_table_is_judged_by_use_first_and_by_revision_then() -> None:
-    assert only(judged({}, table_trouble=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
+    assert only(judged({}, table_error=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
     assert only(judged({}, revision="0000"))[0] is WEAK
     assert only(judged({}, revision=None))[0] is NOTE

@@ -30,7 +30,7 @@ CODES = sorted(
         if inspect.isclass(kind) and isinstance(code := getattr(kind, "errno", None), int)
     }
 )
-PASSING = {Verdict.AGAIN, Verdict.LOOK_UP, Verdict.IN_ORDER}
+TRANSIENT = {Verdict.AGAIN, Verdict.LOOK_UP, Verdict.IN_ORDER}
 
 # What the broker may answer to Produce and TxnOffsetCommit and Java's producer retries (RetriableException).
 RETRIABLE = [2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75]
@@ -113,7 +113,7 @@ def test_an_error_says_what_for_which_id_and_by_which_code_and_survives_pickling
 
 
 def test_what_was_tried_again_until_the_time_was_over_has_a_cause_and_a_next_step() -> None:
-    codes = [code for code in CODES if verdict_on(code) in PASSING and code not in (2, 51)]
+    codes = [code for code in CODES if verdict_on(code) in TRANSIENT and code not in (2, 51)]
     assert codes
     for code in codes:
         error = failure(code, "x", "id")

@@ -31,7 +31,7 @@ class AwayError(Exception):
     """The driver's."""
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     return isinstance(error, AwayError | ProducerFencedError)
 
 
@@ -89,4 +89,4 @@ def in_a_circle() -> Exception:
     ids=repr,
 )
 def test_verdicts(error: Exception, expected: Verdict) -> None:
-    assert verdict_of(error, is_passing) is expected
+    assert verdict_of(error, is_transient) is expected

@@ -796,7 +796,7 @@ def test_a_wrong_number_of_lanes_is_refused_before_anything_is_claimed(sqlite_sc
     with scene.connect() as writer:
         before = scene.state_rows()
         for lanes in wrong:
-            with pytest.raises(ConfigurationError, match="lanes is") as caught:
+            with pytest.raises(ConfigurationError, match="lanes must be") as caught:
                 scene.connect(lanes=lanes)
             assert repr(lanes) in str(caught.value)
             assert scene.state_rows() == before

@@ -18,7 +18,7 @@ from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.listing import Filter, list_transactions
 from dualwrite.kafka.admin.producers import producers_of
 
-_SETTLING: Final = 1.0
+_RECHECK_PAUSE: Final = 1.0
 """Seconds before everything is asked again: meanwhile an id that was moving to another coordinator has arrived there."""
 
 
@@ -65,7 +65,7 @@ class Examiner:
         found = self._judged(opened, first)
         if not found:
             return []
-        self._brokers.deadline.sleep(_SETTLING)
+        self._brokers.deadline.sleep(_RECHECK_PAUSE)
         found = self._judged([one.opened for one in found])
         return confirmed(found, self._asked_again(found)) if found else []
 

@@ -122,7 +122,7 @@ def _topic_table(topics: Iterable[TopicFacts]) -> Table:
     table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for topic in topics:
         if not topic.exists:
-            table.add_row(topic.name, topic.trouble or "missing")
+            table.add_row(topic.name, topic.error or "missing")
             continue
         counts = (topic.partitions, topic.replicas, topic.in_sync)
         unclean = None if topic.unclean_leader_election is None else _yes(topic.unclean_leader_election)
@@ -134,7 +134,7 @@ def _topic_table(topics: Iterable[TopicFacts]) -> Table:
 def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:
     if found.newest_revision is None:
         return list(found.settings.items())
-    table = "missing or too old" if found.table_trouble else f"revision {found.revision or 'not set by dualwrite'}"
+    table = "missing or too old" if found.table_error else f"revision {found.revision or 'not set by dualwrite'}"
     return [("table", f"{table} (newest: {found.newest_revision})"), *found.settings.items()]
 
 

@@ -56,20 +56,20 @@ def list_command(
         positions = _positions_of(store)
         groups = [group] if group is not None else positions.groups(prefix)
         found = read_shown(positions, groups)
-    trouble = None
+    failure = None
     if found and "bootstrap.servers" in settings.kafka:
         try:
             found = with_kafka(found, settings)
         except BrokerError as error:
-            trouble = error
+            failure = error
     if as_json:
         typer.echo(json.dumps({"positions": [one.to_json() for one in found]}, indent=2))
     elif found:
         _show(found)
     else:
         typer.echo("No consumer group has positions here.")
-    if trouble is not None:
-        raise trouble
+    if failure is not None:
+        raise failure
 
 
 @app.command("reset")
@@ -154,7 +154,7 @@ def forget_command(
 def _positions_of(store: TxnStateStore) -> Positions:
     positions = store.positions
     if positions is None:
-        refuse(f"{store.description} keeps no positions.")
+        refuse(f"{store.description} does not support consumer positions.")
     return positions
 
 

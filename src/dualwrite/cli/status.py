@@ -74,14 +74,14 @@ def status(
         leases = leases_of(store, prefix)
         jobs = jobs_of(store, prefix)
         positions = shown_of(store, prefix)
-    trouble = None
+    failure = None
     seen: dict[str, list[_Seen]] = {}
     if "bootstrap.servers" in settings.kafka:
         try:
             seen = _described(rows, settings)
             positions = with_kafka(positions, settings) if positions else []
         except BrokerError as error:
-            trouble = error
+            failure = error
     others = _of_other_databases(rows, settings) if seen else []
     if as_json:
         ids = [_id_to_json(lanes, seen) for lanes in _by_id(rows)]
@@ -106,8 +106,8 @@ def status(
             show_jobs(jobs)
         if positions:
             show_groups(positions)
-    if trouble is not None:
-        raise trouble
+    if failure is not None:
+        raise failure
 
 
 def _by_id(rows: list[StateRow]) -> list[list[StateRow]]:

@@ -80,19 +80,19 @@ class Verdict:
     def summary(self) -> str:
         """The verdict in one sentence."""
         counts = {name: number for name, number in self.findings.counts().items() if number}
-        troubles = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items())
+        disagreements = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items())
         kills = _many(self.tally.kills, "kill")
         if self.naive:
-            if troubles:
-                return f"Without dualwrite, database and topic permanently disagree after {kills}: {troubles}."
+            if disagreements:
+                return f"Without dualwrite, database and topic permanently disagree after {kills}: {disagreements}."
             return f"By luck nothing went wrong in {kills}, but nothing prevented it. Try more kills, or another --seed."
         if self.all_agree:
             return (
                 f"All agree: each of {self.rows:,} departures is once in the database and once in the topic, "
                 f"after {kills} of workers."
             )
-        if troubles:
-            return f"DISAGREEMENT: {troubles}."
+        if disagreements:
+            return f"DISAGREEMENT: {disagreements}."
         if not self.settled:
             return "NOT RESOLVED: recovery left a transaction open, lost or unverified."
         return "INCOMPLETE: database and topic agree, but not everything was done as planned."

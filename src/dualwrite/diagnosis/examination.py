@@ -145,21 +145,21 @@ def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) ->
 
     try:
         with store_from_url(url, schema=schema) as store:
-            trouble = None
+            problem = None
             try:
                 store.check()
             except StateTableMissingError as error:
-                trouble = (_sentence(error), error.next_step)
+                problem = (_sentence(error), error.next_step)
             has_table = keeps_a_table(url)
             facts = DatabaseFacts(
                 address=store.description,
                 revision=migration.current(url, schema=schema) if has_table else None,
                 newest_revision=migration.newest() if has_table else None,
-                table_trouble=trouble,
+                table_error=problem,
                 settings=dict(store.durability()),
-                copied=None if trouble else _copied(store),
-                why_no_marks=None if trouble else store.why_no_marks(),
-                elsewhere=() if trouble else _on_other_clusters(store, seen_cluster_id),
+                copied=None if problem else _copied(store),
+                why_no_marks=None if problem else store.why_no_marks(),
+                elsewhere=() if problem else _on_other_clusters(store, seen_cluster_id),
             )
     except DualWriteError as error:
         return None, [_broken("database", error)]
@@ -175,7 +175,7 @@ def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
         return f"{moved(store.description, identity, found)}. It may be a copy.", False
     if not identity.is_elsewhere(found):
         return None
-    return _sentence(copied(store.description, identity, found)), store.tells_copies
+    return _sentence(copied(store.description, identity, found)), store.detects_copies
 
 
 def _on_other_clusters(store: TxnStateStore, seen_cluster_id: str) -> tuple[str, ...]:

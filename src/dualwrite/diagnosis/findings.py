@@ -53,7 +53,7 @@ class DatabaseFacts:
         address: Its address for people, without the password.
         revision: The revision that our migrations recorded in it, or None.
         newest_revision: The newest revision of this release; None for a database without our table (RocksDB, ZooKeeper).
-        table_trouble: Why the table can't be used, and the step that fixes it; None if it can be used.
+        table_error: Why the table can't be used, and the step that fixes it; None if it can be used.
         settings: The settings that decide whether an acknowledged commit is durable; see `TxnStateStore.durability`.
         copied: The finding for a database that was copied or moved, and whether that is certain; None for any other.
         why_no_marks: Why a copy of the database can't be recognised, if so; see `TxnStateStore.why_no_marks`.
@@ -63,7 +63,7 @@ class DatabaseFacts:
     address: str
     revision: str | None
     newest_revision: str | None
-    table_trouble: tuple[str, str | None] | None = None
+    table_error: tuple[str, str | None] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     copied: tuple[str, bool] | None = None
     why_no_marks: str | None = None
@@ -186,8 +186,8 @@ def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_
 def _missing(topic: TopicFacts) -> list[Finding]:
     if topic.name == TRANSACTION_STATE_TOPIC:
         return []  # few principals may describe Kafka's internal topics
-    if topic.trouble is not None:
-        what = f"Kafka reports {topic.trouble} for it."
+    if topic.error is not None:
+        what = f"Kafka reports {topic.error} for it."
         return [_topic(topic, Severity.BROKEN, what, "check its name, and that the principal has Describe and Write on it")]
     if topic.made_at_first_use:
         what = "It does not exist; the broker creates it at the first message, with the broker's default replication."
@@ -247,8 +247,8 @@ _WEAK_VALUES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
 def judge_database(database: DatabaseFacts) -> list[Finding]:
     """The findings about the database: its table, and the durability of acknowledged commits."""
     found = []
-    if database.table_trouble is not None:
-        what, step = database.table_trouble
+    if database.table_error is not None:
+        what, step = database.table_error
         found.append(_database(Severity.BROKEN, what, step))
     elif database.newest_revision is None:
         pass

@@ -19,7 +19,7 @@ from dualwrite.jobs.base import Prepared
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import AttemptRow
-from dualwrite.recovery.plan import KafkaLook
+from dualwrite.recovery.plan import KafkaCheck
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
@@ -54,7 +54,7 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
         awaited: Ids for which, if they were claimed in the meantime, we wait until the claimant has resolved what was prepared.
     """
     owner = describe_owner("job recovery")
-    look = KafkaLook(site.store, site.coordinator)
+    look = KafkaCheck(site.store, site.coordinator)
 
     def resolve(claim: Claim) -> IdReport:
         name = claim.transactional_id

@@ -6,7 +6,7 @@ from dualwrite.jobs.completing import cleanup
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.decision import JobDecision
 from dualwrite.jobs.frame.staged_rows import StagedRows
-from dualwrite.recovery.plan import IdPlan, KafkaLook, RecoveryPlan
+from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, RecoveryReport
 
@@ -43,7 +43,7 @@ def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
 
     Raises: as `recover_job`.
     """
-    look = KafkaLook(site.store, site.coordinator)
+    look = KafkaCheck(site.store, site.coordinator)
     look.check()
     rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
     return RecoveryPlan(

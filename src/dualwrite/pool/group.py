@@ -1,4 +1,4 @@
-"""A group: units of many callers in one transaction; each is told the truth about its own unit.
+"""A group: units of many callers in one transaction; each caller gets its own unit's outcome.
 
 The units run one after another; their messages are sent after the last unit, and then the transaction commits as any other
 (docs/how-it-works/recipe.md). The units are run in up to three ways:
@@ -167,12 +167,12 @@ class Group:
             return self._run_only_unit(whole)
         hopes = self._rules.hopes
         if hopes is None:
-            return self._run_carefully(whole)
+            return self._run_with_savepoints(whole)
         is_hopeful = not self._is_careful and hopes.allow()
         messages: list[Message] | None = None
         try:
-            messages = self._run_hopefully(whole) if is_hopeful else None
-            return self._run_carefully(whole) if messages is None else messages
+            messages = self._run_under_one_savepoint(whole) if is_hopeful else None
+            return self._run_with_savepoints(whole) if messages is None else messages
         finally:
             hopes.note(has_failed=(is_hopeful and messages is None) or any(call.has_failed for call in self.calls))
 
@@ -202,7 +202,7 @@ class Group:
         hit("group_after_unit")
         return unit.messages
 
-    def _run_hopefully(self, whole: Transaction[Any]) -> list[Message] | None:
+    def _run_under_one_savepoint(self, whole: Transaction[Any]) -> list[Message] | None:
         """Under one savepoint; None if a unit has failed, or one of the database's answers, which may come late."""
         messages: list[Message] = []
         has_sent = False
@@ -227,7 +227,7 @@ class Group:
             return None
         return [] if has_sent else messages
 
-    def _run_carefully(self, whole: Transaction[Any]) -> list[Message]:
+    def _run_with_savepoints(self, whole: Transaction[Any]) -> list[Message]:
         """Each unit under a savepoint."""
         messages: list[Message] = []
         for call in self._growing(whole, messages):
@@ -319,7 +319,7 @@ def _may_be_one_units_fault(error: BaseException) -> bool:
 
 
 def _unexpected(error: BaseException, transactional_id: str) -> InDoubtTransactionError:
-    """An error that is none of ours, when the commit may have been sent."""
+    """An error that is not a DualWriteError, when the commit may have been sent."""
     wrapped = InDoubtTransactionError(
         "An unexpected error ended the commit; it is unknown whether the transaction committed.",
         transactional_id=transactional_id,

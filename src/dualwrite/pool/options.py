@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from dualwrite.checks import check_count, check_seconds
 from dualwrite.errors import ConfigurationError
 
 Acknowledge = Literal["visible", "decided"]
@@ -42,13 +43,9 @@ class PoolOptions:
         if self.acknowledge not in get_args(Acknowledge):
             raise ConfigurationError(f"acknowledge is {self.acknowledge!r}.", next_step='use "visible" or "decided"')
         for name in ("group_units", "group_bytes", "max_size"):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigurationError(f"{name} is {number!r}, not a whole number above 0.")
+            check_count(name, getattr(self, name))
         for name in ("timeout", "lease"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ConfigurationError(f"{name} is {seconds!r}, not a number of seconds above 0.")
+            check_seconds(name, getattr(self, name))
 
     def check_size(self, size: int) -> None:
         """Refuse a number of writers.
@@ -56,8 +53,5 @@ class PoolOptions:
         Raises:
             ConfigurationError: It is not from 1 to `max_size`.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self.max_size:
-            raise ConfigurationError(
-                f"size is {size!r}, not a whole number from 1 to {self.max_size}.",
-                next_step="each writer has a connection to the database and producers; PoolOptions(max_size=…) sets the limit",
-            )
+        limit = "each writer has a connection to the database and producers; PoolOptions(max_size=…) sets the limit"
+        check_count("size", size, most=self.max_size, next_step=limit)

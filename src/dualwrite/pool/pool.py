@@ -268,7 +268,7 @@ class WriterPool(Generic[H]):
             raise ConfigurationError(
                 'acknowledge="decided" requires two-phase commit.',
                 cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
-                "commit; a caller must not be told before that is excluded",
+                "commit; callers can be answered only after Kafka's commit",
                 next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
             )
         return writer

@@ -50,7 +50,7 @@ class Writers:
         self._leavers: list[DualWriter[Any]] = []
         self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: look why there are no more
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
-        self._trouble: Exception | None = None
+        self._opening_error: Exception | None = None
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Writers:
         with self._lock:
             self._open[writer] = None
             self._usable[writer.transactional_id] = writer
-            self._trouble = None
+            self._opening_error = None
         self._free.put(writer)
 
     @contextmanager
@@ -201,7 +201,7 @@ class Writers:
     def fail(self, error: Exception) -> None:
         """No other writers could be opened for those that are missing: if none is left, who waits for one gets this error."""
         with self._lock:
-            is_new, self._trouble = self._trouble is None, error
+            is_new, self._opening_error = self._opening_error is None, error
         if is_new:
             self._free.put(None)
 
@@ -214,14 +214,14 @@ class Writers:
         """
         with self._lock:
             is_closed = self._is_closed
-            if not is_closed and (self._usable or (self._ids.are_leased and self._trouble is None)):
+            if not is_closed and (self._usable or (self._ids.are_leased and self._opening_error is None)):
                 return
-            trouble = self._trouble
+            error = self._opening_error
         self._free.put(None)  # for the next who waits
         if is_closed:
             raise closed(self._prefix)
-        if trouble is not None:
-            raise copy.copy(trouble) from trouble
+        if error is not None:
+            raise copy.copy(error) from error
         raise FencedError(
             "Other writers or recoverers have claimed the ids of all of the pool's writers.",
             next_step=f"give each process a prefix of its own (this one's is {self._prefix!r}), and restart it",
@@ -308,8 +308,8 @@ def pool_timeout(what: str, seconds: float, running: tuple[str, ...]) -> PoolTim
     return PoolTimeoutError(
         f"{what} within {seconds:g} s; nothing was done.",
         cause=f"the pool is running {'; '.join(running)}" if running else "the pool's writers are busy",
-        next_step="look for a unit that waits for a lock or for another service; raise `size` if there are simply too many "
-        "transactions of their own, or `timeout`",
+        next_step="look for a unit that waits for a lock or for another service; raise `size` if too many threads use "
+        "`pool.transaction()`, or raise `timeout`",
         timeout=seconds,
         running=running,
     )

@@ -36,7 +36,7 @@ class AsyncDualProcessor:
         options: See DualProcessor.
 
     Raises:
-        ConfigurationError: An argument is missing or not allowed, or the store keeps no positions.
+        ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class _LoopRunner(Runner):
         if self._current is not None:
             self._current.cancel()  # and not the future, which the thread waits for: that would not wait for the coroutine
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """See Runner."""
         return isinstance(error, FencedError) or is_passing_in(self._pool.store, error)  # a pool uses another id
 

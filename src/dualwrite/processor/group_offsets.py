@@ -147,7 +147,7 @@ class GroupProgress(Progress):
         return found
 
     @property
-    def can_be_begun(self) -> bool:
+    def can_assign(self) -> bool:
         """See Progress: until the writer has ended the transaction, the group's offsets can't be read."""
         return not self._in_doubt
 
@@ -155,7 +155,7 @@ class GroupProgress(Progress):
         """See Progress."""
         self._in_doubt = True
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """See Progress: the generation is over. Of a writer that was fenced, the next transaction says so."""
         return isinstance(error, ProducerFencedError)
 

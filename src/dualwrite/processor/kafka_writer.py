@@ -61,7 +61,7 @@ class KafkaTransaction(Transaction[Any]):
 
     def _no_database(self) -> UsageError:
         return UsageError(
-            "This transaction is one on Kafka alone: it has no database.",
+            "A KafkaWriter's transaction has no database.",
             transactional_id=self._transactional_id,
             next_step="give DualProcessor a DualWriter or a WriterPool to write to a database",
         )
@@ -173,7 +173,8 @@ class KafkaWriter:
             raise FencedError(
                 "The transactional id was taken over by another process, or a transaction took longer than its timeout.",
                 transactional_id=self._id,
-                next_step="give each process an id of its own; or raise transaction.timeout.ms, or lower the batch",
+                next_step="give each process an id of its own; or raise transaction.timeout.ms, or reduce "
+                "ProcessorOptions(batch=…)",
             ) from self._fenced
         if self._producer is None or self._producer.must_be_replaced:
             self._replace_producer()
@@ -205,7 +206,7 @@ class KafkaWriter:
                 "It is not known whether the transaction committed.",
                 transactional_id=self._id,
                 cause=str(error),
-                next_step="read the group's offsets: they have moved if it has",
+                next_step="read the group's committed offsets: they have advanced if the transaction committed",
                 state="",
                 database_committed=None,
             ) from error
@@ -242,7 +243,7 @@ class KafkaRunner(Runner):
                 self._handle(messages, tx)
             finish(tx)
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """See Runner: there is no database."""
         del error
         return False

@@ -234,10 +234,10 @@ class ProcessingLoop:
         except (UnprocessableError, UnknownTopicError, BrokerAuthorizationError) as error:
             refused = error.reason if isinstance(error, UnprocessableError) else error
             raise MessageFailedError(
-                f"The message {name_of(message)} could not be processed in {attempts} attempts, nor sent to the dead-letter "
-                f"topic {topic!r}: {refused}",
+                f"The message {name_of(message)} could not be processed in {attempts} attempts, and could not be sent to "
+                f"the dead-letter topic {topic!r}: {refused}",
                 cause=f"its processing raised {type(reason).__qualname__}: {reason}",
-                next_step=f"make {topic!r} take it (a dead letter is the message and some 1,500 bytes of headers) or fix the "
+                next_step=f"make {topic!r} accept it (a dead letter is the message and some 1,500 bytes of headers) or fix the "
                 f"handler, and start again; or move the position past it: {how_to_reset(self._options)}",
                 **_where(message, attempts),
             ) from refused
@@ -270,14 +270,14 @@ class ProcessingLoop:
                 log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may change it)
                 self._failed(error, pause)
-                if self._progress.is_passing(error):
+                if self._progress.is_transient(error):
                     self._was_too_slow(batch, time.monotonic() - began, error)
             else:
                 self._times_too_slow = 0
                 self._next |= batch.after()
                 self._progress.moved(consumer, batch)
                 return True
-            if self._progress.can_be_begun:
+            if self._progress.can_assign:
                 consumer.wait(pause, self._stopped.is_set)
             else:  # no rebalance, which would wait for this very transaction
                 self._stopped.wait(pause)
@@ -289,7 +289,7 @@ class ProcessingLoop:
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Return if the transaction is to be run again; raise otherwise."""
-        match verdict_of(error, self._is_passing):
+        match verdict_of(error, self._is_transient):
             case Verdict.IN_DOUBT:  # the next attempt finds out by the position
                 log.warning("%s: %s", self._group, error)
                 self._progress.left_in_doubt()
@@ -332,8 +332,8 @@ class ProcessingLoop:
     def _messages(self, batch: Batch) -> Sequence[Any]:
         return decoded(batch.messages, self._decoding) if self._decoding else batch.messages
 
-    def _is_passing(self, error: BaseException) -> bool:
-        return self._runner.is_passing(error) or self._progress.is_passing(error)
+    def _is_transient(self, error: BaseException) -> bool:
+        return self._runner.is_transient(error) or self._progress.is_transient(error)
 
     def _go_on(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
         """Go on at other offsets."""

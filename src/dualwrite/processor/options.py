@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from dualwrite.checks import check_count, check_seconds
 from dualwrite.errors import ConfigurationError
 
 Start = Literal["earliest", "latest"]
@@ -60,13 +61,9 @@ class ProcessorOptions:
 
     def __post_init__(self) -> None:
         for name in ("batch", "attempts"):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigurationError(f"{name} must be an integer of at least 1, not {number!r}.")
+            check_count(name, getattr(self, name))
         for name in ("pause", "longest_pause"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ConfigurationError(f"{name} must be a number of seconds above 0, not {seconds!r}.")
+            check_seconds(name, getattr(self, name))
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")

@@ -45,7 +45,7 @@ class DualProcessor:
         options: Batches, retries, where positions are kept, and what to do with messages that can't be processed.
 
     Raises:
-        ConfigurationError: An argument is missing or not allowed, or the store keeps no positions.
+        ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def make_loop(
     """The loop of a processor, from what its user gives.
 
     Raises:
-        ConfigurationError: An argument is missing or not allowed, or the store keeps no positions.
+        ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
     """
     if isinstance(topics, str | Topic) or not topics:
         raise ConfigurationError("topics must be a list of at least one topic.")

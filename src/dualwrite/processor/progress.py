@@ -147,7 +147,7 @@ class Progress(ABC):
             DualWriteError: They were not moved; nothing depends on it.
         """
         moved = {key: end for key, end in ends.items() if end > (0 if key not in self._known else self._known[key].offset)}
-        if moved and self.can_be_begun:
+        if moved and self.can_assign:
             self.move_to_ends(consumer, moved)
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Progress(ABC):
     """Why a position is gone, for an error."""
 
     @property
-    def can_be_begun(self) -> bool:
+    def can_assign(self) -> bool:
         """Whether partitions can be assigned now: not while their positions depend on a transaction of this very member."""
         return True
 
@@ -201,7 +201,7 @@ class Progress(ABC):
                 self._compared[key] = self._offset(key)
         return self.begin(consumer, replaced, _COMPARING) if replaced else {}
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """Whether the error is that of a member that may have to give up its partitions."""
         del error
         return False

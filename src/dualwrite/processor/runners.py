@@ -34,7 +34,7 @@ class Runner(ABC):
         """
 
     @abstractmethod
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """Whether the same transaction may succeed later after this error, or cause of one, which `retriable` does not say."""
 
 
@@ -67,7 +67,7 @@ class ThreadRunner(Runner):
         with block as tx:
             work(tx)
 
-    def is_passing(self, error: BaseException) -> bool:
+    def is_transient(self, error: BaseException) -> bool:
         """See Runner."""
         if isinstance(error, FencedError):
             return isinstance(self._runner, WriterPool)  # it uses another id

@@ -32,7 +32,7 @@ class StoredProgress(Progress):
         options: The policies.
 
     Raises:
-        ConfigurationError: The store keeps no positions.
+        ConfigurationError: The store does not support consumer positions.
     """
 
     keeps_ids = True
@@ -122,7 +122,7 @@ def _positions_of(store: TxnStateStore) -> Positions:
     found = store.positions
     if found is None:
         raise ConfigurationError(
-            f"The store {type(store).__name__} ({store.description}) keeps no positions.",
+            f"The store {type(store).__name__} ({store.description}) does not support consumer positions.",
             next_step="use a SQL database, RocksDB or ZooKeeper; or offsets='kafka'",
         )
     return found

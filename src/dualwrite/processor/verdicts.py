@@ -47,28 +47,28 @@ _ABOUT_MESSAGES: Final = (
 """Whatever their `retriable` says: the same batch, or message, would fail again."""
 
 
-def verdict_of(error: Exception, is_passing: IsPassing) -> Verdict:
+def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
     """What follows from an error of a transaction, whose both sides are rolled back unless it is in doubt.
 
     Args:
         error: What the transaction, or the handler in it, has raised.
-        is_passing: Asked about the error, and about the causes of one that does not say by itself what it means.
+        is_transient: Asked about the error, and about the causes of one that does not say by itself what it means.
     """
     if isinstance(error, InDoubtTransactionError):
         return Verdict.IN_DOUBT
     if isinstance(error, _ABOUT_MESSAGES):
         return Verdict.MESSAGE
-    if is_passing(error):
+    if is_transient(error):
         return Verdict.LATER
     # a StoreError of no other kind: the block went on after a statement that has failed, or has written too much
     if not isinstance(error, DualWriteError) or isinstance(error, StoreCommitFailedError) or type(error) is StoreError:
-        return Verdict.LATER if any(map(_says_so(is_passing), _causes(error))) else Verdict.MESSAGE
+        return Verdict.LATER if any(map(_says_so(is_transient), _causes(error))) else Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
 
 
-def _says_so(is_passing: IsPassing) -> IsPassing:
+def _says_so(is_transient: IsPassing) -> IsPassing:
     """Also our own errors say it: a commit that was not sent, since the database could not be reached."""
-    return lambda cause: is_passing(cause) or isinstance(cause, StoreUnavailableError)
+    return lambda cause: is_transient(cause) or isinstance(cause, StoreUnavailableError)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -154,7 +154,7 @@ class Lane:
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 
-    def after_trouble(self, error: BaseException) -> None:
+    def handle_error(self, error: BaseException) -> None:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
         phase = self.phase
         if phase in BEFORE_COMMIT_POINT:

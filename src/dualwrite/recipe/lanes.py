@@ -14,7 +14,7 @@ from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recipe.phases import Event, Phase
-from dualwrite.recovery.plan import KafkaLook
+from dualwrite.recovery.plan import KafkaCheck
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.settings import OnLost, Timeouts
@@ -164,9 +164,9 @@ class Lanes:
     def _check_kafka(self) -> None:
         """Check that Kafka answers for every lane and is the right cluster, before a claim takes the id from a live writer.
 
-        Raises: as for `KafkaLook.before_opening`.
+        Raises: as for `KafkaCheck.before_opening`.
         """
-        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         own = [lane.id for lane in self._lanes]
         for row_id in own:  # first, so that the error for an unreachable store or a missing table names an id
             look.before_opening(row_id, self._store.read(row_id))

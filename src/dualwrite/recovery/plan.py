@@ -120,7 +120,7 @@ class RecoveryPlan:
         return tuple(found for found in self if found.decision in (Decision.LOST, Decision.UNVERIFIED))
 
 
-class KafkaLook:
+class KafkaCheck:
     """Checks the database and Kafka for one call of recovery, or one opening. Claims nothing.
 
     If no broker answers, this is found out once, within one time limit, not once per id.

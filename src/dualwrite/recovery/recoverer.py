@@ -23,7 +23,7 @@ from typing import Final, Self
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError, TransactionChangedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaLook, RecoveryPlan
+from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
@@ -195,7 +195,7 @@ class Recoverer:
             ConfigurationError: Both ids and a prefix were given.
         """
         reports = []
-        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             report = self._recover_one(transactional_id, look)
             reports.append(report)
@@ -208,12 +208,12 @@ class Recoverer:
 
         Raises: as for `recover`.
         """
-        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def plan_lanes(self, row_ids: Iterable[str]) -> RecoveryPlan:
         """As `plan`, for exactly these rows: lane 0 by the logical id, other lanes by their own ids."""
-        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, look) for name in row_ids))
 
     def carry_out(self, plans: Iterable[IdPlan]) -> RecoveryReport:
@@ -226,7 +226,7 @@ class Recoverer:
         Args:
             plans: From `plan` or `plan_lanes`. Those without generations, or with an error, are left out.
         """
-        look = KafkaLook(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryReport(tuple(self._recover_one(plan.transactional_id, look, plan) for plan in plans if plan.generations))
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
@@ -260,7 +260,7 @@ class Recoverer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _planned(self, transactional_id: str, look: KafkaLook) -> IdPlan:
+    def _planned(self, transactional_id: str, look: KafkaCheck) -> IdPlan:
         try:
             row = self._read(transactional_id)
             if not row.generations_to_look_at:
@@ -269,7 +269,7 @@ class Recoverer:
         except DualWriteError as error:
             return IdPlan(transactional_id, error=error)
 
-    def _recover_one(self, transactional_id: str, look: KafkaLook, planned: IdPlan | None = None) -> IdReport:
+    def _recover_one(self, transactional_id: str, look: KafkaCheck, planned: IdPlan | None = None) -> IdReport:
         try:
             return self._resolve(transactional_id, look, planned)
         except FencedError as error:
@@ -281,7 +281,7 @@ class Recoverer:
             log.info("%s: recovery did not finish: %s", transactional_id, error)  # also in the report
             return IdReport(transactional_id, error=error)
 
-    def _resolve(self, transactional_id: str, look: KafkaLook, planned: IdPlan | None) -> IdReport:
+    def _resolve(self, transactional_id: str, look: KafkaCheck, planned: IdPlan | None) -> IdReport:
         row = self._read(transactional_id)
         if not row.generations_to_look_at:
             return IdReport(transactional_id, unacknowledged=row.lost)

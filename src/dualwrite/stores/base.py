@@ -425,7 +425,7 @@ class TxnStateStore(ABC):
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 
-    tells_copies: ClassVar[bool] = True
+    detects_copies: ClassVar[bool] = True
     """Whether different marks prove that this is another database; False if a replica of the same database has other marks."""
 
     @abstractmethod
@@ -459,14 +459,14 @@ class TxnStateStore(ABC):
         If it may be a copy, but need not be, this is logged, once by each store object.
 
         Raises:
-            StoreCopiedError: It is a copy or has moved, and `tells_copies` is set.
+            StoreCopiedError: It is a copy or has moved, and `detects_copies` is set.
         """
         identity, found = self.identity(), self.marks()
         if identity is None or not identity.marks or not found or found == identity.marks:
             return
         is_elsewhere = identity.is_elsewhere(found)
         error = copied(self.description, identity, found)
-        if is_elsewhere and self.tells_copies:
+        if is_elsewhere and self.detects_copies:
             raise error
         if found == self._told_marks:
             return

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kafka.protocol.admin import DescribeGroupsRequest
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 
-from dualwrite.kafka.admin.brokers import PASSING, Brokers, TryAgainError, batches
+from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers, TryAgainError, batches
 from dualwrite.kafka.admin.groups import CONSUMER, STREAMS, GroupListing, by_coordinator, note_refused
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.messages import ConsumerGroupDescribeRequest
@@ -50,7 +50,7 @@ def _request(names: Sequence[str], *, is_new: bool) -> Any:
 def _groups(brokers: Brokers, answer: Any) -> Mapping[str, set[Key]]:
     found = {}
     for group in answer.groups:
-        if group.error_code in PASSING:
+        if group.error_code in TRANSIENT:
             raise TryAgainError(f"the description of a group answered {error_name(group.error_code)}")
         if group.error_code:
             note_refused(brokers, "DescribeGroups", group.group_id, group.error_code)

@@ -24,7 +24,7 @@ from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 BATCH: Final = 500
 """How many ids or partitions one request names, as in Apache's own tool."""
 
-PASSING: Final = frozenset(
+TRANSIENT: Final = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -222,7 +222,7 @@ def check(code: int, request: str) -> None:
         TryAgainError: It is transient.
         BrokerError: It is not.
     """
-    if code in PASSING:
+    if code in TRANSIENT:
         raise TryAgainError(f"{request} answered {error_name(code)}")
     if code:
         raise BrokerError(f"{request} answered {error_name(code)}.", code=code, name=error_name(code))

@@ -9,7 +9,7 @@ from typing import Any
 from kafka.protocol.admin import DescribeTransactionsRequest
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTransactionStateError
-from dualwrite.kafka.admin.brokers import PASSING, PAUSE, Brokers, batches
+from dualwrite.kafka.admin.brokers import PAUSE, TRANSIENT, Brokers, batches
 from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.cluster import CoordinatorUnavailableError
@@ -82,7 +82,7 @@ class _Batch:
 
     def _take(self, node: int, state: Any) -> None:
         name, code = state.transactional_id, state.error_code
-        if code in PASSING:
+        if code in TRANSIENT:
             self._reasons[name] = (node, f"DescribeTransactions answered {error_name(code)}")
         elif code in DENIED:
             self._finish(name, node, denied("DescribeTransactions", code, name))

@@ -11,7 +11,7 @@ from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError
-from dualwrite.kafka.admin.brokers import PASSING, Brokers, TryAgainError, batches, check
+from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers, TryAgainError, batches, check
 from dualwrite.kafka.admin.facts import BrokerProblem
 from dualwrite.kafka.admin.leaders import Key, by_topic
 from dualwrite.kafka.admin.permissions import DENIED, denied
@@ -157,7 +157,7 @@ def _committed(
     def conclude(_: int, answer: Any) -> list[CommittedOffset]:
         found = []
         for group in answer.groups:
-            if group.error_code in PASSING:
+            if group.error_code in TRANSIENT:
                 raise TryAgainError(f"OffsetFetch answered {error_name(group.error_code)}")
             if group.error_code:
                 note_refused(brokers, "OffsetFetch", group.group_id, group.error_code)

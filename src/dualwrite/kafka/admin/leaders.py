@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTopicError
-from dualwrite.kafka.admin.brokers import PASSING, PAUSE, Brokers, ClusterView, PartitionView
+from dualwrite.kafka.admin.brokers import PAUSE, TRANSIENT, Brokers, ClusterView, PartitionView
 from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
@@ -154,7 +154,7 @@ class _Batch:
             self._reasons |= dict.fromkeys(by_node[node], f"broker {node} does not answer")
 
     def _take(self, node: int, key: Key, code: int, answer: Any) -> None:
-        if code in PASSING:
+        if code in TRANSIENT:
             self._reasons[key] = f"{self._question.request_name} answered {error_name(code)}"
         elif code in DENIED:
             self._found[key] = PartitionReply(node, problem=denied(self._question.request_name, code, key[0]))

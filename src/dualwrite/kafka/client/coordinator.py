@@ -37,7 +37,7 @@ CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
 INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
 
 _MOVED: Final = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
-_PASSING: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *_MOVED)
+_TRANSIENT_CODES: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *_MOVED)
 _FORBIDDEN: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 _END_PLAIN: Final = 4
 _INIT_PLAIN: Final = 4
@@ -405,7 +405,7 @@ class WireTransactionCoordinator:
         """Raise transient and authorization errors; all others are left to the caller."""
         if code in _MOVED:
             raise _MovedError(f"{request} answered {error_name(code)}")
-        if code in _PASSING:
+        if code in _TRANSIENT_CODES:
             raise _TryAgainError(f"{request} answered {error_name(code)}")
         if code in _FORBIDDEN:
             raise forbidden(code, kafka_transactional_id, request, operation)

@@ -20,7 +20,7 @@ from dualwrite.kafka.client.sockets import ConnectionLostError
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 
-_PASSING: Final = (
+_TRANSIENT: Final = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
@@ -107,7 +107,7 @@ class Inquiry:
 
 def check_passing(code: int, request: str) -> None:
     """Have the request retried if its error is transient; only inside an Inquiry."""
-    if code in _PASSING:
+    if code in _TRANSIENT:
         raise _TryAgainError(f"{request} answered {error_name(code)}")
 
 

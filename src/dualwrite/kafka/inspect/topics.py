@@ -32,7 +32,7 @@ class TopicFacts:
     Args:
         name: The topic.
         exists: Whether it exists.
-        trouble: Kafka's name for the error if the topic can't be described, such as TOPIC_AUTHORIZATION_FAILED.
+        error: Kafka's name for the error if the topic can't be described, such as TOPIC_AUTHORIZATION_FAILED.
         made_at_first_use: Whether the broker creates a missing topic automatically; None if that can't be read.
         partitions: The number of partitions.
         replicas: The replicas of the partition with the fewest.
@@ -46,7 +46,7 @@ class TopicFacts:
 
     name: str
     exists: bool
-    trouble: str | None = None
+    error: str | None = None
     made_at_first_use: bool | None = None
     partitions: int = 0
     replicas: int = 0
@@ -104,7 +104,7 @@ def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: b
     if topic.error_code == _UNKNOWN_TOPIC:
         return TopicFacts(name, exists=False, made_at_first_use=auto_create)
     if topic.error_code not in _EXISTS:
-        return TopicFacts(name, exists=False, trouble=error_name(topic.error_code))
+        return TopicFacts(name, exists=False, error=error_name(topic.error_code))
     min_insync, unclean, limit = map(settings.get, _SETTINGS)
     return TopicFacts(
         name,

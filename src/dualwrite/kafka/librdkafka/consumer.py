@@ -41,7 +41,7 @@ _EARLIEST: Final = -2
 _LATEST: Final = -1
 """ListOffsets' timestamp for the end: the last stable offset, for a consumer that reads committed messages."""
 
-_PASSING: Final = frozenset(
+_TRANSIENT: Final = frozenset(
     {
         "_ALL_BROKERS_DOWN",
         "_TRANSPORT",
@@ -103,7 +103,7 @@ class GroupConsumer:
             self._consumer = Consumer({**settings, **_OURS, **_UNSEEN})
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
-            raise ConfigurationError(f"The consumer can't be made: {error.args[0].str()}.") from error
+            raise ConfigurationError(f"The consumer can't be created: {error.args[0].str()}.") from error
 
     @property
     def member(self) -> Consumer:
@@ -381,7 +381,7 @@ class GroupConsumer:
                 if key in self._terms:
                     offset = message.offset()
                     self._refused[key] = self._places[key] if offset is None else offset
-            elif error.name() not in _PASSING or error.fatal():
+            elif error.name() not in _TRANSIENT or error.fatal():
                 raise _failed(error, message)
             log.debug("%s: %s", self.group_id, error)
             topic = message.topic()

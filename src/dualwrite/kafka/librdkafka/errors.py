@@ -68,7 +68,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
         _UNREACHABLE,
     ),
 }
-_PASSING_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_TOPIC_CODES})
+_TRANSIENT_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_TOPIC_CODES})
 
 
 def kafka_error(error: Any) -> KafkaError | None:
@@ -84,7 +84,7 @@ def is_retriable(error: Any) -> bool:
     inner = kafka_error(error)
     if inner is None:
         return False
-    return bool(inner.retriable()) or inner.code() in _PASSING_LOOKUP
+    return bool(inner.retriable()) or inner.code() in _TRANSIENT_LOOKUP
 
 
 def broker_error(error: Any, kafka_transactional_id: str | None, action: str) -> BrokerError:

@@ -67,24 +67,24 @@ class Opener:
 
     def _check_new_folder(self) -> None:
         folder = Path(self.path)
-        trouble = None
+        problem = None
         try:
             if folder.is_dir():
                 strange = sorted(entry.name for entry in folder.iterdir() if not _OF_ROCKSDB.fullmatch(entry.name))
                 if strange:
-                    trouble = f"the folder contains other files ({', '.join(strange[:5])}) and no database"
+                    problem = f"the folder contains other files ({', '.join(strange[:5])}) and no database"
             elif folder.exists():
-                trouble = "it is a file, but a RocksDB database is a folder"
+                problem = "it is a file, but a RocksDB database is a folder"
             elif not folder.parent.is_dir():
-                trouble = f"the parent folder {folder.parent} does not exist"
+                problem = f"the parent folder {folder.parent} does not exist"
         except OSError as error:
             raise not_opened(self.path, error) from error
-        if trouble is None and not self.create_if_missing:
-            trouble = "it does not exist, and create_if_missing is False"
-        if trouble is not None:
+        if problem is None and not self.create_if_missing:
+            problem = "it does not exist, and create_if_missing is False"
+        if problem is not None:
             raise StoreUnavailableError(
                 f"The RocksDB database {self.path} can't be opened.",
-                cause=trouble,
+                cause=problem,
                 next_step="check the path: rocksdb:////path/to/folder, with four slashes for an absolute path",
                 path=self.path,
                 pid=None,

@@ -231,7 +231,7 @@ class StoreDialect(ABC):
 
     # --- which database this is -------------------------------------------------------------------------------------------
 
-    tells_copies: ClassVar[bool] = True
+    detects_copies: ClassVar[bool] = True
     """See TxnStateStore."""
 
     def whereabouts(self, connection: Connection) -> frozenset[str]:

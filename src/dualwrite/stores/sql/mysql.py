@@ -198,7 +198,7 @@ class MysqlDialect(StoreDialect):
         """
         return _code(error) in _ROLLED_BACK and not connection.invalidated and _raw(connection).open
 
-    tells_copies = False  # a promoted replica has its own server id
+    detects_copies = False  # a promoted replica has its own server id
 
     def whereabouts(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the schema."""

@@ -242,9 +242,9 @@ class SqlStateStore(TxnStateStore):
     # --- which database this is ---------------------------------------------------------------------------------------------
 
     @property
-    def tells_copies(self) -> bool:  # type: ignore[override]
+    def detects_copies(self) -> bool:  # type: ignore[override]
         """See TxnStateStore; False for MariaDB and MySQL: a promoted replica has another identifier."""
-        return self._dialect.tells_copies
+        return self._dialect.detects_copies
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore."""

@@ -198,7 +198,7 @@ class PositionConformance:
 def _positions(store: TxnStateStore) -> Positions:
     positions = store.positions
     if positions is None:
-        pytest.skip("the store keeps no positions")
+        pytest.skip("the store does not support consumer positions")
     positions.prepare()
     return positions
 
