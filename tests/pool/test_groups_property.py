@@ -17,7 +17,7 @@ from psycopg_pool import ConnectionPool
 
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
-from dualwrite.pool.hopes import Hopes
+from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT, until
 from pool.pool_scene import both, held, open_pool
@@ -148,10 +148,10 @@ GOOD = {succeeds, handles_an_error, leaves_a_savepoint}
 
 
 @pytest.fixture(params=["as they come", "always"], autouse=True)
-def hopes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After all these failures no group would be hopeful any more."""
+def savepoint_policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After all these failures no group would have one savepoint any more."""
     if request.param == "always":
-        monkeypatch.setattr(Hopes, "allow", lambda _: True)
+        monkeypatch.setattr(SavepointPolicy, "allow", lambda _: True)
 
 
 @pytest.fixture

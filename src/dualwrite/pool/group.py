@@ -3,8 +3,8 @@
 The units run one after another; their messages are sent after the last unit, and then the transaction commits as any other
 (docs/how-it-works/recipe.md). The units are run in up to three ways:
 
-1. Hopefully, if units have rarely failed: under one savepoint for all, so that if one fails, all are undone.
-2. Carefully, in the same transaction: each under its own, so that one can be undone alone. Those that succeed are committed.
+1. If units have rarely failed: under one savepoint for all, so that if one fails, all are undone.
+2. In the same transaction, each under its own, so that one can be undone alone. Those that succeed are committed.
    (In a new transaction, if messages were already on their way when the database's last answer came.)
 3. One by one, each in a transaction of its own, if the group's transaction fails for a reason that one unit may have caused.
 """
@@ -33,7 +33,7 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.pool.call import Call
-from dualwrite.pool.hopes import Hopes
+from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
@@ -76,7 +76,7 @@ class Rules:
         back: Takes calls back that have not begun: the group is complete without them.
         has_written: Called when the last unit has run, before the messages are sent.
         doing: Called with what is done next: the name of each unit before it runs, and the commit.
-        hopes: Whether the units may be tried under one savepoint; None: never.
+        savepoint_policy: Whether the units may be tried under one savepoint; None: never.
     """
 
     most_units: int = 1
@@ -86,7 +86,7 @@ class Rules:
     back: Callable[[list[Call]], None] = lambda _: None
     has_written: Callable[[], None] = lambda: None
     doing: Callable[[str], None] = lambda _: None
-    hopes: Hopes | None = None
+    savepoint_policy: SavepointPolicy | None = None
 
 
 class Group:
@@ -165,16 +165,16 @@ class Group:
     def _run(self, whole: Transaction[Any]) -> list[Message]:
         if len(self.calls) == 1:
             return self._run_only_unit(whole)
-        hopes = self._rules.hopes
-        if hopes is None:
+        savepoint_policy = self._rules.savepoint_policy
+        if savepoint_policy is None:
             return self._run_with_savepoints(whole)
-        is_hopeful = not self._is_careful and hopes.allow()
+        is_under_one = not self._is_careful and savepoint_policy.allow()
         messages: list[Message] | None = None
         try:
-            messages = self._run_under_one_savepoint(whole) if is_hopeful else None
+            messages = self._run_under_one_savepoint(whole) if is_under_one else None
             return self._run_with_savepoints(whole) if messages is None else messages
         finally:
-            hopes.note(has_failed=(is_hopeful and messages is None) or any(call.has_failed for call in self.calls))
+            savepoint_policy.note(has_failed=(is_under_one and messages is None) or any(call.has_failed for call in self.calls))
 
     def _grow(self) -> None:
         room = self._rules.most_units - len(self.calls)

@@ -26,7 +26,7 @@ from dualwrite.errors import (
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.call import Call, name_of
 from dualwrite.pool.group import Group, Rules
-from dualwrite.pool.hopes import Hopes
+from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.pool.ids import FixedIds, Ids
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.pool.options import PoolOptions
@@ -94,7 +94,7 @@ class WriterPool(Generic[H]):
         self._writers = Writers(prefix, self._ids)
         self._upkeep = Upkeep(prefix, self._ids, self._writers, self._opened)
         self._waiting = WaitingCalls()
-        self._hopes = Hopes() if store.undoing_units_costs else None
+        self._savepoint_policy = SavepointPolicy() if store.undoing_units_costs else None
         self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
         self._here = threading.local()
         self._pid = os.getpid()
@@ -422,7 +422,7 @@ class WriterPool(Generic[H]):
             most_units=most,
             most_bytes=int(self._options.group_bytes),
             when_decided=self._options.acknowledge == "decided",
-            hopes=self._hopes,
+            savepoint_policy=self._savepoint_policy,
         )
         while True:
             self._turn.acquire()  # released as soon as the group's SQL is done

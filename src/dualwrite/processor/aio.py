@@ -14,7 +14,7 @@ from dualwrite.errors import FencedError
 from dualwrite.kafka.topic import Topic
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import check_handlers, make_loop
-from dualwrite.processor.runners import Runner, is_passing_in
+from dualwrite.processor.runners import Runner, is_transient_in
 from dualwrite.processor.stopping import StoppedError
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
@@ -131,7 +131,7 @@ class _LoopRunner(Runner):
 
     def is_transient(self, error: BaseException) -> bool:
         """See Runner."""
-        return isinstance(error, FencedError) or is_passing_in(self._pool.store, error)  # a pool uses another id
+        return isinstance(error, FencedError) or is_transient_in(self._pool.store, error)  # a pool uses another id
 
     async def _run(self, messages: Sequence[Any], finish: Finish) -> None:
         if self._is_cancelled:

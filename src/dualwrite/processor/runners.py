@@ -71,9 +71,9 @@ class ThreadRunner(Runner):
         """See Runner."""
         if isinstance(error, FencedError):
             return isinstance(self._runner, WriterPool)  # it uses another id
-        return is_passing_in(self._runner.store, error)
+        return is_transient_in(self._runner.store, error)
 
 
-def is_passing_in(store: TxnStateStore, error: BaseException) -> bool:
+def is_transient_in(store: TxnStateStore, error: BaseException) -> bool:
     """Whether an error of the store's driver is a conflict or an outage: it says nothing about the messages."""
     return store.is_conflict(error) or store.is_outage(error)
