@@ -26,10 +26,10 @@ from dualwrite.errors import (
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.call import Call, name_of
 from dualwrite.pool.group import Group, Rules
-from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.pool.ids import FixedIds, Ids
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.pool.options import PoolOptions
+from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers, closed, pool_timeout

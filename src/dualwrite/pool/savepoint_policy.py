@@ -8,7 +8,7 @@ _LONGEST: Final = 64
 
 
 class SavepointPolicy:
-    """After a group with a failed unit the next groups have a savepoint for each unit: twice as many as the last time, up to 64.
+    """After a group with a failed unit the next groups have a savepoint for each unit: twice as many as last time, up to 64.
 
     Each group that succeeds under one savepoint halves that number again. So a service whose units hardly ever fail pays for no
     savepoints, and one whose units often fail pays for few groups that run twice. Threads may share one: a lost update only
