@@ -1,9 +1,10 @@
-"""The screens in docs/operations/transactions.md are what the commands print; the repairs' own screens are left out."""
+"""The screens in docs/operations/transactions.md are what the commands print."""
 
 from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,12 +20,12 @@ from dualwrite.cli import watch
 from dualwrite.cli.stuck import look
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import write_behind_the_coordinator
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
 BLOCKS = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-REPAIRS = ("abort", "complete", "force-terminate")
 
 Run = Callable[..., tuple[int, str, str]]
 NewName = Callable[[str], str]
@@ -103,6 +104,52 @@ def test_what_is_stuck_and_the_same_live(
     assert shown(left, console.file.getvalue(), group) == plain(page)
 
 
+# --- repairs, at a terminal -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal at which the question is answered by yes."""
+    terminal = io.StringIO("y\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", terminal)
+
+
+def assert_screen(out: str, err: str, command: str) -> None:
+    """The page shows the output with the question and its answer in it; the answer is what is typed."""
+    lines = screen_of(command).splitlines()
+    (question,) = [line for line in lines if line.endswith("[y/N]: y")]
+    assert f"{err} y" == question
+    assert out.splitlines() == [line for line in lines if line != question]
+
+
+@pytest.mark.usefixtures("yes")
+def test_complete(left: Crashed, called: Run, url: str) -> None:
+    _, out, err = called("transactions", "complete", left.name, "--url", url)
+    assert_screen(shown(left, out), shown(left, err), "transactions complete")
+
+
+@pytest.mark.usefixtures("yes")
+def test_force_terminate(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
+    name, topic = new_name("id"), new_name("topic")
+    make_topic(trusting_broker, topic)
+    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    _, out, err = called("transactions", "force-terminate", name)
+    out, err = (plain(text.replace(topic, "orders").replace(name, "billing-1")) for text in (out, err))
+    assert_screen(out, err, "transactions force-terminate")
+    del producer
+
+
+@pytest.mark.usefixtures("yes")
+def test_abort(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
+    topic = new_name("topic")
+    make_topic(trusting_broker, topic)
+    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_100, 0, int(time.time() * 1000) - 3_600_000)
+    _, out, err = called("transactions", "abort", "--topic", topic, "--partition", "0", "--start-offset", "0")
+    assert_screen(plain(out.replace(topic, "orders")), plain(err.replace(topic, "orders")), "transactions abort")
+
+
 def test_every_screen_of_the_page_is_compared() -> None:
     typed = {re.sub(r"^\$ dualwrite (transactions )?", "", block).split()[0] for block in BLOCKS if block.startswith("$")}
-    assert typed - set(REPAIRS) == {"list", "describe", "describe-producers", "find-hanging", "of", "stuck"}
+    reading = {"list", "describe", "describe-producers", "find-hanging", "of", "stuck"}
+    assert typed == reading | {"abort", "complete", "force-terminate"}
