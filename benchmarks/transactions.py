@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import secrets
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 
 _THREADS = 8
-_PREFIX = "benchmark-"
 
 
 def main() -> None:
@@ -32,11 +32,12 @@ def main() -> None:
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a cluster on which the ids are made, and stay")
     given = parser.parse_args()
     with _cluster(given.kafka) as servers:
-        names = [f"{_PREFIX}{number}" for number in range(given.ids)]
+        prefix = f"benchmark-{secrets.token_hex(4)}-"  # the cluster may have ids of an earlier run
+        names = [f"{prefix}{number}" for number in range(given.ids)]
         seconds = make(servers, names)
         print(f"{len(names)} ids made in {seconds:.1f} s")
         with TransactionAdmin(servers, timeout=120) as admin:
-            measured("list", len(names), lambda: sum(one.transactional_id.startswith(_PREFIX) for one in admin.list()))
+            measured("list", len(names), lambda: sum(one.transactional_id.startswith(prefix) for one in admin.list()))
             measured("list --pattern, none", 0, lambda: len(admin.list(pattern="nothing-.*")))
             measured("describe", len(names), lambda: sum(one.description is not None for one in admin.describe(iter(names))))
 

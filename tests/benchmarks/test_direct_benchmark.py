@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.pace import limit
@@ -11,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("--seconds", "0.1", "--rounds", "1", "--writers", "1,2", "--partitions", "1")
 
 
+@pytest.mark.soak  # in CI: the benchmarks of the pool and the processor
 def test_this_checkout_is_compared_with_another_one(databases: Databases, broker: DevCluster) -> None:
     """Here with itself."""
     scene = databases.scene("postgresql", broker)

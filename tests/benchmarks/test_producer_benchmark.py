@@ -14,7 +14,7 @@ SHORT = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: the benchmarks of the pool and the processor
 def test_every_producer_is_measured_and_verified(broker: DevCluster) -> None:
     done = subprocess.run(
         [sys.executable, BENCHMARK, *SHORT, "--kafka", broker.bootstrap_servers],

@@ -26,7 +26,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: the benchmarks of the pool and the processor
 def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str, tmp_path: Path) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
     file = tmp_path / "figures.json"

@@ -192,7 +192,7 @@ def test_a_claim_between_the_last_look_and_ours_wins(crashed: Crash, url: str, m
     left = crashed("after_prepare")
     original = KafkaCheck.at
     with open_recoverer(url) as recoverer:
-        (plan,) = recoverer.plan_lanes([left.name])
+        (plan,) = recoverer.plan_lanes([left.name]).ids
 
         def at(look: KafkaCheck, row: StateRow) -> tuple[GenerationPlan, ...]:
             found = original(look, row)
