@@ -145,9 +145,17 @@ class ClockedStore(SqlStateStore):
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""
+        self._mark()
+        return super().begin(claim)
+
+    def begin_group(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        self._mark()
+        return super().begin_group(claim)
+
+    def _mark(self) -> None:
         if self.recorder is not None:
             self.recorder.mark(_BEGIN)
-        return super().begin(claim)
 
 
 def groups_of(marks: Iterable[Mark]) -> Iterator[Group]:
