@@ -169,7 +169,9 @@ def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     options = arguments(given)
     with ExitStack() as stack:
-        servers = stack.enter_context(services(options.url, options.kafka, dict(options.kafka_config)))
+        servers = stack.enter_context(
+            services(options.url, options.kafka, dict(options.kafka_config), warm_up=options.broker_warm_up)
+        )
         around: dict[str, Any] = surroundings(servers, options, {})
         topic = f"direct-{uuid4().hex[:8]}"
         servers.make_topic(topic, options.partitions)

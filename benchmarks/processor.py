@@ -17,9 +17,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String, Table, create_engine, func, insert, select
 
 import dualwrite
+from brokers import WARM_UP_SECONDS
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from machine import Conditions, ProcessorTimes
-from options import count, counts
+from options import count, counts, seconds
 from services import services
 from surroundings import line, surroundings, warnings
 
@@ -256,10 +257,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    parser.add_argument("--broker-warm-up", type=seconds, default=WARM_UP_SECONDS, help="see recipe.py")
     parser.set_defaults(producer="auto")
     chosen = parser.parse_args(given)
     with ExitStack() as opened:
-        found = opened.enter_context(services(chosen.url, chosen.kafka, {}))
+        found = opened.enter_context(services(chosen.url, chosen.kafka, {}, warm_up=chosen.broker_warm_up))
         around = surroundings(found, chosen, {})
         print("\n\n".join([line(around), *warnings(around)]), flush=True)
         servers = found.kafka["bootstrap.servers"]
