@@ -211,7 +211,7 @@ def test_a_dead_letter_that_is_refused_stops_it(scene: ProcessorScene, new_name:
     assert isinstance(error, MessageFailedError)
     assert (error.topic, error.partition, error.offset, error.attempts) == (scene.source, 1, 0, 2)
     assert isinstance(error.__cause__, MessageTooLargeError)
-    assert f"nor sent to the dead-letter topic {small!r}" in str(error)
+    assert f"could not be sent to the dead-letter topic {small!r}" in str(error)
     assert "its processing raised ValueError" in str(error)
     assert read_topic(scene.broker.bootstrap_servers, small) == []
     with scene.running(options=replace(options, dead_letter_topic=dead)):
