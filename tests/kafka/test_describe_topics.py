@@ -50,7 +50,7 @@ def test_a_missing_topic_stays_missing(broker: DevCluster, strict_broker: DevClu
 
 def test_a_name_that_no_topic_can_have(broker: DevCluster) -> None:
     (found,) = describe_topics(broker.bootstrap_servers, ["no topic!"])
-    assert (found.exists, found.trouble) == (False, "INVALID_TOPIC_EXCEPTION")
+    assert (found.exists, found.error) == (False, "INVALID_TOPIC_EXCEPTION")
 
 
 def test_no_topics_need_no_broker(free_port: int) -> None:
