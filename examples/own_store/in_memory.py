@@ -22,7 +22,7 @@ from dualwrite.stores.base import (
     MAX_OWNER_LENGTH,
     Claim,
     LostTransaction,
-    Settlement,
+    Resolution,
     StateRow,
     StoreTransaction,
     TxnStateStore,
@@ -152,7 +152,7 @@ class InMemoryLeases(LeaseStore):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore."""
         owner = owner[:MAX_OWNER_LENGTH]
         with self._database.lock:
@@ -246,11 +246,11 @@ class InMemoryStore(TxnStateStore):
         """See TxnStateStore."""
         return rows.held(self.read(claim.transactional_id), claim)
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
-        self._change(claim.transactional_id, lambda row: rows.settled(rows.held(row, claim), settlement))
+        self._change(claim.transactional_id, lambda row: rows.with_resolution(rows.held(row, claim), resolution))
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore."""
         own = {"store_id": self._own_identity().store_id, "cluster_id": cluster_id}
         row = self._change(

@@ -284,7 +284,7 @@ class StoreCopiedError(StoreError):
     found: str
 
 
-class NotSettledError(StoreError):
+class NotResolvedError(StoreError):
     """The id still has something to recover or to acknowledge, so it can't be forgotten or moved."""
 
 

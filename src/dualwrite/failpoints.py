@@ -31,7 +31,7 @@ NAMES: Final = (
     "recover_after_describe",
     "recover_after_decision",
     "recover_after_end_txn",
-    "recover_after_settle",
+    "recover_after_resolution",
     "before_take_over",
     "after_take_over",
     "group_after_unit",

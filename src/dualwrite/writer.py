@@ -228,7 +228,7 @@ class DualWriter(Generic[H]):
 
     @contextmanager
     def _transaction_of(self, *, is_group: bool) -> Iterator[Transaction[H]]:
-        self._take("transaction()")
+        self._acquire("transaction()")
         try:
             self._lanes.forget_transactions()  # as in `_exclusively`
             phase = self.phase
@@ -294,7 +294,7 @@ class DualWriter(Generic[H]):
 
     @contextmanager
     def _exclusively(self, what: str) -> Iterator[None]:
-        self._take(what)
+        self._acquire(what)
         try:
             self._lanes.forget_transactions()  # in case an interrupt kept an earlier call from doing so
             yield
@@ -307,7 +307,7 @@ class DualWriter(Generic[H]):
     def _clear_if_idle(self) -> float:
         """Clear the stored states of idle lanes, if no thread uses the writer; return when to come back, in seconds.
 
-        Called by the thread of `recipe.idle`. It holds the mutex, so `_take` waits for it instead of raising an error.
+        Called by the thread of `recipe.idle`. It holds the mutex, so `_acquire` waits for it instead of raising an error.
         """
         if not self._mutex.acquire(blocking=False):
             return idle.CLEAR_AFTER
@@ -318,8 +318,8 @@ class DualWriter(Generic[H]):
         finally:
             self._mutex.release()
 
-    def _take(self, what: str) -> None:
-        """Take the writer for this thread; the caller sets `_user` to None at its end."""
+    def _acquire(self, what: str) -> None:
+        """Reserve the writer for this thread; the caller sets `_user` to None at its end."""
         me = threading.get_ident()
         self._check_process(what)
         with self._mutex:

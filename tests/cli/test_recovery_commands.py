@@ -21,7 +21,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
 from fixtures.fork_server import ForkedProcess
@@ -50,7 +50,7 @@ class Scene:
         """Make a row with a lost transaction, and nothing else to recover."""
         with store_from_url(self.url) as store:
             claim = store.claim(transactional_id, "test", timeout=5)
-            store.settle(claim, Settlement(lost=LOST, settled_generation=0))
+            store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, A
     ("failpoint", "outcome", "messages"),
     [("after_db_commit", "COMMITTED", [b"from the crashed writer"]), ("after_prepare", "ABORTED", [])],
 )
-def test_what_a_crashed_writer_left_is_settled_and_told(
+def test_what_a_crashed_writer_left_is_resolved_and_told(
     scene: Scene,
     capsys: pytest.CaptureFixture[str],
     new_name: Callable[[str], str],
@@ -314,7 +314,7 @@ def test_status_shows_the_row_and_what_kafka_says(
     rows = status["ids"]
     assert code == 0
     live, orders = rows
-    assert (live["transactional_id"], live["generation"], live["settled_generation"]) == ("live", 1, 0)
+    assert (live["transactional_id"], live["generation"], live["resolved_generation"]) == ("live", 1, 0)
     assert live["owner"].startswith("writer ")
     assert live["prepared_state"].startswith(f"{live['kafka'][0]['producer_id']}:")
     kafka_id = live["kafka_transactional_id"]
@@ -383,7 +383,7 @@ def test_a_missing_table_is_an_error_that_names_the_command(capsys: pytest.Captu
 # --- forget -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_settled_id_can_be_forgotten(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resolved_id_can_be_forgotten(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     with dualwrite.connect(transactional_id="old"):
         pass
     code, _, err = output_of(capsys, "forget", "--id", "old")
@@ -394,7 +394,7 @@ def test_a_settled_id_can_be_forgotten(scene: Scene, capsys: pytest.CaptureFixtu
     assert "no transactional id" in output_of(capsys, "status")[1]
 
 
-def test_an_id_with_something_unsettled_is_not_forgotten(
+def test_an_id_with_something_unresolved_is_not_forgotten(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = output_of(capsys, "forget", "--id", "live", "--yes")
@@ -437,7 +437,7 @@ def test_an_id_is_forgotten_with_its_lanes(scene: Scene, three_lanes: None, caps
         pass
 
 
-def test_an_id_with_an_unsettled_lane_is_not_forgotten_in_part(
+def test_an_id_with_an_unresolved_lane_is_not_forgotten_in_part(
     scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dualwrite.connect(transactional_id="old").close()
@@ -468,7 +468,7 @@ def test_recover_shows_how_far_it_is(scene: Scene) -> None:
     """In a terminal; a file or a pipe gets none of it."""
     with store_from_url(scene.url) as store:
         for number in range(_MANY):
-            store.take_generation(store.claim(f"many-{number:02}", "tests", timeout=LIMIT), ProducerKind.NATIVE_TWO_PHASE)
+            store.acquire_generation(store.claim(f"many-{number:02}", "tests", timeout=LIMIT), ProducerKind.NATIVE_TWO_PHASE)
     terminal = Terminal("recover", "--yes", "--prefix", "many-")
     try:
         terminal.wait_for("transactional id")

@@ -85,7 +85,7 @@ def rows_of(store: TxnStateStore) -> list[StateRow]:
 
 def described(store: TxnStateStore, coordinator: WireTransactionCoordinator) -> list[TransactionDescription | None]:
     return [
-        coordinator.describe(row.kafka_id(generation)) for row in rows_of(store) for generation in row.unsettled_generations
+        coordinator.describe(row.kafka_id(generation)) for row in rows_of(store) for generation in row.unresolved_generations
     ]
 
 

@@ -26,7 +26,7 @@ from dualwrite.recovery.plan import GenerationPlan, KafkaCheck
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostKind, LostTransaction, Settlement, StateRow
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.registry import store_from_url
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.open_transactions import left_open
@@ -118,7 +118,7 @@ def test_force_terminate_refuses_what_is_committed_on_any_lane(
     assert committed(trusting_broker, left.topic) == 2
 
 
-def test_an_open_lane_is_found_if_lane_0_is_settled(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
+def test_an_open_lane_is_found_if_lane_0_is_resolved(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
     left = crashed("after_prepare", transactions=2, lanes=3)
     kafka_id = left.kafka_id
     assert json_of("complete", kafka_id, "--url", url, "--yes")[1]["outcomes"][0]["transactional_id"] == left.name
@@ -307,7 +307,7 @@ def test_without_a_database_the_question_says_so(
 # --- what the database does not know ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("later", "why"), [(5, "does not know generation"), (0, "has settled generation")])
+@pytest.mark.parametrize(("later", "why"), [(5, "does not know generation"), (0, "has resolved generation")])
 def test_what_is_open_on_a_generation_that_the_database_does_not_know(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf, topic: str, later: int, why: str
 ) -> None:
@@ -349,7 +349,7 @@ def lose(url: str, name: str, lost: PreparedTxnState) -> None:
     with store_from_url(url) as store:
         claim = store.claim(name, "test", timeout=LIMIT)
         entry = LostTransaction(LostKind.LOST, lost, 0, datetime(2026, 1, 1, tzinfo=UTC))
-        store.settle(claim, Settlement(lost=entry, settled_generation=0))
+        store.record_resolution(claim, Resolution(lost=entry, resolved_generation=0))
 
 
 # --- everything again after the question ------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ Change = tuple[str, str]
 
 _HELD_AT_COMMIT = "row = rows.held(self._database.row(self._claim.transactional_id), self._claim)"
 _UNCHECKED = "row = self._database.row(self._claim.transactional_id)"
-_SETTLE = "lambda row: rows.settled(rows.held(row, claim), settlement)"
-_CLEARS_ALL = "__import__('dataclasses').replace(settlement, clear_state=settlement.clear_state or bool(settlement.clear_only))"
+_RESOLVE = "lambda row: rows.with_resolution(rows.held(row, claim), resolution)"
+_CLEARS_ALL = "__import__('dataclasses').replace(resolution, clear_state=resolution.clear_state or bool(resolution.clear_only))"
 _TAKE = "lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse, **own)"
 _TAKE_BLIND = _TAKE.replace("rows.held(row, claim)", "__import__('dataclasses').replace(rows.held(row, claim), lost=())")
 _FORGET = "lambda row: row and rows.forgotten(row)"
@@ -58,9 +58,9 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     ),
     "expected_fence is ignored": ((_CLAIM, _CLAIM.replace("expected_fence=expected_fence", "expected_fence=None")),),
     "an expected claim makes a row": ((_CLAIM, _CLAIM.replace("=expected_fence)", "=expected_fence if before else None)")),),
-    "settle clears whatever state there is": ((_SETTLE, _SETTLE.replace("settlement)", f"{_CLEARS_ALL})")),),
-    "settle ignores the fence": ((_SETTLE, "lambda row: rows.settled(row, settlement)"),),
-    "take_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.held(row, claim)", "row")),),
+    "recording clears whatever state there is": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_CLEARS_ALL})")),),
+    "recording ignores the fence": ((_RESOLVE, "lambda row: rows.with_resolution(row, resolution)"),),
+    "acquire_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.held(row, claim)", "row")),),
     "read_claimed ignores the fence": (
         ("return rows.held(self.read(claim.transactional_id), claim)", "return self.read(claim.transactional_id)"),
         ("        self.read_claimed(claim)\n", "        rows.held(self.read(claim.transactional_id), claim)\n"),
@@ -95,7 +95,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_RECORD, _RECORD.replace("delivery=delivery", "delivery=delivery or row.delivery")),
     ),
     "the delivery outlives its state": (
-        (_SETTLE, f"lambda row: {_REPLACE}(rows.settled(rows.held(row, claim), settlement), delivery=row.delivery)"),
+        (_RESOLVE, f"lambda row: {_REPLACE}(rows.with_resolution(rows.held(row, claim), resolution), delivery=row.delivery)"),
     ),
     "the generation of a state is not kept": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
     "record writes the row that it has read": (
@@ -155,28 +155,28 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ("            self._database.identity = identity\n", "            self.own = self._database.identity = identity\n"),
         ("if self._database.identity != expected", "if self.__dict__.get('own') != expected"),
     ),
-    "lost ones can't be cleared": ((_SETTLE, _SETTLE.replace("settlement)", f"{_REPLACE}(settlement, clear_lost=False))")),),
+    "lost ones can't be cleared": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, clear_lost=False))")),),
     "the cluster is not kept": ((_TAKE, _TAKE.replace("**own", "**{**own, 'cluster_id': ''}")),),
     "another cluster is taken": (
         (_TAKE, _TAKE.replace("rows.held(row, claim)", f"{_REPLACE}(rows.held(row, claim), cluster_id='')")),
     ),
-    "what is resolved stays": ((_SETTLE, _SETTLE.replace("settlement)", f"{_REPLACE}(settlement, resolved=None))")),),
-    "ids can't move": ((_SETTLE, _SETTLE.replace("settlement)", f"{_REPLACE}(settlement, cluster_id=None))")),),
-    "a settlement drops the cluster": (
-        (_SETTLE, f"lambda row: {_REPLACE}({_SETTLE.removeprefix('lambda row: ')}, cluster_id=settlement.cluster_id or '')"),
+    "what is resolved stays": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, resolved_entry=None))")),),
+    "ids can't move": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, cluster_id=None))")),),
+    "a resolution drops the cluster": (
+        (_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVE.removeprefix('lambda row: ')}, cluster_id=resolution.cluster_id or '')"),
     ),
     "a generation with something unverified is used again": (
         (_TAKE, f"lambda row: {_REPLACE}({_TAKE_BLIND.removeprefix('lambda row: ')}, lost=row.lost)"),
     ),
     "reuse is ignored": ((_TAKE, _TAKE.replace("reuse=reuse", "reuse=False")),),
-    "a generation that is used again stays settled": (
-        (_TAKE, f"lambda row: {_REPLACE}({_TAKE.removeprefix('lambda row: ')}, settled_generation=row.settled_generation)"),
+    "a generation that is used again stays resolved": (
+        (_TAKE, f"lambda row: {_REPLACE}({_TAKE.removeprefix('lambda row: ')}, resolved_generation=row.resolved_generation)"),
     ),
-    "a settlement always clears the state": (
-        (_SETTLE, f"lambda row: {_REPLACE}({_SETTLE.removeprefix('lambda row: ')}, prepared_state=None)"),
+    "a resolution always clears the state": (
+        (_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVE.removeprefix('lambda row: ')}, prepared_state=None)"),
     ),
-    "a settlement replaces the lost ones": (
-        (_SETTLE, f"lambda row: rows.settled({_REPLACE}(rows.held(row, claim), lost=()), settlement)"),
+    "a resolution replaces the lost ones": (
+        (_RESOLVE, f"lambda row: rows.with_resolution({_REPLACE}(rows.held(row, claim), lost=()), resolution)"),
     ),
     "acknowledge clears the state": (
         (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row), prepared_state=None)"),

@@ -91,7 +91,7 @@ def test_a_transaction_that_the_database_committed(
     assert scene.agree() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("point", ["recover_after_end_txn", "recover_after_settle"])
+@pytest.mark.parametrize("point", ["recover_after_end_txn", "recover_after_resolution"])
 def test_a_recovery_that_dies_right_at_the_change_is_finished_by_proof(scenes: dict[int, list[Scene]], point: str) -> None:
     scene = scenes[LAST_EPOCH - 1].pop()
     crashed_at_epoch(scene, LAST_EPOCH, "after_db_commit")

@@ -22,7 +22,7 @@ def old_broker() -> Iterator[DevCluster]:
         yield cluster
 
 
-DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_settle"]
+DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_resolution"]
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_settl
         product(["after_prepare", "before_db_commit", "after_db_commit"], DYING),
         kept=[
             ("after_prepare", "recover_after_decision"),
-            ("before_db_commit", "recover_after_settle"),
+            ("before_db_commit", "recover_after_resolution"),
             ("after_db_commit", "recover_after_end_txn"),
-            ("after_db_commit", "recover_after_settle"),
+            ("after_db_commit", "recover_after_resolution"),
         ],
     ),
 )

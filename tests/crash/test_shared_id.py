@@ -132,7 +132,7 @@ def older(databases: Databases, broker: DevCluster) -> Scene:
         claim = store.claim(scene.transactional_id, "older", timeout=LIMIT)
         with scene.engine.begin() as connection:
             kind = ProducerKind.NATIVE_TWO_PHASE.value
-            connection.execute(state_table.update().values(generation=1, settled_generation=-1, generation_kind=kind))
+            connection.execute(state_table.update().values(generation=1, resolved_generation=-1, generation_kind=kind))
         transaction = store.begin(claim)
         scene.events.write(transaction.handle, scene.transactional_id, 1)
         transaction.record(state, generation=1, transaction_number=1)
@@ -349,7 +349,7 @@ def test_what_is_found_open_while_an_id_is_taken_over_is_reported_aborted(
     scene = databases.scene("sqlite", broker)
     scene.write_here(1)
     row = stored_row(scene)
-    assert not row.unsettled_generations
+    assert not row.unresolved_generations
     kafka_id = row.kafka_id(row.generation + (producer == "librdkafka"))  # which it is about to acquire
     foreign(scene, kafka_id)
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:

@@ -33,7 +33,7 @@ TIMEOUT = float(math.ceil(limit(5)))
 SHORT = {"transaction.timeout.ms": int(TIMEOUT * 1000)}
 QUICK = dualwrite.Timeouts(claim=LIMIT, kafka=LIMIT, delivery=limit(2))
 
-RECOVERY_DEATHS = ["recover_after_decision", "recover_after_settle"]
+RECOVERY_DEATHS = ["recover_after_decision", "recover_after_resolution"]
 KILLED = ["until acknowledged", "may go on", *RECOVERY_DEATHS]
 """Writers that are killed after the database's commit, by their purpose."""
 STOPPED_BEFORE = ["after_send", "after_prepare", "after_record"]

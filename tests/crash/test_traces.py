@@ -253,7 +253,7 @@ def test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_
 
 
 def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence(scene: Scene) -> None:
-    """The first has committed Kafka but not yet settled the row; the second must still see that it was committed."""
+    """The first has committed Kafka but not yet resolved the row; the second must still see that it was committed."""
     killed_at(scene, 1, "after_db_commit")
     inner: list[dualwrite.IdReport] = []
     with failpoints.armed("recover_after_end_txn", failpoints.only_at(1, lambda: inner.append(recovered(scene)))):

@@ -139,7 +139,7 @@ def assert_committed(scene: Scene, writer: DualWriter) -> None:
     scene.write(writer, 3)
     assert scene.agree() == [1, 2, 3]
     writer.close()
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFailedError) -> None:
@@ -153,7 +153,7 @@ def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFaile
     scene.write(writer, 2)
     assert scene.agree() == [1, 2]
     writer.close()
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- the connection is lost ---------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answ
         assert scene.rows() == ([1, 2] if answered else [1])
         scene.write(writer, 3)
     assert scene.messages() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @mostly_native
@@ -288,13 +288,13 @@ def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServ
             proxy.refuse(refusing=False)
             scene.write(writer, 3)
             assert scene.agree() == [1, 2, 3]
-        scene.assert_settled()
+        scene.assert_resolved()
         proxied.engine.dispose()
 
 
 @mostly_native
 @pytest.mark.slow
-def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer, broker: DevCluster) -> None:
+def test_a_writer_in_doubt_that_closes_resolves_first(own_server: PostgresServer, broker: DevCluster) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
         scene = proxied.scene
@@ -306,7 +306,7 @@ def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer,
                 scene.write(writer, number)
             proxy.refuse(refusing=False)
             writer.close()
-            scene.assert_settled()
+            scene.assert_resolved()
             assert scene.agree() == [1]
 
         writer = proxied.connect()
@@ -319,7 +319,7 @@ def test_a_writer_in_doubt_that_closes_settles_first(own_server: PostgresServer,
         assert len(scene.unfinished()) == 1
         assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
         assert scene.agree() == [1, 3]
-        scene.assert_settled()
+        scene.assert_resolved()
         proxied.engine.dispose()
 
 
@@ -354,7 +354,7 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
             scene.write(writer, 3)
         scene.write(successor, 11)
         assert scene.agree() == [1, 10, 11]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize("busy", thinned([False, True], quick=[True]), ids=["idle", "inside a transaction"])
@@ -392,7 +392,7 @@ def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer:
             scene.write(writer, 3)
         inside.close()
         assert scene.agree() == ([1, 2, 10, 11] if busy else [1, 2, 10])
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @mostly_native
@@ -451,14 +451,14 @@ def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves
 @mostly_native
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("when", "settled_by"),
+    ("when", "resolved_by"),
     thinned(
         product(["before", "answered"], ["next transaction", "recovery"]),
         kept=[("before", "next transaction"), ("answered", "recovery")],
     ),
 )
 def test_the_server_stays_down_for_longer_than_a_claim_may_take(
-    own_server: PostgresServer, broker: DevCluster, when: str, settled_by: str
+    own_server: PostgresServer, broker: DevCluster, when: str, resolved_by: str
 ) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=1, kafka=LIMIT, delivery=LIMIT))
@@ -480,7 +480,7 @@ def test_the_server_stays_down_for_longer_than_a_claim_may_take(
         assert caught.value.database_committed is None
         left = [1, 2] if when == "answered" else [1]
         assert len(scene.unfinished()) == 1
-        if settled_by == "recovery":
+        if resolved_by == "recovery":
             outcome = Outcome.COMMITTED if when == "answered" else Outcome.ABORTED
             assert [o.outcome for o in scene.recover()] == [outcome]
             assert scene.agree() == left
@@ -490,7 +490,7 @@ def test_the_server_stays_down_for_longer_than_a_claim_may_take(
         scene.write(writer, 3)
         assert scene.agree() == [*left, 3]
         writer.close()
-        scene.assert_settled()
+        scene.assert_resolved()
         proxied.engine.dispose()
 
 
@@ -547,7 +547,7 @@ def test_the_broker_is_killed_before_prepare_and_comes_back(
         assert scene.agree() == [1, 2, 3]
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @mostly_native
@@ -573,7 +573,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
     scene.write(writer, 5)
     assert scene.agree() == [1, 5]
     writer.close()
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.slow
@@ -602,7 +602,7 @@ def test_the_broker_is_killed_once_the_transaction_is_prepared_and_comes_back(
         assert writer.phase is Phase.READY
         scene.write(writer, 3)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @mostly_native
@@ -631,7 +631,7 @@ def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_lim
     scene.write(writer, 4)
     assert scene.agree() == [1, 2, 4]
     writer.close()
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.soak  # each of the two alone: see above
@@ -657,5 +657,5 @@ def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_b
         own_broker.start(1)
         assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
         assert scene.agree() == [1, 2]
-        scene.assert_settled()
+        scene.assert_resolved()
         proxied.engine.dispose()

@@ -17,7 +17,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import move_to_cluster
-from dualwrite.stores.base import LostKind, Settlement, StateRow
+from dualwrite.stores.base import LostKind, Resolution, StateRow
 from fixtures.broker import started
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
@@ -64,7 +64,7 @@ def as_by_an_older_release(scene: Scene) -> None:
     """The row without a cluster."""
     with dualwrite.store_from_url(scene.url) as store:
         claim = store.claim(scene.transactional_id, "tests", timeout=LIMIT)
-        store.settle(claim, Settlement(cluster_id=""))
+        store.record_resolution(claim, Resolution(cluster_id=""))
 
 
 def coordinator_of(scene: Scene) -> WireTransactionCoordinator:
@@ -150,12 +150,12 @@ def test_a_generation_with_something_unverified_is_not_used_again(scene: Scene, 
 
 
 @native
-def test_an_id_moves_to_another_cluster_once_it_is_settled(scene: Scene, elsewhere: Scene) -> None:
+def test_an_id_moves_to_another_cluster_once_it_is_resolved(scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
     before = stored_row(scene)
     arguments = ["move-cluster", "--url", scene.url, "--kafka", elsewhere.bootstrap, "--id", scene.transactional_id]
     refused = CliRunner().invoke(db.app, [*arguments, "--yes"])
-    assert isinstance(refused.exception, dualwrite.NotSettledError)
+    assert isinstance(refused.exception, dualwrite.NotResolvedError)
     assert stored_row(scene) == before
     scene.recover()
     moved = CliRunner().invoke(db.app, [*arguments, "--yes"])
@@ -174,7 +174,7 @@ def test_what_is_given_up_on_a_cluster_is_recorded_and_found_again_there(scene: 
     state = stored_row(scene).prepared_state
     old, new = coordinator_of(scene), coordinator_of(elsewhere)
     with dualwrite.store_from_url(scene.url) as store:
-        with pytest.raises(dualwrite.NotSettledError, match="give-up-prepared"):
+        with pytest.raises(dualwrite.NotResolvedError, match="give-up-prepared"):
             move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
         (move,) = move_to_cluster(store, new, [scene.transactional_id], give_up_prepared=True, timeout=LIMIT)
         assert move.given_up is not None

@@ -73,8 +73,8 @@ def test_what_recovery_found_lost_is_no_agreement(good: Verdict, outcome: str) -
     assert bad.summary().startswith("NOT RESOLVED")
 
 
-def test_an_id_left_unsettled_or_unacknowledged_is_no_agreement(good: Verdict) -> None:
-    assert replace(good, unsettled=("demo-0",)).summary().startswith("NOT RESOLVED")
+def test_an_id_left_unresolved_or_unacknowledged_is_no_agreement(good: Verdict) -> None:
+    assert replace(good, unresolved=("demo-0",)).summary().startswith("NOT RESOLVED")
     assert not replace(good, tally=replace(good.tally, unacknowledged=1)).all_agree
 
 

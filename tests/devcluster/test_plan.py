@@ -91,7 +91,7 @@ def test_a_stopped_cluster_keeps_its_ports_and_takes_new_properties() -> None:
         {"security": Security(users={"alice": "secret"})},
     ],
 )
-def test_what_formatting_has_settled_can_not_be_changed(asked: dict[str, object]) -> None:
+def test_what_formatting_has_decided_can_not_be_changed(asked: dict[str, object]) -> None:
     with pytest.raises(SettingsDifferError, match="down --purge") as caught:
         plan("c", formatted(), asked, None)
     assert len(caught.value.differences) == 1

@@ -182,7 +182,7 @@ def test_a_writer_whose_id_was_recovered_takes_it_back(shop: tuple[TestClient, s
     assert set(codes[:4]) <= {201, 500}
 
 
-def test_the_service_settles_what_it_left_and_closes_its_writers(
+def test_the_service_resolves_what_it_left_and_closes_its_writers(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]]
 ) -> None:
     topic = new_name("topic")

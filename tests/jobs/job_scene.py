@@ -18,7 +18,7 @@ from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_topic
-from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
+from fixtures.job_evidence import open_at_kafka, staged_rows, unresolved
 
 metadata = sa.MetaData()
 numbers = sa.Table("numbers", metadata, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False))
@@ -120,8 +120,8 @@ class JobScene:
     def open_ids(self) -> list[str]:
         return open_at_kafka(self.servers, self.prefix)
 
-    def unsettled(self) -> list[str]:
-        return unsettled(self.store, self.prefix)
+    def unresolved(self) -> list[str]:
+        return unresolved(self.store, self.prefix)
 
     def assert_holds(self, expected: Sequence[int], *, may_be_staged: bool = False) -> None:
         """Assert that table and topic have exactly these numbers, and that nothing is left open, or staged unless allowed."""
@@ -129,7 +129,7 @@ class JobScene:
         assert self.table() == sorted(expected)
         assert self.topic() == sorted(expected)
         assert may_be_staged or self.staged() == 0
-        assert self.unsettled() == []
+        assert self.unresolved() == []
 
 
 def replaced(outcome: TaskOutcome, **changes: Any) -> TaskOutcome:

@@ -78,7 +78,7 @@ def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene
 def test_a_run_that_is_ended_while_a_task_is_at_work(postgres_scene: JobScene, point: str, error: type[DualWriteError]) -> None:
     """The task stops, and leaves nothing behind that only a later cleanup would find."""
     scene = postgres_scene
-    scene.commit([scene.task(scene.run(), 0, [9])])  # so that the id was used before, and is settled
+    scene.commit([scene.task(scene.run(), 0, [9])])  # so that the id was used before, and is resolved
     with ended_at(point, scene), pytest.raises(error):
         scene.task(scene.run(1), 0, [1, 2])
     scene.assert_holds([9])
@@ -120,7 +120,7 @@ def test_a_task_that_opened_the_run_and_died_before_it_had_swept(postgres_scene:
     scene.assert_holds([1, 2, 3, 4])
 
 
-def test_commit_waits_for_whoever_settles_a_winner_of_the_run_before(postgres_scene: JobScene) -> None:
+def test_commit_waits_for_whoever_resolves_a_winner_of_the_run_before(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     decided_only(scene, scene.write(scene.run(), PARTS))
     again = scene.write(scene.run(), PARTS)

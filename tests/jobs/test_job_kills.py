@@ -15,7 +15,7 @@ from job_driver import rows_of
 from job_scene import JobScene
 
 from fixtures.fork_server import ForkedProcess
-from fixtures.job_points import ABORT_POINTS, COMMIT_POINTS, JOB_POINTS, SETTLING_POINTS, TASK_POINTS
+from fixtures.job_points import ABORT_POINTS, COMMIT_POINTS, JOB_POINTS, RESOLVING_POINTS, TASK_POINTS
 from fixtures.pace import ended, until
 from fixtures.tiers import thinned
 
@@ -79,7 +79,7 @@ def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[ForkedPr
 @pytest.mark.parametrize(
     ("point", "nth"),
     thinned(
-        [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + SETTLING_POINTS)],
+        [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + RESOLVING_POINTS)],
         quick=[("job_after_prepare", 2), ("job_after_commit", 1)],
     ),
 )
@@ -97,7 +97,7 @@ def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
 @pytest.mark.parametrize(
     "point",
     thinned(
-        TASK_POINTS + COMMIT_POINTS + SETTLING_POINTS,
+        TASK_POINTS + COMMIT_POINTS + RESOLVING_POINTS,
         # above, a process is killed at every point
         kept=["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"],
         quick=["job_after_batch", "job_after_move"],

@@ -22,7 +22,7 @@ Opener = Callable[..., Producer]
 Committed = Callable[[str], list[bytes | None]]
 
 
-def settled(coordinator: WireTransactionCoordinator, transactional_id: str) -> TransactionDescription:
+def resolved(coordinator: WireTransactionCoordinator, transactional_id: str) -> TransactionDescription:
     """The description, once the markers are written."""
 
     def look() -> TransactionDescription | None:
@@ -63,7 +63,7 @@ def test_an_ended_transaction_keeps_its_start_time(
     producer = ongoing(name, new_name("topic"))
     during = coordinator.describe(name)
     (producer.commit_transaction if commit else producer.abort_transaction)(20)
-    after = settled(coordinator, name)
+    after = resolved(coordinator, name)
     assert during is not None
     assert after.status is status
     assert (after.producer_id, after.start_time_ms) == (during.producer_id, during.start_time_ms)
@@ -88,7 +88,7 @@ def test_a_commit_is_proven_and_may_be_repeated_and_raises_the_epoch(
         answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True)
         assert answer.proven
         assert (answer.name, answer.producer_id, answer.epoch) == ("NONE", found.producer_id, found.epoch + 1)
-    after = settled(coordinator, name)
+    after = resolved(coordinator, name)
     assert (after.status, after.epoch) == (S.COMPLETE_COMMIT, found.epoch + 1)
     assert committed(topic) == [b"kept"]
 
@@ -102,7 +102,7 @@ def test_an_abort_is_proven_and_may_be_repeated(
     assert found is not None
     for _ in range(2):
         assert coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=False).proven
-    assert settled(coordinator, name).status is S.COMPLETE_ABORT
+    assert resolved(coordinator, name).status is S.COMPLETE_ABORT
     assert committed(topic) == []
 
 
@@ -115,11 +115,11 @@ def test_the_opposite_outcome_is_refused_and_changes_nothing(
     found = coordinator.describe(name)
     assert found is not None
     assert coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit).proven
-    before = settled(coordinator, name)
+    before = resolved(coordinator, name)
     answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
     assert not answer.proven
     assert answer.code == INVALID_TXN_STATE
-    assert settled(coordinator, name) == before
+    assert resolved(coordinator, name) == before
 
 
 def test_another_epoch_is_fenced_and_the_transaction_goes_on(
@@ -149,7 +149,7 @@ def test_an_abort_with_nothing_ongoing_raises_the_epoch(
     """How recovery fences previous owners: a compare-and-set on the described epoch."""
     name = new_name("id")
     ongoing(name, new_name("topic")).commit_transaction(LIMIT)
-    found = settled(coordinator, name)
+    found = resolved(coordinator, name)
     answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=False)
     assert answer.proven
     assert answer.epoch == found.epoch + 1
@@ -176,7 +176,7 @@ def test_v4_ends_a_transaction_and_keeps_the_epoch(
     assert found is not None
     answer = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit)
     assert answer.proven
-    after = settled(coordinator_v4, name)
+    after = resolved(coordinator_v4, name)
     assert (after.status, after.epoch, after.start_time_ms) == (status, found.epoch, found.start_time_ms)
     assert coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit).proven
     opposite = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
@@ -208,7 +208,7 @@ def _init_aborts_and_fences(coordinator: WireTransactionCoordinator, ongoing: Op
     assert found is not None
     answer = coordinator.init_producer_id(name)
     assert answer.proven or answer.name == "CONCURRENT_TRANSACTIONS"
-    assert settled(coordinator, name).status in (S.COMPLETE_ABORT, S.EMPTY)
+    assert resolved(coordinator, name).status in (S.COMPLETE_ABORT, S.EMPTY)
     if not answer.proven:
         until(lambda: coordinator.init_producer_id(name).proven, "the markers of the abort", pause=0)
     assert not coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True).proven

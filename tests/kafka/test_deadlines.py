@@ -235,7 +235,7 @@ def store(tmp_path: Path) -> Iterator[SqlStateStore]:
 
 def test_recovery_keeps_to_its_own_limit_whatever_the_coordinators_is(black_hole: int, store: SqlStateStore) -> None:
     claim = store.claim("orders", "test", timeout=LIMIT)
-    store.take_generation(claim, ProducerKind.NATIVE)
+    store.acquire_generation(claim, ProducerKind.NATIVE)
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=600)
     with kept():
         report = Recoverer(store, coordinator, timeouts=Timeouts(kafka=LIMIT)).recover(["orders"])
@@ -249,7 +249,7 @@ def test_all_generations_of_an_id_have_one_limit(store: SqlStateStore) -> None:
     with WireServer({EndTxnRequest: ended, DescribeTransactionsRequest: ongoing}) as server:
         claim = store.claim("orders", "test", timeout=LIMIT)
         for _ in range(3):
-            store.take_generation(claim, ProducerKind.NATIVE)
+            store.acquire_generation(claim, ProducerKind.NATIVE)
         coordinator = WireTransactionCoordinator(config_of(server.port), timeout=600)
         with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
             resolve_id(store, coordinator, claim, timeout=LIMIT)
@@ -291,7 +291,7 @@ def test_taking_over_keeps_to_its_limit_where_the_longest_timeout_is_not_told(
         coordinator = WireTransactionCoordinator(config, timeout=600)
         make = NativeProducer if kind is ProducerKind.NATIVE else LibrdkafkaProducer
         factory = ProducerFactory(kind, lambda kafka_id: make(config, kafka_id, coordinator))
-        store.take_generation(store.claim("orders", "test", timeout=PATIENCE), kind)
+        store.acquire_generation(store.claim("orders", "test", timeout=PATIENCE), kind)
         own = Ownership(store, coordinator, factory, transactional_id="orders", timeouts=Timeouts(kafka=LIMIT))
         own.make_claim(only_if_ours=False)
         with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):

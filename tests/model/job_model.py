@@ -28,8 +28,8 @@ Steps = Iterator[tuple[str, State]]
 # --- recovery/resolve.py: the id and the fencing token are in the process -----------------------------------------------------
 
 
-def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (one branch for each step)
-    """Describe, read again, decide, act, settle, fence; then continue at `then`."""
+def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (one branch for each step)
+    """Describe, read again, decide, act, record, fence; then continue at `then`."""
     p = s.processes[n]
     k = s.ids[p.id]
     held = k.fence == p.fence
@@ -38,7 +38,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
             yield f"finds id {p.id} unknown", go(s, n, "create")
         else:
             yield f"describes id {p.id}: {k.status}{k.epoch}", go(s, n, "reread", seen=(k.status, k.epoch))
-    elif p.pc in ("reread", "clear", "settled") and not held:
+    elif p.pc in ("reread", "clear", "resolved") and not held:
         yield f"{p.pc}: fence {k.fence} is not its {p.fence}", fenced(s, n)
     elif p.pc == "reread":
         status, epoch = p.seen
@@ -48,7 +48,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         seen = (status, epoch, found)
         pc = "end" if found == "commit" or (found == "abort" and stored is None) else "clear"
         if pc == "clear" and stored is None:
-            pc = "settled" if status == "N" else "raise"
+            pc = "resolved" if status == "N" else "raise"
         yield f"reads S={k.stored} again, decides: {found}", go(s, n, pc, seen=seen)
     elif p.pc == "end":
         commit = p.seen[2] == "commit"
@@ -57,22 +57,22 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         if not proven:
             yield what, go(t, n, "describe")
         else:
-            yield what, go(t, n, "clear" if commit else "settled", epoch=epoch)
+            yield what, go(t, n, "clear" if commit else "resolved", epoch=epoch)
     elif p.pc == "clear":
         lost = p.seen[2] == "lost"
-        pc = {"abort": "end", "commit": "settled"}.get(p.seen[2], "settled" if p.seen[0] == "N" else "raise")
+        pc = {"abort": "end", "commit": "resolved"}.get(p.seen[2], "resolved" if p.seen[0] == "N" else "raise")
         t = with_id(s, p.id, stored=None, lost=k.lost or lost)
         yield f"clears S of id {p.id} ({p.seen[2]})", go(t, n, pc, is_lost=p.is_lost or lost)
     elif p.pc == "raise":
         t, proven, epoch = end_txn(s, p.id, p.seen[1], commit=False)
         yield (
             f"raises the epoch of id {p.id} from {p.seen[1]} -> {proven}",
-            go(t, n, "settled" if proven else "describe", epoch=epoch),
+            go(t, n, "resolved" if proven else "describe", epoch=epoch),
         )
     elif p.then == "start":
         yield f"adopts epoch {p.epoch} of id {p.id}", go(s, n, "fence", seen=())
     else:
-        yield f"notes that id {p.id} is settled", go(with_id(s, p.id, settled=True), n, p.then, seen=(), epoch=-1)
+        yield f"notes that id {p.id} is resolved", go(with_id(s, p.id, resolved=True), n, p.then, seen=(), epoch=-1)
 
 
 def fenced(s: State, n: int) -> State:
@@ -116,7 +116,7 @@ def task_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  
         else:
             yield "does not look at its fence", go(s, n, "write")
     elif p.pc == "take":
-        yield f"takes a generation of id {p.id}", go(with_id(s, p.id, settled=False), n, "describe", then="start")
+        yield f"takes a generation of id {p.id}", go(with_id(s, p.id, resolved=False), n, "describe", then="start")
     elif p.pc == "create":
         if k.status == "N":
             yield f"creates id {p.id} at Kafka", go(with_id(s, p.id, status="E", epoch=0), n, "fence", epoch=0)
@@ -161,7 +161,7 @@ def _claim(scene: Scene, s: State, n: int) -> Steps:
     if scene.strict and k.token == token:
         s = s._replace(violation=TAKEN)
     t = with_id(s, free[0], fence=k.fence + 1, token=token)
-    pc = "take" if k.settled else "describe"
+    pc = "take" if k.resolved else "describe"
     yield f"claims id {free[0]}, fence {k.fence + 1}", go(t, n, pc, id=free[0], fence=k.fence + 1, then="take", runs=())
 
 
@@ -183,17 +183,17 @@ def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:
     left = [(i, k) for i, k in enumerate(s.ids) if k.token not in (0, token)]
     if scene.has("cleanup-older"):
         left = [(i, k) for i, k in left if k.token in s.processes[n].runs]
-    todo = tuple((i, k.fence) for i, k in left if not k.settled)
+    todo = tuple((i, k.fence) for i, k in left if not k.resolved)
     return go(s, n, pc, todo=todo, kept=tuple((i, k.fence) for i, k in left), runs=())
 
 
 def next_step(scene: Scene, s: State, n: int) -> Steps:
-    """resolve_ids: claim the next id with the fencing token that was read, and settle it."""
+    """resolve_ids: claim the next id with the fencing token that was read, and resolve it."""
     p = s.processes[n]
     kind = scene.processes[n][0]
     if not p.todo:
         after = {"task": "swept", "recover": "swept", "commit": "clean", "abort": "clean", "recover id": "over"}[kind]
-        yield "has settled them", go(s, n, after, id=-1, fence=0, then="")
+        yield "has resolved them", go(s, n, after, id=-1, fence=0, then="")
     for each in p.todo:
         i, fence = each
         k = s.ids[i]
@@ -204,7 +204,7 @@ def next_step(scene: Scene, s: State, n: int) -> Steps:
             t = go(with_id(t, i, fence=k.fence + 1), n, "describe", id=i, fence=k.fence + 1, then="next")
             if p.then == "next and see":
                 t = go(t, n, then="next and see")
-            yield f"claims id {i} to settle it, fence {k.fence + 1}", t
+            yield f"claims id {i} to resolve it, fence {k.fence + 1}", t
         elif p.then == "next and see":
             yield f"finds id {i} claimed by another", go(t, n, "see rest", id=i)
         else:
@@ -234,14 +234,14 @@ def commit_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901  (as abo
             t = go(s, n, todo=tuple(other for other in p.todo if other != each), id=i, fence=fence, then="hold")
             if k.fence != fence:
                 yield f"finds id {i} claimed by another", fenced(t, n)
-            elif k.settled:
-                yield f"finds id {i} settled", t
+            elif k.resolved:
+                yield f"finds id {i} resolved", t
             else:
                 yield f"completes id {i} under fence {fence}", go(t, n, "describe")
     elif p.pc in ("see", "see rest"):
-        waits = s.ids[p.id].stored is not None and scene.has("see-settled")
+        waits = s.ids[p.id].stored is not None and scene.has("see-resolved")
         if not waits:
-            yield f"sees that id {p.id} is settled", go(s, n, "hold" if p.pc == "see" else "next")
+            yield f"sees that id {p.id} is resolved", go(s, n, "hold" if p.pc == "see" else "next")
     else:
         yield from end_step(scene, s, n)
 
@@ -319,7 +319,7 @@ def end_step(scene: Scene, s: State, n: int) -> Steps:
         winners = s.marker[1] if s.marker is not None else ()
         listed = [(i, k) for i, k in enumerate(s.ids) if k.token == token or i in winners]
         then = "next and see" if kind == "commit" and scene.has("see-stored") else ""
-        todo = tuple((i, k.fence) for i, k in listed if not k.settled)
+        todo = tuple((i, k.fence) for i, k in listed if not k.resolved)
         yield "lists what its run has left", go(s, n, "next", todo=todo, then=then)
     elif p.pc == "clean":
         t = go(deleted(s, tuple((i, k.fence) for i, k in enumerate(s.ids) if k.token == token)), n, "over")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from model.job_model import Steps, commit_step, end_step, id_step, next_step, recover_step, settle_step, task_step
+from model.job_model import Steps, commit_step, end_step, id_step, next_step, recover_step, resolve_step, task_step
 from model.job_state import END, KAFKA_ABORTS, STAGING_EMPTIED, Scene, State, first_state, with_id
 from model.search import Found, explore
 
-_RECHECK_PAUSE = frozenset({"describe", "reread", "clear", "end", "raise", "settled"})
+_RECHECK_PAUSE = frozenset({"describe", "reread", "clear", "end", "raise", "resolved"})
 _ENTRY = {"task": task_step, "commit": commit_step, "abort": end_step, "recover": recover_step, "recover id": id_step}
 
 
@@ -82,15 +82,15 @@ def successors(scene: Scene, s: State) -> Steps:
 
 def _steps(scene: Scene, s: State, n: int, kind: str, pc: str) -> Steps:
     if pc in _RECHECK_PAUSE:
-        return settle_step(scene, s, n)
+        return resolve_step(scene, s, n)
     return next_step(scene, s, n) if pc == "next" else _ENTRY[kind](scene, s, n)
 
 
 def _rested(scene: Scene, s: State, n: int) -> State:
     """After the steps of a process that nobody can see and nothing can change; what nobody will ask for is dropped."""
     kind = scene.processes[n][0]
-    while (p := s.processes[n]).pc in ("next", "hold", "settled"):
-        if p.then != "start" if p.pc == "settled" else p.todo:
+    while (p := s.processes[n]).pc in ("next", "hold", "resolved"):
+        if p.then != "start" if p.pc == "resolved" else p.todo:
             break
         _, s = next(iter(_steps(scene, s, n, kind, p.pc)))
     if p == END:

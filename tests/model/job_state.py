@@ -23,7 +23,7 @@ RULES: Final = {
     "start-fence": "a task reads its fence again after it has taken the id at Kafka",
     "cleanup-fence": "cleanup claims an id only with the fence that it read",
     "rows-decide": "giving a run up asks the row of each id how its transaction ends",
-    "see-settled": "commit() waits for a process that has taken a committed task's id",
+    "see-resolved": "commit() waits for a process that has taken a committed task's id",
     "see-stored": "... also where the stored winners are those of an earlier run",
     "see-lost": "... and reports messages of the batch that were found lost, whichever process found them",
     "note-given-up": "a run that is given up before it was opened is not opened any more",
@@ -40,7 +40,7 @@ class Id(NamedTuple):
 
     fence: int = 0  # 0: no row
     stored: int | None = None  # S, an epoch: with native producers it names the transaction
-    settled: bool = True
+    resolved: bool = True
     lost: bool = False
     token: int = 0
     status: str = "N"  # N unknown, E empty, O ongoing, C complete commit, A complete abort
@@ -56,7 +56,7 @@ class P(NamedTuple):
     fence: int = 0
     epoch: int = -1
     seen: tuple[Any, ...] = ()  # the description; later also the decision
-    then: str = ""  # the step after settling
+    then: str = ""  # the step after resolving
     todo: tuple[tuple[int, int], ...] = ()  # ids with fencing tokens
     kept: tuple[Any, ...] = ()  # a driver's winners, or what a cleanup will delete
     runs: tuple[int, ...] = ()  # runs that a cleanup knows to be over, or that an abort gives up

@@ -81,8 +81,8 @@ def process_step(scene: Scene, s: State, n: int) -> Steps:
     row = s.rows[scene.processes[n][1]]
     if p.pc in ("claim", "claim again"):
         yield from claim_step(scene, s, n)
-    elif p.pc in ("describe", "reread", "end", "clear", "raise", "settled"):
-        yield from settle_step(scene, s, n)
+    elif p.pc in ("describe", "reread", "end", "clear", "raise", "resolved"):
+        yield from resolve_step(scene, s, n)
     elif p.pc in ("take", "create", "init", "verify"):
         yield from take_step(scene, s, n)
     elif row.lock in (None, n) or p.pc not in ("begin", "record"):
@@ -115,15 +115,15 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
     todo = to_look_at(scene, row)
     yield (
         f"claims, fence {row.fence + 1}",
-        go(t, n, "describe" if todo else "settled", fence=row.fence + 1, todo=todo, stored=row.stored, taking=False),
+        go(t, n, "describe" if todo else "resolved", fence=row.fence + 1, todo=todo, stored=row.stored, taking=False),
     )
 
 
 # --- recovery -----------------------------------------------------------------------------------------------------------------
 
 
-def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (a branch for each step)
-    """Describe, read again, decide, act, settle, fence: one generation after the other."""
+def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (a branch for each step)
+    """Describe, read again, decide, act, record, fence: one generation after the other."""
     kind, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     generation = p.todo[0] if p.todo else 0
@@ -152,7 +152,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         if row.lock not in (None, n):
             return
         if row.fence != p.fence:
-            yield f"may not settle: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+            yield f"may not resolve: fence {row.fence} is not its {p.fence}", go(s, n, "over")
             return
         t = s
         if p.stored is not None:
@@ -163,7 +163,7 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         after = {"commit": by_epoch, "abort": "end" if scene.has("SA") else by_epoch}.get(
             p.seen[3], "raise" if scene.has("F7") else "next"
         )
-        yield f"settles S={_named(p.stored)}: {p.seen[3]}", advanced(go(t, n, "clear", stored=None), n, after)
+        yield f"resolves S={_named(p.stored)}: {p.seen[3]}", advanced(go(t, n, "clear", stored=None), n, after)
     elif p.pc == "raise":
         after = "next" if scene.has("F7") or p.stored is None else "clear"
         if p.seen[0] == "N":
@@ -173,10 +173,10 @@ def settle_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912
         else:
             yield from requested(scene, s, n, ("init", i, -1, None), after, "describe")
     elif row.fence != p.fence:
-        yield f"may not settle: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+        yield f"may not resolve: fence {row.fence} is not its {p.fence}", go(s, n, "over")
     elif row.lock in (None, n):
-        t = with_row(s, database, row._replace(settled=max(row.settled, row.generation), lock=None))
-        yield "notes that all is settled", go(t, n, "take" if kind == "writer" else "over")
+        t = with_row(s, database, row._replace(resolved=max(row.resolved, row.generation), lock=None))
+        yield "notes that all is resolved", go(t, n, "take" if kind == "writer" else "over")
 
 
 def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
@@ -204,7 +204,7 @@ def advanced(s: State, n: int, after: str, epoch: int = -1) -> State:
         return go(s, n, after, epoch=epoch)
     if p.taking:
         return go(s, n, "verify", epoch=epoch)
-    return go(s, n, "describe" if p.todo[1:] else "settled", todo=p.todo[1:], stored=None)
+    return go(s, n, "describe" if p.todo[1:] else "resolved", todo=p.todo[1:], stored=None)
 
 
 def requested(scene: Scene, s: State, n: int, request: tuple[Any, ...], proven: str, refused: str) -> Steps:
@@ -237,7 +237,7 @@ def take_step(scene: Scene, s: State, n: int) -> Steps:
         generation = row.generation if _reuses(scene, row) else row.generation + 1
         if row.lock is not None or generation == GENERATIONS:
             return
-        taken = row._replace(generation=generation, settled=min(row.settled, generation - 1))
+        taken = row._replace(generation=generation, resolved=min(row.resolved, generation - 1))
         if scene.has("CL"):
             taken = taken._replace(cluster=cluster)
         is_conditional = scene.is_native and scene.has("F5")

@@ -14,7 +14,7 @@ RULES: Final = {
     "F2": "check the fence when a transaction begins",
     "F3": "after any answer to EndTxn but NONE, describe and decide again",
     "F5": "native: take over by compare-and-set, never by an unconditional InitProducerId",
-    "F7": "settle in the database before the evidence at the broker is destroyed",
+    "F7": "record the outcome in the database before the evidence at the broker is destroyed",
     "F8": "after an unknown COMMIT, claim again only if the fence is still its own",
     "F9": "librdkafka: a new session after an EndTxn that was repeated",
     "FA": "broker without EndTxn v5: abort by InitProducerId, never by EndTxn v4",
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
     fence: int = 0
     generation: int = 0  # 0: none was taken
-    settled: int = 0
+    resolved: int = 0
     stored: Stored | None = None
     unverified: tuple[Stored, ...] = ()
     cluster: int | None = None
@@ -100,7 +100,7 @@ class P(NamedTuple):
     todo: tuple[int, ...] = ()
     seen: tuple[Any, ...] = ()  # status, epoch, start, decision
     stored: Stored | None = None  # what was read and is decided on
-    taking: bool = False  # settling is a part of taking over
+    taking: bool = False  # resolving is a part of taking over
     generation: int = 0
     epoch: int = -1
     number: int = 0  # of its transactions
@@ -343,7 +343,7 @@ def _has_passed(scene: Scene, stored: Stored, status: str, epoch: int, start: in
 def to_look_at(scene: Scene, row: Row) -> tuple[int, ...]:
     """The generations on which something may be open, or is recorded as UNVERIFIED."""
     again = {entry.generation for entry in row.unverified} if scene.has("UC") else set()
-    return tuple(sorted({*range(row.settled + 1, row.generation + 1), *again}))
+    return tuple(sorted({*range(row.resolved + 1, row.generation + 1), *again}))
 
 
 def resolved(row: Row, stored: Stored, found: str) -> Row:

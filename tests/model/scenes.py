@@ -87,7 +87,7 @@ NEEDS: Final = {
     "start-fence": Need(_alone, _OPEN),
     "cleanup-fence": Need(Scene((_FIRST, _SECOND, _SECOND), strict=True), TAKEN),
     "rows-decide": Need(_alone, _LOST),
-    "see-settled": Need(LARGE["a run, aborted and recovered"], _NOT_IN_BOTH),
+    "see-resolved": Need(LARGE["a run, aborted and recovered"], _NOT_IN_BOTH),
     "see-stored": Need(Scene((_FIRST, _SECOND, *_COMMITS, _ABORT), numbers=1), _NOT_IN_BOTH),
     "see-lost": Need(SMALL["timeouts"], _NOT_IN_BOTH),
     "note-given-up": Need(

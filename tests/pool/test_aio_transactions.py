@@ -247,7 +247,7 @@ def test_a_loop_whose_tasks_are_cancelled_at_its_end(scene: Scene, code: Any) ->
 
 
 def test_a_loop_that_has_stopped_does_not_keep_the_pool_from_closing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualwrite.aio.lent_thread.GRACE", 0.1)
+    monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
 
     async def begin(threads: WriterPool[Any]) -> asyncio.Task[None]:
         begun = asyncio.Event()

@@ -363,7 +363,7 @@ def test_a_coroutine_that_does_not_end_is_cancelled_when_the_pool_closes(scene: 
 
 
 def test_a_coroutine_that_ignores_that_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualwrite.aio.lent_thread.GRACE", 0.1)
+    monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
     seen: list[type] = []
 
     async def stubborn(tx: aio.AsyncTransaction, begun: asyncio.Event, release: asyncio.Event) -> None:

@@ -294,7 +294,7 @@ def test_a_pool_whose_leases_were_taken_uses_other_ids(scene: Scene) -> None:
         with dualwrite.store_from_url(scene.url) as store:
             assert store.leases is not None
             store.leases.release(taken, next(each.owner for each in leases(scene)))
-            assert store.leases.take(taken, "somebody", seconds=600) == taken
+            assert store.leases.acquire(taken, "somebody", seconds=600) == taken
             succeeded = write_until(pool, scene, lambda: pool.size == 2 and not taken & set(pool.transactional_ids), numbers)
             store.leases.release(taken, "somebody")
         assert set(pool.transactional_ids) == ids(scene, 3, 4)
@@ -429,8 +429,8 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
     migration.upgrade(url)
     with dualwrite.store_from_url(url) as store:
         assert store.leases is not None
-        store.leases.take(["shop.1"], "pool here", seconds=600)
-        store.leases.take(["shop.2"], "pool there", seconds=0.01)
+        store.leases.acquire(["shop.1"], "pool here", seconds=600)
+        store.leases.acquire(["shop.2"], "pool there", seconds=0.01)
         until(lambda: store.leases is not None and any(each.has_ended for each in store.leases.entries()), "one has ended")
     assert main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -447,14 +447,14 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
 
 def test_ids_that_can_not_be_opened_are_avoided(tmp_path: Any) -> None:
     ids = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
-    assert ids.take(2) == ["shop.1", "shop.2"]
+    assert ids.acquire(2) == ["shop.1", "shop.2"]
     ids.avoid("shop.1")
-    assert ids.take(1) == ["shop.3"]
-    assert ids.take_one("shop.1")
-    assert not ids.take_one("shop.1"), "it has it already"
+    assert ids.acquire(1) == ["shop.3"]
+    assert ids.acquire_one("shop.1")
+    assert not ids.acquire_one("shop.1"), "it has it already"
     ids.close()
     other = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
-    assert other.take(1) == ["shop.1"]
+    assert other.acquire(1) == ["shop.1"]
     other.close()
 
 
@@ -464,11 +464,11 @@ def memory_leases(folder: Any) -> LeaseStore:
 
 def test_fixed_ids_are_used_again() -> None:
     ids = FixedIds("shop")
-    assert ids.take(3) == ["shop.1", "shop.2", "shop.3"]
-    ids.give_back("shop.2")
-    assert ids.take(2) == ["shop.2", "shop.4"]
+    assert ids.acquire(3) == ["shop.1", "shop.2", "shop.3"]
+    ids.release("shop.2")
+    assert ids.acquire(2) == ["shop.2", "shop.4"]
     ids.close()
-    assert ids.take(1) == ["shop.1"]
+    assert ids.acquire(1) == ["shop.1"]
 
 
 def test_who_waits_while_no_writer_can_be_opened_is_told_why(tmp_path: Any) -> None:
@@ -476,7 +476,7 @@ def test_who_waits_while_no_writer_can_be_opened_is_told_why(tmp_path: Any) -> N
     with ThreadPoolExecutor(1) as thread:
 
         def wait() -> None:
-            with writers.lent("a group"):
+            with writers.checked_out("a group"):
                 pass
 
         waiting = thread.submit(wait)
@@ -485,11 +485,11 @@ def test_who_waits_while_no_writer_can_be_opened_is_told_why(tmp_path: Any) -> N
             done(waiting)
         assert caught.value is not error
     for _ in range(2):
-        with pytest.raises(ValueError, match="no database"), writers.lent("a group", Deadline(LIMIT)):
+        with pytest.raises(ValueError, match="no database"), writers.checked_out("a group", Deadline(LIMIT)):
             pass
     writers = Writers("shop", FixedIds("shop"))
     writers._free.put(None)
-    with pytest.raises(FencedError, match="a prefix of its own"), writers.lent("a group", Deadline(LIMIT)):
+    with pytest.raises(FencedError, match="a prefix of its own"), writers.checked_out("a group", Deadline(LIMIT)):
         pass
 
 

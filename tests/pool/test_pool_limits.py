@@ -118,7 +118,7 @@ def test_a_call_begins_once_or_never() -> None:
     assert call.future.cancel()
     assert not call.begin()
     assert not call.begin()
-    call.tell_error(ValueError())
+    call.deliver_error(ValueError())
     assert call.future.cancelled()
 
 

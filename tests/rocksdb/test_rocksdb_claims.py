@@ -10,7 +10,7 @@ from rocksdb_scene import ID, STATE, recorded, stored
 
 from dualwrite.errors import ClaimTimeoutError, FencedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.rocksdb import RocksDBStore
 from fixtures.pace import LIMIT, happened
 
@@ -33,8 +33,8 @@ def test_everything_that_writes_a_row_waits_only_so_long(store: RocksDBStore, ri
     transaction = recorded(store, claim)
     blocked = rival.begin(claim)
     for use in (
-        lambda: rival.settle(claim, Settlement(clear_state=True)),
-        lambda: rival.take_generation(claim, ProducerKind.NATIVE),
+        lambda: rival.record_resolution(claim, Resolution(clear_state=True)),
+        lambda: rival.acquire_generation(claim, ProducerKind.NATIVE),
         lambda: rival.acknowledge(ID),
         lambda: rival.forget(ID),
         lambda: blocked.record(STATE, generation=0, transaction_number=2),
@@ -44,7 +44,7 @@ def test_everything_that_writes_a_row_waits_only_so_long(store: RocksDBStore, ri
     blocked.rollback()
     assert rival.claim("another id", "theirs", timeout=0).fence == 1
     transaction.commit()
-    rival.settle(claim, Settlement(clear_state=True))
+    rival.record_resolution(claim, Resolution(clear_state=True))
 
 
 def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(

@@ -27,7 +27,7 @@ from dualwrite.errors import (
     StoreUnavailableError,
 )
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement
+from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.rocksdb import RocksDBStore
 from fixtures.pace import LIMIT
 
@@ -114,10 +114,10 @@ def test_the_next_transaction_opens_the_database_again(fresh: RocksDBStore, fres
 
 def test_short_writes_survive_an_io_error(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     commit_on_a_full_disk(fresh, fresh_claim)
-    fresh.settle(fresh_claim, Settlement(settled_generation=0))
+    fresh.record_resolution(fresh_claim, Resolution(resolved_generation=0))
     commit_on_a_full_disk(fresh, fresh_claim)
-    assert fresh.take_generation(fresh_claim, ProducerKind.NATIVE) == 1
-    assert fresh.read_claimed(fresh_claim).settled_generation == 0
+    assert fresh.acquire_generation(fresh_claim, ProducerKind.NATIVE) == 1
+    assert fresh.read_claimed(fresh_claim).resolved_generation == 0
 
 
 def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
@@ -266,8 +266,8 @@ def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, ac
         assert store.list() == [ID]
         for use in (
             lambda: store.claim(ID, "tests", timeout=LIMIT),
-            lambda: store.settle(claim, Settlement(clear_state=True)),
-            lambda: store.take_generation(claim, ProducerKind.NATIVE),
+            lambda: store.record_resolution(claim, Resolution(clear_state=True)),
+            lambda: store.acquire_generation(claim, ProducerKind.NATIVE),
         ):
             with pytest.raises(StoreError, match="is read-only"):
                 use()
@@ -329,7 +329,7 @@ def test_each_write_is_synced(path: Path) -> None:
         for number in range(1, 6):
             recorded(store, claim, number).commit()
             assert synced() == before + 1 + number
-        store.settle(claim, Settlement(clear_state=True))
+        store.record_resolution(claim, Resolution(clear_state=True))
         assert synced() == before + 7
         assert store.durability() == {
             "sync": "true",

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_topic
-from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
+from fixtures.job_evidence import open_at_kafka, staged_rows, unresolved
 from fixtures.pace import TimeLimitError, limit
 
 if TYPE_CHECKING:
@@ -148,4 +148,4 @@ class SparkScene:
         assert sorted((value["id"], value["item"], value["price"]) for _, value in found) == expected
         assert all(key == str(value["id"]).encode() for key, value in found)
         assert staged_rows(self.store.engine) == 0
-        assert unsettled(self.store, self.name) == []
+        assert unresolved(self.store, self.name) == []

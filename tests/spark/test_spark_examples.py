@@ -22,7 +22,7 @@ from pyarrow import parquet
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_topic
-from fixtures.job_evidence import open_at_kafka, staged_rows, unsettled
+from fixtures.job_evidence import open_at_kafka, staged_rows, unresolved
 from fixtures.tiers import thinned
 from spark.job import SparkJob
 from spark.session import SUBMITTED
@@ -115,7 +115,7 @@ def assert_equal_everywhere(flights: list[Flight], amount: int, url: str, server
             columns = tuple(found.keys())
             assert [tuple(row) for row in found] == flights
         assert staged_rows(store.engine) == 0
-        assert unsettled(store, f"{name}-import") == []
+        assert unresolved(store, f"{name}-import") == []
     assert open_at_kafka(servers, f"{name}-import") == []
     messages = []
     for message in read_topic(servers, name):

@@ -177,7 +177,7 @@ def _wait_for_event(store: SqlStateStore, event: str) -> None:
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
 def test_record_after_a_change_of_its_row_that_is_no_claim(open_store: Open, level: str) -> None:
-    """By recovery's settlement or an acknowledgement, for example: the fence is ours, so it is a retriable conflict."""
+    """By recovery's resolution or an acknowledgement, for example: the fence is ours, so it is a retriable conflict."""
     store = open_store(level)
     claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = store.begin(claim)

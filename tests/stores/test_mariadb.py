@@ -25,7 +25,7 @@ from dualwrite.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, StoreTransaction
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StoreTransaction
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
@@ -254,7 +254,7 @@ def test_a_change_that_is_no_claim_may_be_tried_again_under_snapshot_isolation(m
     with users_own(mariadb_url, connect_args={"init_command": "SET SESSION innodb_snapshot_isolation = ON"}) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
-        store.settle(claim, Settlement(settled_generation=0))
+        store.record_resolution(claim, Resolution(resolved_generation=0))
         with pytest.raises(StoreCommitFailedError) as caught:
             transaction.record(STATE, generation=0, transaction_number=1)
         assert caught.value.retriable
@@ -299,7 +299,7 @@ def test_a_long_list_of_lost_transactions(mariadb_store: SqlStateStore, mariadb_
     now = mariadb_store.read_claimed(mariadb_claim).updated_at
     with mariadb_store.engine.begin() as connection:
         connection.execute(sa.text("UPDATE kafka_transaction_state SET lost = CONCAT('[', REPEAT(' ', 70000), ']')"))
-    mariadb_store.settle(mariadb_claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, 0, now)))
+    mariadb_store.record_resolution(mariadb_claim, Resolution(lost=LostTransaction(LostKind.LOST, STATE, 0, now)))
     with mariadb_store.engine.begin() as connection:
         connection.execute(sa.text("UPDATE kafka_transaction_state SET lost = CONCAT(lost, REPEAT(' ', 70000))"))
     assert len(mariadb_store.read_claimed(mariadb_claim).lost) == 1
@@ -335,7 +335,7 @@ def test_an_engine_of_the_users(mariadb_url: str, options: dict[str, Any]) -> No
         undone.handle.execute(insert(orders).values(id=2, item="table"))
         undone.rollback()
         assert (rows(store.engine), rows(store.engine, Order)) == (1, 1)
-        store.settle(claim, Settlement(clear_state=True))
+        store.record_resolution(claim, Resolution(clear_state=True))
         assert store.read_claimed(claim).transaction_number == 1
         assert_nothing_is_checked_out(store)
 
@@ -358,13 +358,13 @@ def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool)
         assert before[1:5] == (17, 18, 1900, int(autocommit))
         claim = store.claim(ID, "ours", timeout=LIMIT)
         assert session() == before
-        store.settle(claim, Settlement(clear_state=True))
+        store.record_resolution(claim, Resolution(clear_state=True))
         assert session() == before
         with pytest.raises(FencedError):
             store.claim(ID, "ours", timeout=LIMIT, expected_fence=7)
         assert session() == before
         with pytest.raises(FencedError):
-            store.settle(Claim(ID, 7, "nobody"), Settlement(clear_state=True))
+            store.record_resolution(Claim(ID, 7, "nobody"), Resolution(clear_state=True))
         assert session() == before
         recorded(store, claim).commit()
         assert session() == before

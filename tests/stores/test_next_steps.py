@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from dualwrite.errors import NotSettledError
+from dualwrite.errors import NotResolvedError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.migration import upgrade
 from dualwrite.producer_kind import ProducerKind
@@ -29,8 +29,8 @@ def test_an_id_with_a_space_is_quoted_where_moving_it_is_refused(tmp_path: Path)
     upgrade(url)
     with SqlStateStore.from_url(url) as store:
         claim = store.claim("shop 1", "tests", timeout=1)
-        store.take_generation(claim, ProducerKind.NATIVE, cluster_id="old")
-        with pytest.raises(NotSettledError) as refused:
+        store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="old")
+        with pytest.raises(NotResolvedError) as refused:
             move_to_cluster(store, cast("TransactionCoordinator", OtherCluster()), ["shop 1"], timeout=1)
     assert refused.value.next_step is not None
     command = refused.value.next_step.split("`")[1]

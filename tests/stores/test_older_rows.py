@@ -22,7 +22,7 @@ from fixtures.older import see_it_move_on
 
 OLDER = (
     "INSERT INTO kafka_transaction_state (transactional_id, fence, generation, prepared_transaction_state, "
-    "prepared_generation, settled_generation, transaction_number, lost, owner, claim_token, updated_at, forgotten, "
+    "prepared_generation, resolved_generation, transaction_number, lost, owner, claim_token, updated_at, forgotten, "
     f"generation_kind) VALUES ('{ID}', 7, 3, '4711:3', 3, 2, 5, '[]', 'writer host:1', 't', '2026-11-21 10:00:00', false, "
     "'native-2pc')"
 )
@@ -62,7 +62,7 @@ def test_a_database_tells_where_it_is(older_url: str) -> None:
     with SqlStateStore.from_url(older_url) as store, SqlStateStore.from_url(older_url) as other:
         assert store.marks() == other.marks()
         assert store.marks() or not store.detects_copies
-        store.take_generation(store.claim(ID, "tests", timeout=5), ProducerKind.NATIVE)
+        store.acquire_generation(store.claim(ID, "tests", timeout=5), ProducerKind.NATIVE)
         identity = store.identity()
         assert identity is not None
         assert identity.marks == store.marks()
@@ -147,7 +147,7 @@ def test_positions_need_the_newest_revision(older_url: str) -> None:
 def test_leases_are_by_the_database_s_clock(older_url: str) -> None:
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store:
-        store.leases.take(["shop.1"], "tests", seconds=100)
+        store.leases.acquire(["shop.1"], "tests", seconds=100)
         with store.engine.connect() as connection:
             until = connection.scalar(sa.select(lease_table.c.leased_until))
             assert until is not None

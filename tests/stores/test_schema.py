@@ -15,10 +15,10 @@ from store_scene import STATE
 import dualwrite
 from dualwrite import migration
 from dualwrite.cli import main
-from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotSettledError, StateTableMissingError
+from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotResolvedError, StateTableMissingError
 from dualwrite.jobs.tables import metadata
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
@@ -66,15 +66,15 @@ def use_everything(store: SqlStateStore) -> None:
     assert store.durability()
     claim = store.claim("id", "tests", timeout=LIMIT)
     claim = store.claim("id", "tests", timeout=LIMIT, expected_fence=claim.fence)
-    generation = store.take_generation(claim, ProducerKind.NATIVE)
+    generation = store.acquire_generation(claim, ProducerKind.NATIVE)
     transaction = store.begin(claim)
     transaction.record(STATE, generation=generation, transaction_number=1)
     transaction.commit()
     assert store.read_claimed(claim).prepared_state == STATE
-    with pytest.raises(NotSettledError):
+    with pytest.raises(NotResolvedError):
         store.forget("id")
     lost = LostTransaction(LostKind.LOST, STATE, generation, datetime(2026, 1, 1, tzinfo=UTC))
-    store.settle(claim, Settlement(clear_state=True, lost=lost, settled_generation=generation))
+    store.record_resolution(claim, Resolution(clear_state=True, lost=lost, resolved_generation=generation))
     assert store.list() == ["id"]
     assert [entry.state for entry in store.acknowledge("id")] == [STATE]
     store.forget("id")
@@ -155,7 +155,7 @@ def test_the_command_line_and_the_environment_name_a_schema(
     assert main(["db", "upgrade", "--url", url, "--schema", SCHEMA]) == 0
     assert tables_in(url, SCHEMA) == TABLES
     with SqlStateStore.from_url(url, schema=SCHEMA) as store:
-        store.take_generation(store.claim("in-the-schema", "tests", timeout=LIMIT), ProducerKind.NATIVE)
+        store.acquire_generation(store.claim("in-the-schema", "tests", timeout=LIMIT), ProducerKind.NATIVE)
     assert main(["status", "--url", url, "--schema", SCHEMA]) == 0
     assert "in-the-schema" in capsys.readouterr().out
     monkeypatch.setenv("DUALWRITE_SCHEMA", SCHEMA)

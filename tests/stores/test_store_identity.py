@@ -20,7 +20,7 @@ def test_writers_that_take_their_first_generations_at_once_agree_on_it(database_
             claim = store.claim(f"writer-{number}", "tests", timeout=LIMIT)
             assert store.identity() is None
             together.wait(LIMIT)
-            store.take_generation(claim, ProducerKind.NATIVE)
+            store.acquire_generation(claim, ProducerKind.NATIVE)
             return store.read_claimed(claim).store_id
 
     with ThreadPoolExecutor(WRITERS) as threads:

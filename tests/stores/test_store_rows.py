@@ -6,10 +6,10 @@ import pytest
 import sqlalchemy as sa
 from store_scene import ID, STATE, assert_nothing_is_checked_out
 
-from dualwrite.errors import ClaimTimeoutError, NotSettledError, StoredStateError, StoreUnavailableError
+from dualwrite.errors import ClaimTimeoutError, NotResolvedError, StoredStateError, StoreUnavailableError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.proxy import TcpProxy
@@ -30,24 +30,24 @@ def recorded(store: SqlStateStore, claim: Claim) -> Claim:
 def test_an_unanswered_generation_is_skipped(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
-    assert proxied_store.take_generation(claim, ProducerKind.LIBRDKAFKA) == 2
+    assert proxied_store.acquire_generation(claim, ProducerKind.LIBRDKAFKA) == 2
 
 
-def test_a_settlement_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_resolution_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.refuse()
     postgres_proxy.cut()
     with pytest.raises(StoreUnavailableError):
-        proxied_store.settle(claim, Settlement(clear_state=True))
+        proxied_store.record_resolution(claim, Resolution(clear_state=True))
 
 
-def test_a_settlement_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
+def test_a_resolution_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
     with SqlStateStore.from_url(postgres_url, lock_timeout=0.3) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         with store.engine.connect() as connection:
             connection.execute(sa.select(state_table).with_for_update())
             with pytest.raises(ClaimTimeoutError, match="resolving"):
-                store.settle(claim, Settlement(clear_state=True))
+                store.record_resolution(claim, Resolution(clear_state=True))
 
 
 def test_a_kind_that_this_release_does_not_know(store: SqlStateStore, claim: Claim) -> None:
@@ -57,15 +57,15 @@ def test_a_kind_that_this_release_does_not_know(store: SqlStateStore, claim: Cla
         store.read(ID)
 
 
-def test_what_is_not_settled_is_not_forgotten(store: SqlStateStore, recorded: Claim) -> None:
-    with pytest.raises(NotSettledError, match="`dualwrite recover --id orders` first"):
+def test_what_is_not_resolved_is_not_forgotten(store: SqlStateStore, recorded: Claim) -> None:
+    with pytest.raises(NotResolvedError, match="`dualwrite recover --id orders` first"):
         store.forget(ID)
-    store.settle(recorded, Settlement(clear_state=True))
-    taken = store.take_generation(recorded, ProducerKind.NATIVE)
-    with pytest.raises(NotSettledError, match=f"generations {taken} to {taken}"):
+    store.record_resolution(recorded, Resolution(clear_state=True))
+    taken = store.acquire_generation(recorded, ProducerKind.NATIVE)
+    with pytest.raises(NotResolvedError, match=f"generations {taken} to {taken}"):
         store.forget(ID)
-    store.settle(recorded, Settlement(settled_generation=taken, lost=LOST))
-    with pytest.raises(NotSettledError, match="`dualwrite recover --id orders --acknowledge` first"):
+    store.record_resolution(recorded, Resolution(resolved_generation=taken, lost=LOST))
+    with pytest.raises(NotResolvedError, match="`dualwrite recover --id orders --acknowledge` first"):
         store.forget(ID)
     assert store.read_claimed(recorded).forgotten is False
     store.acknowledge(ID)

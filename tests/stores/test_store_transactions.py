@@ -57,7 +57,7 @@ def test_a_newer_claim_is_found_under_a_snapshot(postgres_url: str, isolation: s
 def test_a_row_that_is_gone(store: SqlStateStore, claim: Claim) -> None:
     with store.engine.begin() as connection:
         connection.execute(state_table.delete())
-    for use in (store.begin, store.read_claimed, lambda claim: store.take_generation(claim, ProducerKind.NATIVE)):
+    for use in (store.begin, store.read_claimed, lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE)):
         with pytest.raises(FencedError, match="gone"):
             use(claim)
     assert_nothing_is_checked_out(store)

@@ -33,7 +33,7 @@ def described(status: TransactionStatus, producer_id: int = 7, epoch: int = 5, s
         (described(S.PREPARE_ABORT, epoch=6), D.WAIT),
         (described(S.PREPARE_EPOCH_FENCE, epoch=6), D.WAIT),
         (described(S.DEAD), D.WAIT),
-        # D is a later transaction: S was settled or committed before that one began
+        # D is a later transaction: S was resolved or committed before that one began
         (described(S.ONGOING, epoch=6), D.ABORT),
         (described(S.ONGOING, epoch=99), D.ABORT),
         (described(S.COMPLETE_COMMIT, epoch=7), D.NOTHING),

@@ -32,7 +32,7 @@ NAMES_OF_THE_CONTRACT = (
     "recover_after_describe",
     "recover_after_decision",
     "recover_after_end_txn",
-    "recover_after_settle",
+    "recover_after_resolution",
     "before_take_over",
 )
 

@@ -53,7 +53,7 @@ class SenderDouble:
 
     def add(self, partition: Partition) -> None:
         partition.close_batch()
-        batch = partition.take()
+        batch = partition.drain()
         self.batches[partition.topic, partition.index].append(batch)
         self._unacknowledged.append(batch)
         self.buffered += batch.size

@@ -108,7 +108,7 @@ class OnePartition(RuleBasedStateMachine):
             self.now = max(self.now, self.partition.not_before)
         while self.partition.may_send(self.now, most):
             assert self.now >= self.partition.not_before
-            self.in_flight.append(Request(self.partition.take()))
+            self.in_flight.append(Request(self.partition.drain()))
 
     # --- the broker ---------------------------------------------------------------------------------------------------
 

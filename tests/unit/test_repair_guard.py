@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dualwrite.admin.decisions import NEWER, NOT_OURS, NOT_READ, OTHER_DATABASE, SETTLED, Decided
+from dualwrite.admin.decisions import NEWER, NOT_OURS, NOT_READ, OTHER_DATABASE, RESOLVED, Decided
 from dualwrite.admin.guard import is_made_by_dualwrite, refusal_to_complete, refusal_to_terminate
 from dualwrite.errors import DualWriteError, StoreCopiedError, StoreUnavailableError
 from dualwrite.kafka.admin.facts import DescribedTransaction
@@ -25,7 +25,7 @@ ROW = StateRow(
     generation=2,
     prepared_state=PreparedTxnState(7, 3),
     prepared_generation=2,
-    settled_generation=1,
+    resolved_generation=1,
     transaction_number=1,
     lost=(),
     owner="writer",
@@ -65,7 +65,7 @@ def test_the_form_of_a_dualwrite_writers_id(name: str, expected: bool) -> None:
         (Decided(None, None, None, NOT_OURS), None),
         (Decided(None, None, None, OTHER_DATABASE), None),
         (Decided(ROW, 3, None, NEWER), None),
-        (Decided(ROW, 1, None, SETTLED), None),
+        (Decided(ROW, 1, None, RESOLVED), None),
         (Decided(None, None, None, NOT_READ, UNREACHABLE), None),
         (Decided(ROW, 2, None, "recovery could do nothing", COPIED), "a copy"),
         (decided(Decision.COMMIT), "not aborted"),
@@ -100,7 +100,7 @@ def test_what_the_database_decides_may_be_completed(found: Decided) -> None:
         (Decided(None, None, None, NOT_OURS), "has no such id"),
         (Decided(None, None, None, OTHER_DATABASE), "belongs to another database"),
         (Decided(ROW, 3, None, NEWER), "does not know generation 3 of it (newest: 2)"),
-        (Decided(ROW, 1, None, SETTLED), "has settled generation 1"),
+        (Decided(ROW, 1, None, RESOLVED), "has resolved generation 1"),
         (Decided(None, None, None, NOT_READ, UNREACHABLE), "is gone"),
     ],
 )
@@ -108,17 +108,17 @@ def test_what_it_does_not_decide_may_not(found: Decided, said: str) -> None:
     assert said in str(refusal_to_complete(one(), found))
 
 
-def test_nothing_open_on_a_settled_generation_needs_no_refusal() -> None:
-    settled = Decided(ROW, 2, None, SETTLED)
+def test_nothing_open_on_a_resolved_generation_needs_no_refusal() -> None:
+    resolved = Decided(ROW, 2, None, RESOLVED)
     for description in (ENDED, None):
-        assert refusal_to_complete(one(description), settled) is None
-        assert refusal_to_terminate(one(description), settled) is None
+        assert refusal_to_complete(one(description), resolved) is None
+        assert refusal_to_terminate(one(description), resolved) is None
 
 
 def test_an_id_that_could_not_be_described_is_not_called_ended() -> None:
     problem = DualWriteError("no answer")
     for refusal in (refusal_to_complete, refusal_to_terminate):
-        assert refusal(DescribedTransaction(ID, None, None, problem), Decided(ROW, 2, None, SETTLED)) is problem
+        assert refusal(DescribedTransaction(ID, None, None, problem), Decided(ROW, 2, None, RESOLVED)) is problem
 
 
 # --- GenerationPlan.covers --------------------------------------------------------------------------------------------

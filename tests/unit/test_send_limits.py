@@ -71,7 +71,7 @@ class Brokers:
     def add(self, partition: Any, _records: Any = None) -> None:
         if partition.builder.records:
             partition.close_batch()
-            partition.take()
+            partition.drain()
 
     def push(self, deadline: Deadline) -> None:
         self.has_sent = True

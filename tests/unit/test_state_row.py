@@ -10,14 +10,14 @@ from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
 
-def row(*, generation: int, settled: int, lost: tuple[LostTransaction, ...] = ()) -> StateRow:
+def row(*, generation: int, resolved: int, lost: tuple[LostTransaction, ...] = ()) -> StateRow:
     return StateRow(
         transactional_id="orders",
         fence=7,
         generation=generation,
         prepared_state=None,
         prepared_generation=0,
-        settled_generation=settled,
+        resolved_generation=resolved,
         transaction_number=0,
         lost=lost,
         owner="test",
@@ -29,9 +29,9 @@ def entry(kind: LostKind, generation: int) -> LostTransaction:
     return LostTransaction(kind, PreparedTxnState(1, 2), generation, NOW)
 
 
-def test_settled_generations_are_not_looked_at_again() -> None:
+def test_resolved_generations_are_not_looked_at_again() -> None:
     """Rule SG; rule UC looks again where something is UNVERIFIED."""
-    assert row(generation=1000, settled=998).generations_to_look_at == (999, 1000)
-    assert row(generation=1000, settled=1000).generations_to_look_at == ()
+    assert row(generation=1000, resolved=998).generations_to_look_at == (999, 1000)
+    assert row(generation=1000, resolved=1000).generations_to_look_at == ()
     unverified, lost = entry(LostKind.UNVERIFIED, 5), entry(LostKind.LOST, 6)
-    assert row(generation=1000, settled=998, lost=(unverified, lost)).generations_to_look_at == (5, 999, 1000)
+    assert row(generation=1000, resolved=998, lost=(unverified, lost)).generations_to_look_at == (5, 999, 1000)

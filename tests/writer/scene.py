@@ -188,11 +188,11 @@ class Scene:
         """Wait until Kafka knows the transaction of the current block: the producers send in the background."""
         until(self.unfinished, f"a transaction of {self.transactional_id}, of which Kafka has heard", pause=0.01)
 
-    def assert_settled(self) -> None:
-        """Check that nothing is prepared, ongoing or unsettled, and no connection is checked out."""
+    def assert_resolved(self) -> None:
+        """Check that nothing is prepared, ongoing or unresolved, and no connection is checked out."""
         for row in self.state_rows():
             assert row.prepared_state is None, row
-            assert list(row.unsettled_generations) == [], row
+            assert list(row.unresolved_generations) == [], row
         assert self.unfinished() == []
         assert self.checked_out() == 0
 

@@ -312,7 +312,7 @@ def test_a_stored_state_does_not_parse(scene: Scene) -> None:
         assert scene.agree() == [1, 2]
         scene.write(writer, 3)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- messages -----------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_a_message_is_refused_and_the_block_may_go_on(sqlite_scene: Scene) -> No
                 tx.send(**{"topic": scene.topic, **message})
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.slow
@@ -369,7 +369,7 @@ def test_a_topic_is_unknown(new_scene: Callable[..., Scene], topicless: DevClust
         assert scene.agree() == [1]
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_producers
@@ -383,7 +383,7 @@ def test_a_partition_is_unknown(sqlite_scene: Scene) -> None:
         assert scene.topic in str(caught.value)
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -397,7 +397,7 @@ def test_a_message_is_larger_than_the_producer_takes(scene: Scene) -> None:
         assert scene.topic in str(caught.value)
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_a_message_is_larger_than_the_broker_takes(new_scene: Callable[..., Scen
         assert "max.message.bytes" in str(caught.value)
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- tables and topics dropped while a writer is open -------------------------------------------------------------------
@@ -437,7 +437,7 @@ def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path
     scene.write(writer, 3)
     writer.close()
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
     engine.dispose()
 
 

@@ -53,7 +53,7 @@ def test_what_would_end_the_transaction_is_refused_and_nothing_is_lost(scene: Sc
                 call(tx)
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -68,7 +68,7 @@ def test_a_rollback_behind_the_writers_back_is_found(scene: Scene) -> None:
             scene.insert(tx, 2)
         scene.write(writer, 3)
     assert scene.agree() == [3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases

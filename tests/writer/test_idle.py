@@ -42,7 +42,7 @@ def test_the_states_of_an_idle_writer_are_cleared_and_it_goes_on(scene: Scene, s
             until(lambda: is_cleared(scene), "the states are cleared", pause=0.01)
             assert writer.phase is Phase.READY
     assert scene.agree() == [1, 2, 3, 4, 5, 6]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_nothing_is_cleared_while_a_transaction_is_open(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +66,14 @@ def test_a_thread_that_uses_the_writer_waits_for_the_clearing_instead_of_failing
 ) -> None:
     entered, go_on = threading.Event(), threading.Event()
     with scene.connect() as writer, ThreadPoolExecutor(1) as user:
-        settle = writer.store.settle
+        resolve = writer.store.record_resolution
 
         def slow(*arguments: Any) -> None:
             entered.set()
             assert go_on.wait(LIMIT)
-            settle(*arguments)
+            resolve(*arguments)
 
-        monkeypatch.setattr(writer.store, "settle", slow)
+        monkeypatch.setattr(writer.store, "record_resolution", slow)
         scene.write(writer, 1)
         happened(entered)
         using = user.submit(scene.write, writer, 2)
@@ -99,7 +99,7 @@ def test_many_short_pauses_disturb_nobody(scene: Scene, monkeypatch: pytest.Monk
             for working in [users.submit(work, first) for first in (0, 100)]:
                 working.result()
     assert scene.agree() == [*range(20), *range(100, 120)]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_database_that_is_away_is_asked_again_later(
                 failed.set()
                 raise error
 
-            away.setattr(writer.store, "settle", fail)
+            away.setattr(writer.store, "record_resolution", fail)
             scene.write(writer, 1)
             happened(failed)
             scene.write(writer, 2)

@@ -39,7 +39,7 @@ RECOVERY_POINTS = [
     "recover_after_describe",
     "recover_after_decision",
     "recover_after_end_txn",
-    "recover_after_settle",
+    "recover_after_resolution",
 ]
 TESTS = Path(__file__).parents[1]
 INTERRUPTS = int(os.environ.get("DUALWRITE_TEST_INTERRUPTS", "150"))
@@ -119,11 +119,11 @@ def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[Ba
             scene.write(writer, 100 + number)
             expected.append(100 + number)
     assert scene.agree() == sorted(expected)
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @everywhere
-def test_closing_right_after_an_interrupt_settles(scene: Scene) -> None:
+def test_closing_right_after_an_interrupt_resolves(scene: Scene) -> None:
     expected = []
     for number, point in enumerate(WRITER_POINTS):
         with pytest.raises(KeyboardInterrupt), scene.connect() as writer:
@@ -132,7 +132,7 @@ def test_closing_right_after_an_interrupt_settles(scene: Scene) -> None:
                 scene.write(writer, number)
         expected += [100 + number, number] if point in PAST_COMMIT_POINT else [100 + number]
         assert scene.agree() == sorted(expected), point
-        scene.assert_settled()
+        scene.assert_resolved()
 
 
 @everywhere
@@ -151,7 +151,7 @@ def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
             scene.write(writer, 100 + number)
             expected += [number, 100 + number]
             assert scene.agree() == sorted(expected), second
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
 )
 def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: str, kind: type[BaseException]) -> None:
     for point in [*RECOVERY_POINTS, "before_take_over"]:
-        if point == "recover_after_settle" and left == "after_prepare":
+        if point == "recover_after_resolution" and left == "after_prepare":
             continue  # nothing is stored, nothing to clear
         fresh = scene.with_new_id()
         leave_open(fresh, left, 1)
@@ -184,7 +184,7 @@ def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: 
         with fresh.connect() as writer:
             fresh.write(writer, 2)
         assert fresh.agree() == [*expected, 2], point
-        fresh.assert_settled()
+        fresh.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: 
 )
 def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str) -> None:
     for point in RECOVERY_POINTS:
-        if point == "recover_after_settle" and left == "after_prepare":
+        if point == "recover_after_resolution" and left == "after_prepare":
             continue  # nothing is stored, nothing to clear
         fresh = sqlite_scene.with_new_id()
         leave_open(fresh, left, 1)
@@ -206,14 +206,14 @@ def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str
         assert fresh.checked_out() == 0, point
         fresh.recover()
         assert fresh.agree() == ([1] if left == "before_kafka_commit" else []), point
-        fresh.assert_settled()
+        fresh.assert_resolved()
 
 
 @everywhere
 def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
     with scene.connect() as writer:
-        for number, point in enumerate([*RECOVERY_POINTS[:3], "recover_after_settle", "before_take_over"]):
-            if point == "recover_after_settle":  # not reached for a transaction that the writer knows to be committed
+        for number, point in enumerate([*RECOVERY_POINTS[:3], "recover_after_resolution", "before_take_over"]):
+            if point == "recover_after_resolution":  # not reached for a transaction that the writer knows to be committed
                 writer.reopen()  # otherwise the write would first finish the interrupted reopening
                 write_in_doubt(scene, writer, number)
             else:
@@ -222,7 +222,7 @@ def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
                 writer.reopen()
             assert scene.checked_out() == 0, point
             assert scene.agree() == list(range(number + 1)), point
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- where no failpoint is ---------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_an_interrupt_between_the_block_and_its_end(scene: Scene) -> None:
         raise KeyboardInterrupt
     assert writer.phase is Phase.CLOSED
     assert scene.agree() == [1]
-    scene.assert_settled()
+    scene.assert_resolved()
     held.clear()
     with scene.connect() as writer:
         scene.write(writer, 3)
@@ -266,7 +266,7 @@ def test_an_interrupt_while_both_sides_are_rolled_back(scene: Scene, monkeypatch
         assert not interrupts
         scene.write(writer, 3)
         assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- at random ----------------------------------------------------------------------------------------------------------
@@ -364,4 +364,4 @@ def test_interrupts_at_random_moments(scene: Scene, seed: int, interrupts: int) 
     assert set(report["done"]) <= set(rows)
     assert len(report["done"]) > WARM_UP + 1, "some transactions were not interrupted"
     assert report["done"][-1] == max(rows), "the one after the last interrupt was not"
-    scene.assert_settled()
+    scene.assert_resolved()

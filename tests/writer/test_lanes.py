@@ -124,7 +124,7 @@ def test_transactions_take_turns(scene: Scene) -> None:
     producer_ids = [state.producer_id for state in states]
     assert producer_ids == [producer_ids[number % 3] for number in range(7)]
     assert len(set(producer_ids)) == 3
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_producers
@@ -140,7 +140,7 @@ def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene)
                 scene.write(writer, number)
         assert [row.transaction_number for row in scene.state_rows()] == [1, 2, 1]  # 3: lane 0's second, not recorded
     assert scene.agree() == [0, 2, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -183,7 +183,7 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene
     with scene.connect() as writer:
         ordered.write(writer, scene.topic, 1000)
     assert_ordered(scene, [*expected, 1000])
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- what a crash left --------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene
         quick=[("after_db_commit", "connect", NATIVE, POSTGRESQL)],
     ),
 )
-def test_what_a_crash_left_on_every_lane_is_settled(scene: Scene, point: str, by: str) -> None:
+def test_what_a_crash_left_on_every_lane_is_resolved(scene: Scene, point: str, by: str) -> None:
     names = [TransactionalId(scene.transactional_id, lane).row for lane in range(3)]
     crash(scene, f"{point}#6", 1, 6)  # lane 0, 1, 2, 0, 1, and dies on 2
     expected = [1, 2, 3, 4, 5] if point in BEFORE_COMMIT_POINT else [1, 2, 3, 4, 5, 6]
@@ -229,7 +229,7 @@ def test_what_a_crash_left_on_every_lane_is_settled(scene: Scene, point: str, by
     assert found[names[2]] == [died] or (point == "after_send" and found[names[2]] == [Outcome.ALREADY_COMMITTED])
     assert report.ok
     assert scene.agree() == expected
-    scene.assert_settled()
+    scene.assert_resolved()
     assert outcomes(scene.recover()) == {name: [] for name in names}
     with scene.connect() as writer:
         scene.write(writer, 7, 8, 9, 10)
@@ -256,7 +256,7 @@ def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene,
         assert scene.agree() == [1, 2, 3, 4, 5]
         scene.write(writer, 6, 7, 8, 9)
     assert scene.agree() == list(range(1, 10))
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene,
         quick=[(1, NATIVE, POSTGRESQL)],
     ),
 )
-def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(scene: Scene, fewer: int) -> None:
+def test_a_writer_with_fewer_lanes_resolves_those_it_does_not_use(scene: Scene, fewer: int) -> None:
     crash(scene, "after_db_commit#6", 1, 6)
     with scene.connect(lanes=fewer) as writer:
         found = outcomes(writer.recovery_report)
@@ -277,9 +277,9 @@ def test_a_writer_with_fewer_lanes_settles_those_it_does_not_use(scene: Scene, f
         generations = [row.generation for row in scene.state_rows()]
         scene.write(writer, 7, 8, 9)
         assert [row.generation for row in scene.state_rows()] == generations
-        assert [bool(row.unsettled_generations) for row in scene.state_rows()] == [lane < fewer for lane in range(3)]
+        assert [bool(row.unresolved_generations) for row in scene.state_rows()] == [lane < fewer for lane in range(3)]
     assert scene.agree() == list(range(1, 10))
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_writer_may_have_another_number_of_lanes_each_time(scene: Scene) -> No
             scene.write(writer, number)
             number += 1
         assert scene.agree() == list(range(number))
-        scene.assert_settled()
+        scene.assert_resolved()
     assert len(scene.state_rows()) == 5
 
 
@@ -351,7 +351,7 @@ def test_a_writer_paused_in_its_transaction_is_fenced_by_one_with_other_lanes(
         assert scene.agree() == [1, 100, 101]
         scene.write(writer, 102, 103)
     assert scene.agree() == [1, 100, 101, 102, 103]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_a_writer_paused_while_it_opens_takes_nothing_from_its_successor(
         scene.write(writer, *range(102, 108))
         assert writer.phase is Phase.READY
     assert scene.agree() == [1, 2, *range(100, 108)]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize("lane", thinned([0, 1], quick=[1]))
@@ -420,7 +420,7 @@ def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(
     with scene.connect() as writer:
         scene.write(writer, 1, 2, 3)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(post
         successor.resume()
         assert successor.end() == 0, f"{successor.lines} {successor.errors[-2000:]}"
     assert scene.agree() == [1, *done, 100, 101, 102, 103]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_a_reopening_that_broke_off_is_done_again_as_a_whole(scene: Scene, inter
             scene.write(three, 99)  # its next lane is lane 1
         scene.write(one, 3)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- errors on one lane -------------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -
         assert writer.phase is Phase.READY
         scene.write(writer, 10, 11, 12, 13)
     assert scene.agree() == [*range(lane), 10, 11, 12, 13]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -520,7 +520,7 @@ def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
         with pytest.raises(FencedError):
             scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_recovery_of_one_lane_by_its_own_id_leaves_the_others(sqlite_scene: Scene) -> None:
@@ -553,7 +553,7 @@ def test_no_id_is_recovered_twice(sqlite_scene: Scene) -> None:
 
 
 @producers_and_databases
-def test_a_transaction_in_doubt_is_settled_before_the_next_begins_on_another_lane(scene: Scene) -> None:
+def test_a_transaction_in_doubt_is_resolved_before_the_next_begins_on_another_lane(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         error = leave_in_doubt(scene, writer, 2)
@@ -569,7 +569,7 @@ def test_a_transaction_in_doubt_is_settled_before_the_next_begins_on_another_lan
         assert [row.transaction_number > 0 for row in scene.state_rows()] == [True, True, True]
         scene.write(writer, 4, 5, 6)
     assert scene.agree() == [1, 2, 3, 4, 5, 6]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -587,7 +587,7 @@ def test_while_a_transaction_is_in_doubt_none_begins(scene: Scene) -> None:
             assert writer.phase is Phase.IN_DOUBT
         scene.write(writer, 3)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -604,7 +604,7 @@ def test_a_lane_whose_id_was_taken_while_it_was_in_doubt_fences_all(scene: Scene
         writer.reopen()
         scene.write(writer, 3, 4)
     assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_producers
@@ -626,18 +626,18 @@ def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) 
 
 
 @producers_and_databases
-def test_closing_settles_what_one_lane_left_and_clears_the_others(scene: Scene) -> None:
+def test_closing_resolves_what_one_lane_left_and_clears_the_others(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     leave_in_doubt(scene, writer, 2)
     writer.close()
     assert writer.phase is Phase.CLOSED
     assert scene.agree() == [1, 2]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_databases
-def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_settled(scene: Scene) -> None:
+def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_resolved(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     leave_in_doubt(scene, writer, 2)
@@ -651,16 +651,16 @@ def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_settled(scene: 
         TransactionalId(scene.transactional_id, 1).row,
     )
     assert writer.phase is Phase.CLOSED
-    assert [list(row.unsettled_generations) for row in scene.state_rows()] == [[], [1], []]
+    assert [list(row.unresolved_generations) for row in scene.state_rows()] == [[], [1], []]
     with pytest.raises(WriterClosedError):
         scene.write(writer, 3)
     writer.close()
     assert [found.outcome for found in scene.recover()] == [Outcome.COMMITTED]
     assert scene.agree() == [1, 2]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
-def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Scene) -> None:
+def test_closing_tells_of_every_lane_that_could_not_be_resolved(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     writer = scene.connect()
     scene.write(writer, 1, 2, 3)
@@ -678,7 +678,7 @@ def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Sce
     assert [TransactionalId(scene.transactional_id, 2).row in caught.value.__notes__[1]] == [True]
     assert writer.phase is Phase.CLOSED
     assert scene.recover().ok
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -689,7 +689,7 @@ def test_closing_tells_of_every_lane_that_could_not_be_settled(sqlite_scene: Sce
         quick=[(2, NATIVE, POSTGRESQL)],
     ),
 )
-def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(scene: Scene, passage: int) -> None:
+def test_an_interrupt_while_lanes_are_resolved_for_closing_releases_all(scene: Scene, passage: int) -> None:
     writer = scene.connect()
     scene.write(writer, 1, 2, 3)
     with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
@@ -703,7 +703,7 @@ def test_an_interrupt_while_lanes_are_settled_for_closing_releases_all(scene: Sc
     with scene.connect() as writer:
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @pytest.mark.parametrize(
@@ -738,7 +738,7 @@ def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, poi
         assert scene.checked_out() == 0
         scene.write(writer, 5, 6, 7, 8)
     assert scene.agree() == ([5, 6, 7, 8] if opens == "open" else [1, 2, 3, 4, 5, 6, 7, 8])
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- lost ---------------------------------------------------------------------------------------------------------------
@@ -784,7 +784,7 @@ def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_th
         assert writer.phase is Phase.NEEDS_RECOVERY
         scene.write(writer, 4, 5, 6)
     assert (scene.rows(), scene.messages()) == ([1, 2, 3, 4, 5, 6], [1, 2, 4, 5, 6])
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 # --- number of lanes ----------------------------------------------------------------------------------------------------
@@ -812,7 +812,7 @@ def test_an_id_must_leave_room_for_the_numbers_of_its_lanes(new_scene: Callable[
         for _ in range(3):
             with writer.transaction() as tx:
                 tx.db.execute(sa.text("SELECT 1"))
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_databases

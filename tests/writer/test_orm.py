@@ -115,7 +115,7 @@ def test_after_commit_does_not_come_where_the_database_refuses_the_commit(postgr
             tx.session.execute(sa.text("CREATE TEMPORARY TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
             tx.session.execute(sa.text("INSERT INTO late VALUES (1), (1)"))
         assert heard == ["before_commit", "after_rollback"]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_a_listener_s_error_before_the_commit_rolls_both_sides_back(scene: Scene) -> None:

@@ -69,7 +69,7 @@ def test_blocks_become_visible_on_both_sides_or_not_at_all(postgres_scene: Scene
             tx.session.add(Event(writer=scene.transactional_id, number=9))
             scene.send(tx, 9)
     assert scene.agree() == [1, 2, 3, 4, 5, 6, 9]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_a_conflict_is_repeated(postgres_scene: Scene) -> None:
@@ -117,7 +117,7 @@ def test_an_unknown_commit_is_resolved(
                 both(scene, tx, 3)
     last = [] if "connection" in request.node.callspec.params.values() else [3]
     assert scene.agree() == [1, *([2] if when == "answered" else []), *last]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_a_connection_in_a_transaction_of_the_users(postgres_scene: Scene) -> None:
@@ -136,4 +136,4 @@ def test_a_connection_in_a_transaction_of_the_users(postgres_scene: Scene) -> No
             both(scene, tx, 2)
         connection.execute("SELECT 1")
     assert scene.agree() == [2]
-    scene.assert_settled()
+    scene.assert_resolved()

@@ -33,7 +33,7 @@ def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
         assert scene.agree() == [1, 2, 3]
         assert writer.phase is Phase.READY
     assert writer.phase is Phase.CLOSED
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_producers
@@ -124,7 +124,7 @@ def test_a_transaction_without_a_message(scene: Scene) -> None:
         with writer.transaction() as tx:
             scene.send(tx, 3)
     assert scene.agree() == [1, 2, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -134,7 +134,7 @@ def test_a_transaction_with_only_messages(scene: Scene) -> None:
         scene.send(tx, 2)
     assert scene.messages() == [1, 2]
     assert scene.rows() == []
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -197,7 +197,7 @@ def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fai
         with writer.transaction() as tx:  # the other transaction's row has no message
             scene.send(tx, 2)
     assert scene.agree() == [1, 2]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
@@ -288,7 +288,7 @@ def test_the_users_exception_goes_through_unchanged(sqlite_scene: Scene) -> None
             assert writer.phase is Phase.READY
         scene.write(writer, 99)
     assert scene.agree() == [*range(len(kinds)), 99]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -304,7 +304,7 @@ def test_an_exception_of_the_database_in_the_block_rolls_back_both(scene: Scene)
             tx.session.flush()
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_databases

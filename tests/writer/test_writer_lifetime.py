@@ -53,10 +53,10 @@ def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scen
     writer = scene.connect()
     scene.write(writer, 1)
     assert scene.state_row().prepared_state is not None
-    assert list(scene.state_row().unsettled_generations) != []
+    assert list(scene.state_row().unresolved_generations) != []
     writer.close()
     assert writer.phase is Phase.CLOSED
-    scene.assert_settled()
+    scene.assert_resolved()
     assert scene.agree() == [1]
     writer.close()
     assert writer.phase is Phase.CLOSED
@@ -118,7 +118,7 @@ def test_an_error_that_ends_the_with_block_is_not_replaced_by_closing(sqlite_sce
     assert caught.value is error
     assert writer.phase is Phase.CLOSED
     assert scene.agree() == [1]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_a_users_engine_stays_open_and_a_url_s_is_closed(sqlite_scene: Scene) -> None:
@@ -183,7 +183,7 @@ def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene
         assert done
         assert scene.agree() == sorted(done)
         scene.write(writer, 999)
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @forks
@@ -286,7 +286,7 @@ def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by
         assert writer.phase is Phase.READY
         scene.write(writer, 3)
     assert scene.agree() == ([1, 3] if by == "recover" else [1, 2, 3])
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_producers
@@ -305,7 +305,7 @@ def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> 
         assert scene.agree() == [1, 3]
         assert writer.phase is Phase.FENCED
     assert scene.agree() == [1, 3]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @both_producers
@@ -320,7 +320,7 @@ def test_a_writer_fenced_in_its_block_that_fails_by_itself_is_fenced_afterwards(
         with pytest.raises(FencedError), writer.transaction():
             pytest.fail("the block was run")
     assert scene.agree() == [2]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -368,7 +368,7 @@ def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> Non
     [("after_record", Outcome.ABORTED, []), ("before_kafka_commit", Outcome.COMMITTED, [1])],
 )
 @producers_and_databases
-def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
+def test_opening_reports_what_it_resolved(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
     crash(scene, point, 1)
     with scene.connect() as writer:
         (found,) = writer.recovery_report
@@ -380,7 +380,7 @@ def test_opening_reports_what_it_settled(scene: Scene, point: str, outcome: Outc
     assert scene.agree() == [*left, 2]
     with scene.connect() as writer:
         assert list(writer.recovery_report) == []
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 @producers_and_databases
@@ -422,7 +422,7 @@ def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: 
         assert writer.recovery_report.ok
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_settled()
+    scene.assert_resolved()
 
 
 def test_on_lost_has_two_values(sqlite_scene: Scene) -> None:

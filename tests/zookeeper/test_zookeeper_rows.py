@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 from zookeeper_scene import ID, SET, STATE, recorded
 
 from dualwrite.errors import FencedError, InvalidTransactionalIdError, StoredStateError, StoreError
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.rows import claimed
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.nodes import StateNode, condition
@@ -59,7 +59,7 @@ def test_lists_by_prefix_without_tombstones_and_strangers(store: ZooKeeperStore,
     for each in ("b/1", "b/2", "a", "b"):
         store.claim(each, "tests", timeout=LIMIT)
     claim = store.claim("b/3", "tests", timeout=LIMIT)
-    store.settle(claim, Settlement(settled_generation=0))
+    store.record_resolution(claim, Resolution(resolved_generation=0))
     store.forget("b/3")
     plain.create("/kafka_transaction_state/b%zz", b"not ours")
     assert store.list() == ["a", "b", "b/1", "b/2"]
@@ -97,7 +97,7 @@ def test_a_row_that_was_deleted(store: ZooKeeperStore, claim: Claim, plain: Kazo
     with pytest.raises(FencedError, match="gone"):
         store.read_claimed(claim)
     with pytest.raises(FencedError, match="gone"):
-        store.settle(claim, Settlement(clear_state=True))
+        store.record_resolution(claim, Resolution(clear_state=True))
 
 
 def test_a_row_that_became_too_large(url: str) -> None:
@@ -106,7 +106,9 @@ def test_a_row_that_became_too_large(url: str) -> None:
         generations = itertools.count()
 
         def lose() -> None:
-            store.settle(claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, next(generations), LOST.recorded_at)))
+            store.record_resolution(
+                claim, Resolution(lost=LostTransaction(LostKind.LOST, STATE, next(generations), LOST.recorded_at))
+            )
 
         for _ in range(10):
             lose()
@@ -133,7 +135,7 @@ def test_a_change_survives_a_connection_that_breaks(
 ) -> None:
     proxied_store.check()
     proxy.on_client_bytes(SET, Link.cut, when=when)
-    proxied_store.settle(claim, Settlement(lost=LOST))
+    proxied_store.record_resolution(claim, Resolution(lost=LOST))
     assert proxied_store.read_claimed(claim).lost == (LOST,)
     proxy.on_client_bytes(SET, Link.cut_with_reset, when=when)
     assert proxied_store.acknowledge(ID) == (LOST,)

@@ -20,7 +20,7 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.zookeeper import ZooKeeperBatch, ZooKeeperStore
 from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES, multi_size
 from dualwrite.stores.zookeeper.transaction import LONGEST_DELIVERY, ZooKeeperTransaction
@@ -106,7 +106,7 @@ def test_an_acknowledgement_between_record_and_commit(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient
 ) -> None:
     lost = LostTransaction(LostKind.LOST, STATE, 0, store.read_claimed(claim).updated_at)
-    store.settle(claim, Settlement(lost=lost))
+    store.record_resolution(claim, Resolution(lost=lost))
     transaction = recorded(store, claim)
     assert rival.acknowledge(ID) == (lost,)
     with pytest.raises(StoreCommitFailedError, match="acknowledgement") as caught:
@@ -312,7 +312,7 @@ def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
         transaction.handle.create(ORDER, b"x" * (20_000 - caught.value.size))
         at = store.read_claimed(claim).updated_at
         for generation in range(5):
-            store.settle(claim, Settlement(lost=LostTransaction(LostKind.LOST, STATE, generation, at)))
+            store.record_resolution(claim, Resolution(lost=LostTransaction(LostKind.LOST, STATE, generation, at)))
         with pytest.raises(StoreError, match="the limit is 10,000"):
             transaction.record(STATE, generation=0, transaction_number=1, delivery=LONGEST_DELIVERY)
         transaction.rollback()

@@ -19,7 +19,7 @@ from dualwrite.transactional_id import TransactionalId
 NOT_OURS: Final = "the database has no such id"
 OTHER_DATABASE: Final = "the id of this name belongs to another database"
 NOT_READ: Final = "the database gave no answer"
-SETTLED: Final = "the generation is settled: whatever was open on it has been resolved"
+RESOLVED: Final = "the generation is resolved: whatever was open on it has been resolved"
 NEWER: Final = "the database does not know this generation: it may have been restored from a backup"
 
 
@@ -125,7 +125,7 @@ class Decisions:
             elif row.kafka_id(named.generation or 0) != kafka_id:
                 found[kafka_id] = Decided(None, None, None, OTHER_DATABASE)
             else:
-                found[kafka_id] = Decided(row, named.generation or 0, None, SETTLED)  # in the order of the ids
+                found[kafka_id] = Decided(row, named.generation or 0, None, RESOLVED)  # in the order of the ids
                 rows[kafka_id] = row, named.generation or 0
         names = dict.fromkeys(row.transactional_id for row, _ in rows.values())
         plans = {plan.transactional_id: plan for plan in self._recoverer.plan_lanes(names).ids}
@@ -210,5 +210,5 @@ def _decided(row: StateRow, generation: int, found: IdPlan) -> Decided:
     if found.error is not None:
         return Decided(row, generation, None, "recovery could do nothing", found.error)
     plan = next((one for one in found.generations if one.generation == generation), None)
-    why = plan.why if plan is not None else NEWER if generation > row.generation else SETTLED
+    why = plan.why if plan is not None else NEWER if generation > row.generation else RESOLVED
     return Decided(row, generation, plan, why, row_plan=found)

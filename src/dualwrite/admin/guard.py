@@ -145,7 +145,7 @@ def _undecided(transactional_id: str, found: Decided | None) -> RepairRefusedErr
 
 def _unknown_generation(transactional_id: str, found: Decided, waived: str) -> RepairRefusedError:
     assert found.row is not None
-    knows = "does not know" if (found.generation or 0) > found.row.generation else "has settled"
+    knows = "does not know" if (found.generation or 0) > found.row.generation else "has resolved"
     return RepairRefusedError(
         f"A transaction is open on the id, and the database {knows} generation {found.generation} of it "
         f"(newest: {found.row.generation}), so it can't say whether that was committed.",

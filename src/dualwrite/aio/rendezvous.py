@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from dualwrite.aio.lent_thread import Closing, LentThread
+from dualwrite.aio.borrowed_thread import BorrowedThread, Closing
 from dualwrite.aio.transaction import AsyncTransaction
 from dualwrite.aio.waking import Waker
 from dualwrite.errors import WriterClosedError
@@ -25,7 +25,7 @@ class Rendezvous:
         name: What the coroutine is, for messages.
         waker: Wakes the coroutine.
         pool: The thread's pool.
-        patience: See LentThread.
+        patience: See BorrowedThread.
     """
 
     def __init__(self, name: str, waker: Waker, pool: Closing, *, patience: float) -> None:
@@ -34,8 +34,8 @@ class Rendezvous:
         self._pool = pool
         self._patience = patience
         self._arrived: asyncio.Future[None] = waker.loop.create_future()
-        self._offered: tuple[LentThread, AsyncTransaction[Any]] | None = None
-        self._thread: LentThread | None = None
+        self._offered: tuple[BorrowedThread, AsyncTransaction[Any]] | None = None
+        self._thread: BorrowedThread | None = None
         self._body: asyncio.Timeout | None = None
         self._is_left = False
 
@@ -52,10 +52,10 @@ class Rendezvous:
         Raises:
             BaseException: What the coroutine has raised.
             asyncio.CancelledError: The coroutine has left before.
-            WriterClosedError: See `LentThread.serve`.
+            WriterClosedError: See `BorrowedThread.serve`.
             DualWriteError: A message of the coroutine was not sent.
         """
-        thread = LentThread(self._name, self._waker, self._pool, patience=self._patience, interrupt=self._interrupt)
+        thread = BorrowedThread(self._name, self._waker, self._pool, patience=self._patience, interrupt=self._interrupt)
         lent = AsyncTransaction[Any](transaction, thread)
         self._offered = thread, lent
         if self._is_left:

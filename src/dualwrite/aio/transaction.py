@@ -12,7 +12,7 @@ from dualwrite.transaction import Transaction
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
 
-    from dualwrite.aio.lent_thread import LentThread
+    from dualwrite.aio.borrowed_thread import BorrowedThread
     from dualwrite.stores.sql.async_session import AsyncSession
 
     A = TypeVarWithDefault("A", default=Any)
@@ -34,7 +34,7 @@ class AsyncTransaction(Generic[A]):
         thread: The thread, lent to the coroutine.
     """
 
-    def __init__(self, transaction: Transaction[Any], thread: LentThread) -> None:
+    def __init__(self, transaction: Transaction[Any], thread: BorrowedThread) -> None:
         self._transaction = transaction
         self._thread = thread
         self._db: Any = None

@@ -64,7 +64,7 @@ def status(
     """Show the transactional ids: their owners, what is unresolved, what is lost. Changes nothing.
 
     The lanes of an id are shown below it. With Kafka's address it also shows what the coordinator reports for each generation
-    that is not settled, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix,
+    that is not resolved, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix,
     consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
@@ -120,7 +120,7 @@ def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen
         return {
             row.transactional_id: [
                 _Seen(kafka_id, coordinator.describe(kafka_id))
-                for kafka_id in (row.kafka_id(generation) for generation in row.unsettled_generations or (row.generation,))
+                for kafka_id in (row.kafka_id(generation) for generation in row.unresolved_generations or (row.generation,))
             ]
             for row in rows
         }
@@ -141,14 +141,14 @@ def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
 
 
 def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
-    headings = ("transactional id", "fencing token", "generation", "settled", "state", "lost", "owner", "updated")
+    headings = ("transactional id", "fencing token", "generation", "resolved", "state", "lost", "owner", "updated")
     table = []
     for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(rows) for row in lanes):
         cells = (
             row.transactional_id if is_first else f"  {LANE_MARK}{TransactionalId.of_row(row.transactional_id).lane}",
             row.fence,
             row.generation,
-            row.settled_generation,
+            row.resolved_generation,
             row.prepared_state,
             len(row.lost) or None,
             row.owner,
@@ -171,7 +171,7 @@ def _to_json(row: StateRow, seen: list[_Seen] | None) -> dict[str, Any]:
         "cluster_id": row.cluster_id or None,
         "kafka_transactional_id": row.kafka_id(row.generation),
         "generation": row.generation,
-        "settled_generation": row.settled_generation,
+        "resolved_generation": row.resolved_generation,
         "prepared_state": state_text(row.prepared_state) or None,
         "prepared_generation": row.prepared_generation,
         "lost": [lost_json(row.transactional_id, entry) for entry in row.lost],

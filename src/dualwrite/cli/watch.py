@@ -160,11 +160,11 @@ class _Screen:
             Live(self._drawn(), console=self._console, screen=True, auto_refresh=False) as live,
         ):
             while not sent and (key := next_key(_REDRAW)) != "q":
-                self._take(key)
+                self._handle_key(key)
                 live.update(self._drawn(), refresh=True)
         return sent == {_STOP}
 
-    def _take(self, key: str | None) -> None:
+    def _handle_key(self, key: str | None) -> None:
         if key == "s":
             orders = list(ORDERS)
             self._order = orders[(orders.index(self._order) + 1) % len(orders)]

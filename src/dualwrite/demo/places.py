@@ -20,7 +20,7 @@ from dualwrite.demo.job import id_prefix
 from dualwrite.demo.tables import Tables
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
-from dualwrite.errors import BrokerError, DualWriteError, NotSettledError
+from dualwrite.errors import BrokerError, DualWriteError, NotResolvedError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.recovery.recoverer import forget
 from dualwrite.stores.sql import SqlStateStore
@@ -177,7 +177,7 @@ def _forget_ids(places: Places) -> None:
     """Forget the run's ids and their leases; those of killed workers have not ended yet, or were not given back."""
     prefix = id_prefix(places.run)
     for name in {TransactionalId.of_row(row).logical for row in places.store.list(prefix)}:
-        with suppress(NotSettledError):
+        with suppress(NotResolvedError):
             forget(places.store, name)
     for lease in places.store.leases.entries(prefix):
         places.store.leases.release([lease.transactional_id], lease.owner)

@@ -126,7 +126,7 @@ def _run(options: Options, places: Places, shares: Counter[int], screen: Screen)
     try:
         _recover(places, tally)
         evidence = read_evidence(places.store.engine, places.tables, places.kafka, places.topic, options.departures)
-        unsettled = _unsettled(places)
+        unresolved = _unresolved(places)
     except Exception:
         places.keep = True
         raise
@@ -138,7 +138,7 @@ def _run(options: Options, places: Places, shares: Counter[int], screen: Screen)
         messages=len(evidence.messages),
         tally=tally,
         findings=compare(evidence),
-        unsettled=unsettled,
+        unresolved=unresolved,
         places=places.names(),
         pool=options.pool,
     )
@@ -167,7 +167,7 @@ def _recover(places: Places, tally: Tally) -> None:
     tally.unacknowledged = max(tally.unacknowledged, len(report.unacknowledged))
 
 
-def _unsettled(places: Places) -> tuple[str, ...]:
+def _unresolved(places: Places) -> tuple[str, ...]:
     """The run's ids on which something is left to recover."""
     rows = (places.store.read(name) for name in places.store.list(id_prefix(places.run)))
-    return tuple(row.transactional_id for row in rows if row is not None and row.unsettled_generations)
+    return tuple(row.transactional_id for row in rows if row is not None and row.unresolved_generations)

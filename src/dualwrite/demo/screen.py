@@ -144,8 +144,8 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         row(f"{when}: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
     for name, number in findings.items():
         row(name.replace("_", " "), f"{number:,}", bad=number > 0)
-    if verdict.unsettled:
-        row("ids left to recover", ", ".join(verdict.unsettled), bad=True)
+    if verdict.unresolved:
+        row("ids left to recover", ", ".join(verdict.unresolved), bad=True)
     row(f"{what}s per second", f"{verdict.per_second:,.0f}")
     if verdict.pool:
         row("flights per commit", f"{verdict.flights_per_commit:.1f}")

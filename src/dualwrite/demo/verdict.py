@@ -26,7 +26,7 @@ class Verdict:
         messages: Committed messages in the topic.
         tally: The workers' reports, summed up.
         findings: The disagreements.
-        unsettled: Transactional ids on which something is left to recover.
+        unresolved: Transactional ids on which something is left to recover.
         places: Where database, topic and logs are, by name.
         pool: Whether the workers wrote through pools.
     """
@@ -38,7 +38,7 @@ class Verdict:
     messages: int
     tally: Tally
     findings: Findings
-    unsettled: tuple[str, ...]
+    unresolved: tuple[str, ...]
     places: Mapping[str, str]
     pool: bool = False
 
@@ -49,15 +49,15 @@ class Verdict:
         return not self.findings.not_done and tally.kills == self.kills_wanted and not tally.errors and self.rows > 0
 
     @property
-    def settled(self) -> bool:
+    def resolved(self) -> bool:
         """Whether recovery left nothing open, lost or unverified."""
         outcomes = self.tally.outcomes
-        return not (self.unsettled or self.tally.unacknowledged or any(outcomes[name] for name in _BAD_OUTCOMES))
+        return not (self.unresolved or self.tally.unacknowledged or any(outcomes[name] for name in _BAD_OUTCOMES))
 
     @property
     def all_agree(self) -> bool:
         """Whether the run is complete, nothing is left to recover, and database and topic agree record by record."""
-        return self.complete and self.settled and self.findings.agree
+        return self.complete and self.resolved and self.findings.agree
 
     @property
     def milliseconds(self) -> tuple[float, float]:
@@ -93,7 +93,7 @@ class Verdict:
             )
         if disagreements:
             return f"DISAGREEMENT: {disagreements}."
-        if not self.settled:
+        if not self.resolved:
             return "NOT RESOLVED: recovery left a transaction open, lost or unverified."
         return "INCOMPLETE: database and topic agree, but not everything was done as planned."
 
@@ -115,7 +115,7 @@ class Verdict:
             "openings": len(tally.openings),
             "slowest_opening_seconds": round(max(tally.openings, default=0.0), 3),
             "recoveries": dict(tally.outcomes),
-            "unsettled": list(self.unsettled),
+            "unresolved": list(self.unresolved),
             "findings": self.findings.counts(),
             "examples": {
                 name: getattr(self.findings, name)[:EXAMPLES] for name, number in self.findings.counts().items() if number

@@ -123,7 +123,7 @@ def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> R
         left: The attempts left behind, listed while the job's row was locked.
         staged: Where their rows were staged.
     """
-    report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_settled])
+    report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_resolved])
     for found in report:
         if found.outcome is not Outcome.NOTHING:
             log.info("%s: cleaned up generation %d: %s", found.transactional_id, found.generation, found.outcome.value)

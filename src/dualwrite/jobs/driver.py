@@ -164,12 +164,12 @@ class JobCommitter:
 
     def _resolve_rest(self, verdict: Verdict, *, completed: Collection[str] = ()) -> RecoveryReport:
         """Resolve what is still open: of attempts that lost, of earlier runs, and of the winners of the committed run."""
-        fences = {row.transactional_id: row.fence for row in verdict.left if not row.is_settled}
+        fences = {row.transactional_id: row.fence for row in verdict.left if not row.is_resolved}
         names: set[str] = set()
         if verdict.marker is not None:  # the committed run may have had another prefix
             names = {winner.transactional_id for winner in verdict.marker.winners}
             stored = self._site.ledger.attempts(verdict.marker.prefix, names)
-            fences.update((row.transactional_id, row.fence) for row in stored if not row.is_settled)
+            fences.update((row.transactional_id, row.fence) for row in stored if not row.is_resolved)
         ids = [(name, fence) for name, fence in fences.items() if name not in completed]
         return resolve_ids(self._site, ids, awaited=names)
 

@@ -90,13 +90,13 @@ class AttemptRow:
         transactional_id: The logical id of the task attempt.
         token: The run.
         fence: The fencing token in the id's row.
-        is_settled: Whether no transaction of the id is open.
+        is_resolved: Whether no transaction of the id is open.
     """
 
     transactional_id: str
     token: str
     fence: int
-    is_settled: bool
+    is_resolved: bool
 
 
 def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] | None = None) -> list[AttemptRow]:

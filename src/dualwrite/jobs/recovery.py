@@ -33,8 +33,8 @@ def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> Recove
         return RecoveryReport()
     row, verdict = closed
     resolved = cleanup(site, verdict.left, StagedRows(row.staging_table))
-    settled = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_settled)
-    lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in settled if found and found.lost)
+    rows = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_resolved)
+    lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in rows if found and found.lost)
     return RecoveryReport((*resolved.ids, *lost_before))
 
 

@@ -87,7 +87,7 @@ class Adoption:
         return seen == before
 
     def _adopt(self, name: str) -> None:
-        if not self._ids.take_one(name):
+        if not self._ids.acquire_one(name):
             return
         try:
             with self._open_recoverer() as recoverer:
@@ -96,7 +96,7 @@ class Adoption:
                     log.info("%s: nobody has leased this id any more; recovering it", name)
                     self._note(recoverer.recover(pending))
         finally:
-            self._ids.give_back(name)
+            self._ids.release(name)
 
     def _note(self, report: RecoveryReport) -> None:
         for found in report:
@@ -111,4 +111,4 @@ class Adoption:
 
 
 def _is_open(row: StateRow) -> bool:
-    return not row.forgotten and bool(row.unsettled_generations)
+    return not row.forgotten and bool(row.unresolved_generations)

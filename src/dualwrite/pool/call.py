@@ -88,7 +88,7 @@ class Call:
         """Whether the last run of the unit was undone."""
         return self._error is not None
 
-    def tell(self) -> None:
+    def deliver(self) -> None:
         """Tell the caller the outcome of the last run: its result, or its own error."""
         if self.future.done():
             return
@@ -97,7 +97,7 @@ class Call:
         else:
             self.future.set_result(self._result)
 
-    def tell_error(self, error: BaseException) -> None:
+    def deliver_error(self, error: BaseException) -> None:
         """Tell the caller its own copy of an error that is not the unit's own; a unit that has not begun will not any more."""
         if self.begin() and not self.future.done():
             self.future.set_exception(_copy_of(error))

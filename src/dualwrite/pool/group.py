@@ -125,18 +125,18 @@ class Group:
             if not self._commits_at_once():
                 self._commit()
         except _AllFailedError:
-            self._tell()
+            self._deliver()
         except BaseException as error:
             self.error = error
             if len(self.calls) > 1 and self._has_begun and _may_be_one_units_fault(error):
                 log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
                 self._run_one_by_one()
             else:
-                self._tell_all(error)
+                self._deliver_error(error)
             if isinstance(error, FencedError):
                 raise
         else:
-            self._tell()
+            self._deliver()
 
     def _commits_at_once(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""
@@ -159,7 +159,7 @@ class Group:
             if messages:
                 whole.send_messages(messages)
             if self._rules.when_decided:
-                whole.on_decided = self._tell
+                whole.on_decided = self._deliver
             self._is_past_the_block = True
 
     def _run(self, whole: Transaction[Any]) -> list[Message]:
@@ -262,11 +262,11 @@ class Group:
             most_own, own = max(most_own, whole.savepoints - own), whole.savepoints
             room = self._rules.most_units - place - (own - before)
             if size >= self._rules.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
-                self._give_back(place)
+                self._put_back(place)
             elif place == len(self.calls):
                 self._grow()
 
-    def _give_back(self, place: int) -> None:
+    def _put_back(self, place: int) -> None:
         """Give back the calls from a place on, except those that have begun: these can't be cancelled any more."""
         rest = [call for call in self.calls[place:] if not call.has_begun]
         if rest:
@@ -275,19 +275,19 @@ class Group:
 
     # --- the outcome ----------------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _deliver(self) -> None:
         for call in self.calls:
-            call.tell()
+            call.deliver()
 
-    def _tell_all(self, error: BaseException) -> None:
+    def _deliver_error(self, error: BaseException) -> None:
         """Tell an error of the whole group, each caller its own copy; a unit that failed by itself has its own error."""
         if self._is_past_the_block and not isinstance(error, DualWriteError):
             error = _unexpected(error, self._writer.transactional_id)
         for call in self.calls:
             if call.has_failed and isinstance(error, _MAY_HAVE_COMMITTED):
-                call.tell()
+                call.deliver()
             else:
-                call.tell_error(error)
+                call.deliver_error(error)
 
     def _run_one_by_one(self) -> None:
         rules = replace(self._rules, most_units=1)
@@ -298,7 +298,7 @@ class Group:
             finally:
                 if alone.error is not None and not _may_be_one_units_fault(alone.error):
                     for other in self.calls[place + 1 :]:
-                        other.tell_error(alone.error)
+                        other.deliver_error(alone.error)
             if alone.error is not None and not _may_be_one_units_fault(alone.error):
                 return
 

@@ -17,7 +17,7 @@ class Ids(ABC):
     """Whether the pool can have another id in place of one that was taken from it."""
 
     @abstractmethod
-    def take(self, count: int) -> list[str]:
+    def acquire(self, count: int) -> list[str]:
         """Ids for so many further writers, the lowest numbers first.
 
         Raises:
@@ -33,7 +33,7 @@ class Ids(ABC):
         """
 
     @abstractmethod
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Give back an id whose writer is closed.
 
         Raises:
@@ -42,7 +42,7 @@ class Ids(ABC):
 
     def avoid(self, name: str) -> None:
         """Give an id back that can't be opened now, and don't take it again."""
-        self.give_back(name)
+        self.release(name)
 
     @abstractmethod
     def close(self) -> None:
@@ -62,7 +62,7 @@ class FixedIds(Ids):
         self._prefix = prefix
         self._used: set[str] = set()
 
-    def take(self, count: int) -> list[str]:
+    def acquire(self, count: int) -> list[str]:
         """See Ids."""
         names = (numbered(self._prefix, number) for number in numbers(1))
         taken = list(islice((name for name in names if name not in self._used), count))
@@ -73,7 +73,7 @@ class FixedIds(Ids):
         """See Ids."""
         return name in self._used
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """See Ids."""
         self._used.discard(name)
 

@@ -67,7 +67,7 @@ class LeasedIds(Ids):
         with self._lock:
             return frozenset(self._held)
 
-    def take(self, count: int) -> list[str]:
+    def acquire(self, count: int) -> list[str]:
         """See Ids."""
         with self._taking:
             without = self.held | self._avoided
@@ -75,10 +75,10 @@ class LeasedIds(Ids):
             self._hold(names)
         return names
 
-    def take_one(self, name: str) -> bool:
+    def acquire_one(self, name: str) -> bool:
         """Lease this id if it is free; False if it is not, or if it is this pool's already."""
         with self._taking:
-            if name in self.held or not self._leases.take([name], self.owner, seconds=self._seconds):
+            if name in self.held or not self._leases.acquire([name], self.owner, seconds=self._seconds):
                 return False
             self._hold([name])
         return True
@@ -87,7 +87,7 @@ class LeasedIds(Ids):
         """See Ids."""
         return name in self.held and bool(self._leases.renew([name], self.owner, seconds=self._seconds))
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """See Ids."""
         with self._taking:
             with self._lock:
@@ -97,7 +97,7 @@ class LeasedIds(Ids):
     def avoid(self, name: str) -> None:
         """See Ids."""
         self._avoided.add(name)
-        self.give_back(name)
+        self.release(name)
 
     def close(self) -> None:
         """See Ids."""

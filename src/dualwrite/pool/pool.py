@@ -104,7 +104,7 @@ class WriterPool(Generic[H]):
         self._threads_lock = threading.Lock()
         self._taken: dict[int, list[Call]] = {}  # by thread: the calls of its group
         if isinstance(self._ids, LeasedIds):
-            self._ids.on_lost = self._writers.lose
+            self._ids.on_lost = self._writers.remove
         try:
             self._upkeep.resize(size, Deadline.after(self._options.timeout))
         except BaseException as error:
@@ -227,7 +227,7 @@ class WriterPool(Generic[H]):
         """
         self._check("transaction()")
         limit = Deadline.after(self._options.timeout if timeout is None else timeout)
-        with self._writers.lent("a transaction of its own", limit) as writer:
+        with self._writers.checked_out("a transaction of its own", limit) as writer:
             if self._is_closed:
                 raise closed(self._prefix)
             with writer.transaction() as begun:
@@ -445,17 +445,17 @@ class WriterPool(Generic[H]):
 
         def back(rest: list[Call]) -> None:
             calls[:] = [call for call in calls if call not in rest]
-            self._waiting.give_back(rest, calls)
+            self._waiting.put_back(rest, calls)
 
         try:
-            with self._writers.lent("a group") as writer:  # without a limit: each caller has its own
+            with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
                 rules = replace(rules, more=more, back=back, doing=functools.partial(self._writers.note, writer))
                 Group(writer, list(calls), rules).run()
         except BaseException as error:
             if not isinstance(error, FencedError | WriterClosedError):
                 log.exception("%s: a group ended with an unexpected error", self._prefix)
             for call in calls:
-                call.tell_error(error)
+                call.deliver_error(error)
         finally:
             del self._taken[threading.get_ident()]
             self._waiting.release(calls)

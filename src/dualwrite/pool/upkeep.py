@@ -69,7 +69,7 @@ class Upkeep:
             try:
                 self._fill()
                 while len(self._writers) > size:
-                    self._dismiss(self._writers.take_out(deadline))
+                    self._dismiss(self._writers.remove_one(deadline))
             except BaseException:
                 self.wanted = max(len(self._writers), min(before, size))
                 raise
@@ -84,12 +84,12 @@ class Upkeep:
     def _opened(self) -> DualWriter[Any]:
         """A writer on the next id; on another one if an id is in use without a lease, or its row is locked."""
         for left in reversed(range(_TRIES)):
-            (name,) = self._ids.take(1)
+            (name,) = self._ids.acquire(1)
             try:
                 return self._open_writer(name)
             except (FencedError, ClaimTimeoutError) as error:
                 if not left or not self._ids.are_leased:
-                    self._ids.give_back(name)
+                    self._ids.release(name)
                     raise
                 log.warning("%s: the id can't be opened; using another one: %s", name, error)
                 self._ids.avoid(name)
@@ -97,7 +97,7 @@ class Upkeep:
                 self._ids.avoid(name)  # nothing is in doubt any more, but somebody has to acknowledge it
                 raise
             except BaseException:
-                self._ids.give_back(name)
+                self._ids.release(name)
                 raise
         raise AssertionError("unreachable")
 
@@ -106,7 +106,7 @@ class Upkeep:
         try:
             self._writers.close_one(writer)
         finally:
-            self._ids.give_back(name)
+            self._ids.release(name)
 
     # --- the thread -------------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Upkeep:
     def _run(self, adoption: Adoption, interval: float) -> None:
         look_at, retry = time.monotonic(), 0.0
         while not self._stopping.is_set():
-            self._close_leavers()
+            self._close_retired()
             retry = 0.0 if self._replace() else min(max(retry * 2, interval * _FIRST_RETRY), interval)
             if time.monotonic() >= look_at:
                 self._look(adoption)
@@ -145,8 +145,8 @@ class Upkeep:
                 self._woken.wait(pause)
             self._woken.clear()
 
-    def _close_leavers(self) -> None:
-        for writer in self._writers.leavers():
+    def _close_retired(self) -> None:
+        for writer in self._writers.retired():
             try:
                 self._writers.close_one(writer)
             except Exception as error:  # noqa: BLE001  (who has the id now has resolved it, or will)

@@ -50,7 +50,7 @@ class WaitingCalls:
         """Take at most so many calls that came meanwhile for a group that has not committed yet; does not wait."""
         return self._takable(most, {call.key for call in group if call.key is not None})
 
-    def give_back(self, calls: list[Call], group: Iterable[Call]) -> None:
+    def put_back(self, calls: list[Call], group: Iterable[Call]) -> None:
         """Put calls back, before all others, that were taken last and have not begun. Only the thread whose turn it is may.
 
         Args:

@@ -36,7 +36,7 @@ class Writers:
 
     Attributes:
         steps: Grows with everything that a writer begins or ends.
-        on_missing: Called when a writer is not lent any more; not called for one that `take_out` returns.
+        on_missing: Called when a writer is not lent any more; not called for one that `remove_one` returns.
     """
 
     def __init__(self, prefix: str, ids: Ids) -> None:
@@ -47,7 +47,7 @@ class Writers:
         self._lock = threading.Lock()
         self._usable: dict[str, DualWriter[Any]] = {}  # by id
         self._open: dict[DualWriter[Any], None] = {}  # also those that are not lent any more
-        self._leavers: list[DualWriter[Any]] = []
+        self._retired: list[DualWriter[Any]] = []
         self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: look why there are no more
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
         self._opening_error: Exception | None = None
@@ -70,7 +70,7 @@ class Writers:
         self._free.put(writer)
 
     @contextmanager
-    def lent(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
+    def checked_out(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
         """A writer for one transaction; waits until one is free.
 
         Args:
@@ -88,7 +88,7 @@ class Writers:
         try:
             yield writer
         finally:
-            self._give_back(writer)
+            self._check_in(writer)
 
     def note(self, writer: DualWriter[Any], doing: str) -> None:
         """Note what a lent writer is doing now."""
@@ -112,7 +112,7 @@ class Writers:
                 self.note(writer, doing)
                 return writer
             else:
-                self._leave(writer)
+                self._retire(writer)
 
     def _is_ours(self, writer: DualWriter[Any]) -> bool:
         """Take the id back from a recoverer; False, and the writer is not lent again, if another writer has it."""
@@ -126,15 +126,15 @@ class Writers:
                 writer.reopen()
                 return True
         except BaseException:
-            self._give_back(writer)
+            self._check_in(writer)
             raise
         level = logging.WARNING if self._ids.are_leased else logging.ERROR
         log.log(level, "%s: not used any more: it was claimed by %s", name, "; ".join(owners))
         self._doing.pop(writer, None)
-        self._leave(writer)
+        self._retire(writer)
         return False
 
-    def _give_back(self, writer: DualWriter[Any]) -> None:
+    def _check_in(self, writer: DualWriter[Any]) -> None:
         self.steps += 1
         with self._lock:
             self._doing.pop(writer, None)
@@ -144,31 +144,31 @@ class Writers:
         elif self._is_usable(writer):
             self._free.put(writer)
         else:
-            self._leave(writer)
+            self._retire(writer)
 
     # --- writers that leave -----------------------------------------------------------------------------------------------
 
     def _is_usable(self, writer: DualWriter[Any]) -> bool:
         return self._usable.get(writer.transactional_id) is writer
 
-    def _leave(self, writer: DualWriter[Any]) -> None:
+    def _retire(self, writer: DualWriter[Any]) -> None:
         """Lend it no more; nobody has it."""
         with self._lock:
             if self._is_usable(writer):
                 del self._usable[writer.transactional_id]
-            self._leavers.append(writer)
+            self._retired.append(writer)
         if not self._ids.are_leased and not self._usable:
             self._free.put(None)
         self.on_missing()
 
-    def lose(self, names: Collection[str]) -> None:
+    def remove(self, names: Collection[str]) -> None:
         """Lend the writers of these ids no more: the ids are not the pool's any more. Those that are lent finish their work."""
         with self._lock:
             for name in names:
                 self._usable.pop(name, None)
         self.on_missing()
 
-    def take_out(self, deadline: Deadline) -> DualWriter[Any]:
+    def remove_one(self, deadline: Deadline) -> DualWriter[Any]:
         """Lend a writer no more, as soon as its transaction has ended; the caller closes it.
 
         Raises:
@@ -180,7 +180,7 @@ class Writers:
         self._doing.pop(writer, None)
         return writer
 
-    def leavers(self) -> list[DualWriter[Any]]:
+    def retired(self) -> list[DualWriter[Any]]:
         """The writers that are not lent any more, and that nobody has; the caller closes them."""
         for _ in range(self._free.qsize()):
             try:
@@ -191,9 +191,9 @@ class Writers:
                 self._free.put(writer)
             else:
                 with self._lock:
-                    self._leavers.append(writer)
+                    self._retired.append(writer)
         with self._lock:
-            found, self._leavers = self._leavers, []
+            found, self._retired = self._retired, []
         return found
 
     # --- no writers -------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class ProcessingLoop:
         if refused:  # retention has passed them, or their log was truncated
             self._go_on(consumer, self._begin(list(refused), refused))
         self._look_again(consumer)
-        batch = consumer.take(self._most, _TURN).from_offsets(self._next)  # what was processed does not come back
+        batch = consumer.poll(self._most, _TURN).from_offsets(self._next)  # what was processed does not come back
         if not batch.messages or self._process(consumer, batch):
             return
         for one in batch.one_by_one():

@@ -25,7 +25,7 @@ from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, Reco
 from dualwrite.recovery.resolve import GenerationResolver, resolve_id
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState
-from dualwrite.stores.base import Claim, Settlement, TxnStateStore
+from dualwrite.stores.base import Claim, Resolution, TxnStateStore
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Ownership:
         hit("recover_after_claim")
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
-        """Resolve every unsettled generation under our claim; what was found is in `report`.
+        """Resolve every unresolved generation under our claim; what was found is in `report`.
 
         Raises: as for `resolve_id`.
         """
@@ -144,7 +144,7 @@ class Ownership:
 
         Raises:
             FencedError: Another writer or recoverer has claimed the id; the producer has sent no messages.
-            DualWriteError: As for `TxnStateStore.take_generation`, `resolve_id`, `TransactionalProducer.init_transactions`.
+            DualWriteError: As for `TxnStateStore.acquire_generation`, `resolve_id`, `TransactionalProducer.init_transactions`.
         """
         self.drop_producer()
         deadline = Deadline.after(self._timeouts.kafka)
@@ -152,7 +152,7 @@ class Ownership:
         if self._producers.kind.takes_over:
             generation, producer = self._take_over(deadline)
         else:
-            generation = self._store.take_generation(self.claim, self._producers.kind, cluster_id=self._cluster_id)
+            generation = self._store.acquire_generation(self.claim, self._producers.kind, cluster_id=self._cluster_id)
             producer = self._producers(self._store.read_claimed(self.claim).kafka_id(generation))
             with _closed_on_error(producer):
                 if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
@@ -168,7 +168,7 @@ class Ownership:
     def _take_over(self, deadline: Deadline) -> tuple[int, TransactionalProducer]:
         """Continue the newest generation by compare-and-set, or begin a new one if its timeout differs (rule F5)."""
         while True:
-            generation = self._store.take_generation(
+            generation = self._store.acquire_generation(
                 self.claim, self._producers.kind, reuse=self._can_reuse_newest(deadline), cluster_id=self._cluster_id
             )
             kafka_id = self._store.read_claimed(self.claim).kafka_id(generation)
@@ -256,7 +256,7 @@ class Ownership:
         if described is not None:
             return
         log.info("%s: the coordinator has forgotten %s; registering it again", self._id, self.kafka_transactional_id)
-        self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
+        self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         self.start()
 
     def clear_if_idle(self, after: float) -> float:
@@ -280,7 +280,7 @@ class Ownership:
         """Clear the stored state if it is that of a transaction known to be committed: it needs no further proof."""
         if self._committed is None:
             return
-        self._store.settle(self.claim, Settlement(clear_only=self._committed))
+        self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
         self._committed = None
 
     def _resolve_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnAnswer | None:
@@ -312,7 +312,7 @@ class Ownership:
     def clear_row(self) -> None:
         """After a clean end, record in the row that nothing is prepared and nothing is open on our generation."""
         try:
-            self._store.settle(self.claim, Settlement(clear_state=True, settled_generation=self.generation))
+            self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         except DualWriteError as error:
             log.info("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
 

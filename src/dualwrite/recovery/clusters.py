@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dualwrite.errors import NotSettledError, StoreError, shell_word
+from dualwrite.errors import NotResolvedError, StoreError, shell_word
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.stores.base import LostKind, LostTransaction, Settlement, StateRow, TxnStateStore
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.rows import on_cluster
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def move_to_cluster(
         The ids that were moved; ids whose rows already name this cluster are not included.
 
     Raises:
-        NotSettledError: Something of an id must still be recovered on the old cluster. Nothing was changed.
+        NotResolvedError: Something of an id must still be recovered on the old cluster. Nothing was changed.
         StoreError: There is no such id, or the database can't be read or written.
         FencedError: An id was claimed in the meantime; the ids before it have been moved.
         BrokerUnavailableError: Kafka can't be reached.
@@ -98,7 +98,7 @@ def move_to_cluster(
     rows = [row for row in (_existing(store, name) for name in ids) if row.cluster_id != seen]
     for row in rows:
         if not give_up_prepared:
-            _require_settled(row, seen)
+            _require_resolved(row, seen)
     return tuple(_moved(store, row, seen, timeout) for row in rows)
 
 
@@ -113,11 +113,11 @@ def _existing(store: TxnStateStore, transactional_id: str) -> StateRow:
     return row
 
 
-def _require_settled(row: StateRow, seen: str) -> None:
-    if row.prepared_state is None and not row.unsettled_generations:
+def _require_resolved(row: StateRow, seen: str) -> None:
+    if row.prepared_state is None and not row.unresolved_generations:
         return
-    raise NotSettledError(
-        f"The id can't be moved to Kafka cluster {seen!r}: it is not settled yet on cluster {row.cluster_id!r}.",
+    raise NotResolvedError(
+        f"The id can't be moved to Kafka cluster {seen!r}: it is not resolved yet on cluster {row.cluster_id!r}.",
         transactional_id=row.transactional_id,
         cause="a writer is running, or has crashed; what it has prepared can be committed only on that cluster",
         next_step=f"stop the writers, run `dualwrite recover --id {shell_word(row.transactional_id)}` with the old cluster's "
@@ -137,5 +137,7 @@ def _moved(store: TxnStateStore, row: StateRow, seen: str, timeout: float) -> Mo
             LostKind.UNVERIFIED, row.prepared_state, generation, now, row.delivery, row.kind_of(generation)
         )
         log.error("%s: transaction %s on cluster %s is given up", row.transactional_id, row.prepared_state, row.cluster_id)
-    store.settle(claim, Settlement(clear_state=True, lost=given_up, settled_generation=row.generation, cluster_id=seen))
+    store.record_resolution(
+        claim, Resolution(clear_state=True, lost=given_up, resolved_generation=row.generation, cluster_id=seen)
+    )
     return Move(row.transactional_id, row.cluster_id, seen, given_up)

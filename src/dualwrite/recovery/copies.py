@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dualwrite.errors import StoreError
 from dualwrite.recovery.recoverer import describe_owner, ids_with_lanes
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import LostTransaction, Settlement, TxnStateStore
+from dualwrite.stores.base import LostTransaction, Resolution, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _cleared(store: TxnStateStore, timeout: float) -> list[LeftToOriginal]:
         if row.prepared_state is not None or row.lost:
             left.append(LeftToOriginal(name, row.prepared_state, row.lost))
             log.warning("%s: left to the original database: %s, %s", name, row.prepared_state, row.lost)
-        store.settle(claim, Settlement(clear_state=True, clear_lost=True, settled_generation=row.generation))
+        store.record_resolution(claim, Resolution(clear_state=True, clear_lost=True, resolved_generation=row.generation))
     return left
 
 

@@ -67,7 +67,7 @@ def decide(stored: PreparedTxnState | None, described: TransactionDescription | 
 
 
 def _has_passed(stored: PreparedTxnState, described: TransactionDescription) -> bool:
-    """Whether D is a later transaction than S: no writer begins one before S is known to be committed or is settled."""
+    """Whether D is a later transaction than S: no writer begins one before S is known to be committed or is resolved."""
     if stored.producer_id != described.producer_id or described.status is TransactionStatus.EMPTY:
         return False
     if stored.has_own_epoch:

@@ -157,7 +157,7 @@ class KafkaCheck:
         return self._cluster_id
 
     def at(self, row: StateRow) -> tuple[GenerationPlan, ...]:
-        """What recovery would do with each unsettled generation of an id, according to its coordinator.
+        """What recovery would do with each unresolved generation of an id, according to its coordinator.
 
         Raises:
             StoreCopiedError: As for `check`.

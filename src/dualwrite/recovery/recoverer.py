@@ -2,12 +2,12 @@
 
 When `recover` has returned without an error for any lane of an id, nothing is open on any of its lanes, and no transaction that
 was open can commit. A writer that is still running is fenced on *every* lane on which it can begin a transaction: from the
-writer's start until it closes, each lane's generation is unsettled, so recovery claims it. While recovery processes lane after
+writer's start until it closes, each lane's generation is unresolved, so recovery claims it. While recovery processes lane after
 lane, such a writer may still complete transactions, on both sides, on lanes that are not claimed yet; its first use of a
 claimed lane fences the whole writer. A writer that was paused while opening has not begun a transaction; if recovery finds
 nothing to claim on its lanes, the writer may finish opening, as if it had started after the recovery.
 
-`forget` raises the fencing token of every lane, even of a lane that is settled.
+`forget` raises the fencing token of every lane, even of a lane that is resolved.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
         The ids that were forgotten.
 
     Raises:
-        NotSettledError: A lane still has something to recover or acknowledge; nothing was changed.
+        NotResolvedError: A lane still has something to recover or acknowledge; nothing was changed.
         StoreError: There is no such id.
     """
     ids = [name for name in ids_with_lanes(store, [transactional_id]) if store.read(name) is not None]
@@ -94,7 +94,7 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
     try:
         for row in map(store.read, ids):
             if row is not None and _is_open(row):
-                store.forget(row.transactional_id)  # raises NotSettledError before anything is changed
+                store.forget(row.transactional_id)  # raises NotResolvedError before anything is changed
         for name in reversed(ids):
             store.forget(name)
     except DualWriteError as error:
@@ -112,7 +112,7 @@ def _unknown_id(store: TxnStateStore, transactional_id: str) -> StoreError:
 
 
 def _is_open(row: StateRow) -> bool:
-    return row.prepared_state is not None or bool(row.unsettled_generations) or bool(row.lost)
+    return row.prepared_state is not None or bool(row.unresolved_generations) or bool(row.lost)
 
 
 def name_lane(error: DualWriteError, transactional_id: str) -> None:
@@ -131,7 +131,7 @@ class Recoverer:
     """Resolves in-doubt transactions of ids whose writer is gone (KIP-939, "Recovery recipe").
 
     It may run at any time, several times at once, and while writers are running; recovering twice changes nothing. It claims an
-    id from its owner: a live writer gets FencedError at its next step and can `reopen()`. Ids with nothing unsettled are not
+    id from its owner: a live writer gets FencedError at its next step and can `reopen()`. Ids with nothing unresolved are not
     touched.
 
     A logical id means all of its lanes (`orders` also means `orders~1`, `orders~2`, …, if they have rows); the id of a lane
@@ -161,7 +161,7 @@ class Recoverer:
         self._owns_coordinator = owns_coordinator
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
-        """The requested logical ids with something unsettled, which recovery would claim. Read-only."""
+        """The requested logical ids with something unresolved, which recovery would claim. Read-only."""
         return tuple(dict.fromkeys(TransactionalId.of_row(lane).logical for lane in self.pending_lanes(ids, prefix=prefix)))
 
     def pending_lanes(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:

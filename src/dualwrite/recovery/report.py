@@ -69,7 +69,7 @@ class IdReport:
 
     Args:
         transactional_id: The logical id, or the id of a lane.
-        outcomes: One per unsettled generation; empty if there was nothing to resolve.
+        outcomes: One per unresolved generation; empty if there was nothing to resolve.
         unacknowledged: The lost and unverified transactions in the row, from this recovery and from earlier ones.
         taken_over_by: The owner that claimed the id during the recovery, if any; it resolves the id before anything else.
         error: Why recovery did not finish, if it did not. Prepared transactions stay prepared.

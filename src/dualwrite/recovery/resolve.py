@@ -1,11 +1,11 @@
-"""Resolve the generations of one id under a claim: describe, read again, decide, act, settle, fence.
+"""Resolve the generations of one id under a claim: describe, read again, decide, act, record, fence.
 
 Both the Recoverer and a writer that opens run this (docs/how-it-works/recovery.md). The models in tests/model check the order
 of the steps, which the rules in docs/how-it-works/rules.md require:
 
 F1  describe first, then read the row again on condition that the fencing token is still ours
 F3  after any answer to EndTxn other than NONE, describe and decide again
-F7  settle in the database before raising the epoch, which destroys the evidence at the broker
+F7  record the outcome in the database before raising the epoch, which destroys the evidence at the broker
 FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
 FB  end a transaction only while each of its partitions has a leader (the coordinator client waits for it)
 SA  clear a state that was passed before aborting the transaction that passed it
@@ -31,7 +31,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.decision import Decision, decide, decide_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.base import Claim, LostTransaction, Settlement, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, Resolution, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _OUTCOMES: Final = {
 
 
 def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float) -> IdReport:
-    """Resolve every unsettled generation of the claim's id, so that nothing is open on any of them.
+    """Resolve every unresolved generation of the claim's id, so that nothing is open on any of them.
 
     Args:
         store: The database.
@@ -71,8 +71,8 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
         for generation in row.generations_to_look_at
         for outcome in GenerationResolver(store, coordinator, claim, generation, row.kafka_id(generation), deadline).resolve()
     )
-    if row.unsettled_generations:
-        store.settle(claim, Settlement(settled_generation=row.generation))
+    if row.unresolved_generations:
+        store.record_resolution(claim, Resolution(resolved_generation=row.generation))
     return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
 
 
@@ -120,7 +120,7 @@ class GenerationResolver:
         self.raised: EndTxnAnswer | None = None
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
-        """Repeat rounds until the generation is settled and its epoch raised; see `resolve_id` for errors.
+        """Repeat rounds until the generation is resolved and its epoch raised; see `resolve_id` for errors.
 
         Returns:
             The outcomes in order, or a single NOTHING. There can be two: that of the stored state, and the abort of another
@@ -165,9 +165,9 @@ class GenerationResolver:
             case _:
                 outcome = _OUTCOMES[decision]
         if described is not None and described.status is TransactionStatus.ONGOING:
-            self._settle_row(outcome, stored)
+            self._record_resolution(outcome, stored)
             return False  # the open transaction is not the one that S names: the next round aborts and reports it
-        return self._settle_and_fence(outcome, stored, described)
+        return self._record_and_fence(outcome, stored, described)
 
     def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> bool:
         """End an unverified transaction that was found again, which the database had committed (rule UC)."""
@@ -180,8 +180,8 @@ class GenerationResolver:
             return False
         kind = outcome.lost_kind
         lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
-        self._store.settle(self._claim, Settlement(resolved=entry, lost=lost))
-        hit("recover_after_settle")
+        self._store.record_resolution(self._claim, Resolution(resolved_entry=entry, lost=lost))
+        hit("recover_after_resolution")
         self._remember(outcome, entry.state, lost)
         return False  # another round for the rest of the generation
 
@@ -205,9 +205,9 @@ class GenerationResolver:
         outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
         if self._ends_by_epoch():  # EndTxn v5 has raised the epoch: earlier owners are fenced
             self.raised = answer
-            self._settle_row(outcome, stored)
+            self._record_resolution(outcome, stored)
             return True
-        return self._settle_and_fence(outcome, stored, described)
+        return self._record_and_fence(outcome, stored, described)
 
     def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> EndTxnAnswer | None:
         """EndTxn of the described epoch; None if the answer proves nothing: the next round describes again (rule F3)."""
@@ -253,16 +253,16 @@ class GenerationResolver:
         hit("recover_after_end_txn")
         return answer
 
-    def _settle_and_fence(
+    def _record_and_fence(
         self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None
     ) -> bool:
-        """Settle, then raise the epoch of a generation on which nothing was open when it was described.
+        """Resolve, then raise the epoch of a generation on which nothing was open when it was described.
 
         A process that has the described epoch may begin a transaction in between. This aborts it, and can't report it: EndTxn
         v5 answers the same with and without an open transaction, and DescribeTransactions shows a new start time after both.
         Nothing is lost: that process can't record the transaction any more, because of our claim, and gets an error.
         """
-        self._settle_row(outcome, stored)  # rule F7: before the epoch is raised
+        self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised
         if described is None:
             return True
         if self._ends_by_epoch():
@@ -285,7 +285,7 @@ class GenerationResolver:
             )
         return answer.proven
 
-    def _settle_row(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+    def _record_resolution(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
         lost = None
         if stored is not None:
             kind = outcome.lost_kind
@@ -298,8 +298,8 @@ class GenerationResolver:
 
     def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
         log.debug("%s: clearing state %s", self._kafka_id, stored)
-        self._store.settle(self._claim, Settlement(clear_state=True, lost=lost))
-        hit("recover_after_settle")
+        self._store.record_resolution(self._claim, Resolution(clear_state=True, lost=lost))
+        hit("recover_after_resolution")
 
     def _remember(self, outcome: Outcome, stored: PreparedTxnState | None, lost: LostTransaction | None = None) -> None:
         """Add an outcome to those found, once, unless it is NOTHING: a later round may find the same transaction again."""

@@ -95,7 +95,7 @@ class StateRow:
         prepared_generation: The generation that S belongs to; has no meaning while S is None.
         delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, if the transaction has no
             messages, and if an older release stored S.
-        settled_generation: Nothing is open on any generation up to this one; -1 at first.
+        resolved_generation: Nothing is open on any generation up to this one; -1 at first.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
         lost: What recovery found lost or unverified and is not acknowledged yet.
@@ -115,7 +115,7 @@ class StateRow:
     generation: int
     prepared_state: PreparedTxnState | None
     prepared_generation: int
-    settled_generation: int
+    resolved_generation: int
     transaction_number: int
     lost: tuple[LostTransaction, ...]
     owner: str
@@ -138,14 +138,14 @@ class StateRow:
         return self.generation_kind if generation == self.generation else None
 
     @property
-    def unsettled_generations(self) -> range:
-        """The generations on which something may still be open; the settled ones are not described again (rule SG)."""
-        return range(self.settled_generation + 1, self.generation + 1)
+    def unresolved_generations(self) -> range:
+        """The generations on which something may still be open; the resolved ones are not described again (rule SG)."""
+        return range(self.resolved_generation + 1, self.generation + 1)
 
     @property
     def generations_to_look_at(self) -> tuple[int, ...]:
-        """What recovery checks: the unsettled generations, and those of UNVERIFIED entries (rule UC)."""
-        return tuple(sorted({*self.unsettled_generations, *(entry.generation for entry in self.unverified)}))
+        """What recovery checks: the unresolved generations, and those of UNVERIFIED entries (rule UC)."""
+        return tuple(sorted({*self.unresolved_generations, *(entry.generation for entry in self.unverified)}))
 
     @property
     def unverified(self) -> tuple[LostTransaction, ...]:
@@ -154,14 +154,14 @@ class StateRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class Resolution:
     """One conditional change of a row by recovery. Fields left at their defaults change nothing.
 
     Args:
         clear_state: S is resolved: set it to None, and its delivery too.
         lost: Add this entry to `lost`, in the same write that clears S.
-        settled_generation: Nothing is open any more on the generations up to this one.
-        resolved: Remove this entry from `lost`: its outcome is known now (rule UC). An entry that is not there is ignored.
+        resolved_generation: Nothing is open any more on the generations up to this one.
+        resolved_entry: Remove this entry from `lost`: its outcome is known now (rule UC). Ignored if it is not there.
         cluster_id: The id has moved to this Kafka cluster.
         clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.
         clear_only: As `clear_state`, but only if S still is this state; otherwise S stays.
@@ -169,8 +169,8 @@ class Settlement:
 
     clear_state: bool = False
     lost: LostTransaction | None = None
-    settled_generation: int | None = None
-    resolved: LostTransaction | None = None
+    resolved_generation: int | None = None
+    resolved_entry: LostTransaction | None = None
     cluster_id: str | None = None
     clear_lost: bool = False
     clear_only: PreparedTxnState | None = None
@@ -387,8 +387,8 @@ class TxnStateStore(ABC):
     table, and StoredStateError if a row can't be read. No method waits for a lock indefinitely: `claim` waits for its
     `timeout`, the others for a limit of the store; after that they raise ClaimTimeoutError.
 
-    After a broken connection a store repeats its own statements where that is harmless: calling `settle` twice has the same
-    effect as once (also for the entry in `lost`), and a generation may be skipped.
+    After a broken connection a store repeats its own statements where that is harmless: calling `record_resolution`
+    twice has the same effect as once (also for the entry in `lost`), and a generation may be skipped.
     """
 
     undoes_units: ClassVar[bool] = False
@@ -430,10 +430,10 @@ class TxnStateStore(ABC):
 
     @abstractmethod
     def identity(self) -> StoreIdentity | None:
-        """The database's id at Kafka, with the marks that are stored with it; None before the first generation was taken.
+        """The database's id at Kafka, with the marks that are stored with it; None before the first generation.
 
-        `take_generation` creates it and stores the marks of that moment with it. Every store on the database returns the same
-        identity, and so does a store on a copy of it.
+        `acquire_generation` creates it and stores the marks of that moment with it. Every store on the database returns the
+        same identity, and so does a store on a copy of it.
         """
 
     @abstractmethod
@@ -481,7 +481,7 @@ class TxnStateStore(ABC):
         )
 
     def _own_identity(self) -> StoreIdentity:
-        """The identity, created if it is missing; the current marks are added if there were none. For `take_generation`.
+        """The identity, created if it is missing; the current marks are added if there were none. For `acquire_generation`.
 
         Other marks are not replaced here, but by `dualwrite db keep-store-id` and `new-store-id`, once somebody has found out
         whether this is the original.
@@ -528,15 +528,15 @@ class TxnStateStore(ABC):
         """
 
     @abstractmethod
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
-        """Change the row by a settlement, in a transaction of its own, on the condition that the fence still is the claim's.
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
+        """Change the row by a resolution, in a transaction of its own, on the condition that the fence still is the claim's.
 
         Raises:
             FencedError: There is a newer claim of the id; nothing was changed.
         """
 
     @abstractmethod
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """Take a generation for a producer, on the condition that the fence still is the claim's.
 
         From then on something may be open on that generation.
@@ -545,7 +545,7 @@ class TxnStateStore(ABC):
             claim: The caller's claim.
             kind: Which kind of producer will use it.
             reuse: Continue with the newest generation if the row's `generation_kind` is `kind` and that kind can take over an
-                id: then only `settled_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised
+                id: then only `resolved_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised
                 by one; also if the newest has an UNVERIFIED entry (rule UG) or is not named by this store's id (rule ST). The
                 row's `store_id` and `named_from` say which ids at Kafka the generations have.
             cluster_id: Kafka's `cluster.id`, which the row keeps from now on (rule CL); empty: unchanged.
@@ -601,7 +601,7 @@ class TxnStateStore(ABC):
         """Drop an id that is no longer used; its fence is raised and stays as a tombstone, so that no zombie can come back.
 
         Raises:
-            NotSettledError: The id still has something to recover or acknowledge; nothing was changed.
+            NotResolvedError: The id still has something to recover or acknowledge; nothing was changed.
         """
 
     @abstractmethod

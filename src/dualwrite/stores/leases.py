@@ -56,7 +56,7 @@ class LeaseStore(ABC):
     """
 
     @abstractmethod
-    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """Lease those of the ids that are free. If several owners try at once, each id is leased by one of them.
 
         Args:
@@ -91,9 +91,9 @@ class LeaseStore(ABC):
 
         Args:
             prefix: The ids are `<prefix>.1`, `<prefix>.2`, and so on.
-            owner: As for `take`.
+            owner: As for `acquire`.
             count: How many.
-            seconds: As for `take`.
+            seconds: As for `acquire`.
             without: Ids not to lease.
 
         Returns:
@@ -108,7 +108,7 @@ class LeaseStore(ABC):
                 left_out = {*taken, *without}
                 left_out.update(each.transactional_id for each in self.entries(f"{prefix}.") if not each.has_ended)
                 free = (name for name in (numbered(prefix, number) for number in numbers(1)) if name not in left_out)
-                taken += self.take(list(islice(free, count - len(taken))), owner, seconds=seconds)
+                taken += self.acquire(list(islice(free, count - len(taken))), owner, seconds=seconds)
                 if len(taken) == count:
                     return sorted(taken, key=lambda name: number_of(prefix, name) or 0)
                 time.sleep(random.uniform(0, _PAUSE))  # noqa: S311  (no secret)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from dualwrite.delivery import Delivery
-from dualwrite.errors import ClusterMismatchError, FencedError, NotSettledError, shell_word
+from dualwrite.errors import ClusterMismatchError, FencedError, NotResolvedError, shell_word
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, TransactionDescription, names
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostTransaction, Settlement, StateRow
+from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
 
 # --- claims -------------------------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def claimed(
             generation=0,
             prepared_state=None,
             prepared_generation=0,
-            settled_generation=0,  # generation 0 is never taken: its Kafka id is the plain logical id, and may be in use
+            resolved_generation=0,  # generation 0 is never taken: its Kafka id is the plain logical id, and may be in use
             transaction_number=0,
             lost=(),
             owner=owner,
@@ -116,24 +116,26 @@ def recorded(
     )
 
 
-def settled(row: StateRow, settlement: Settlement) -> StateRow:
-    """The row after `TxnStateStore.settle`; applying a settlement twice has the same effect as once."""
-    kept = () if settlement.clear_lost else row.lost
-    left = tuple(entry for entry in kept if settlement.resolved is None or not _is_same(entry, settlement.resolved))
-    is_meant = settlement.clear_only is not None and row.prepared_state == settlement.clear_only
-    clears = settlement.clear_state or is_meant
+def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
+    """The row after `TxnStateStore.record_resolution`; applying a resolution twice has the same effect as once."""
+    kept = () if resolution.clear_lost else row.lost
+    left = tuple(entry for entry in kept if resolution.resolved_entry is None or not _is_same(entry, resolution.resolved_entry))
+    is_meant = resolution.clear_only is not None and row.prepared_state == resolution.clear_only
+    clears = resolution.clear_state or is_meant
     return changed(
         row,
         prepared_state=None if clears else row.prepared_state,
         delivery=None if clears else row.delivery,
-        lost=left if settlement.lost is None else with_lost(left, settlement.lost),
-        cluster_id=row.cluster_id if settlement.cluster_id is None else settlement.cluster_id,
-        settled_generation=(row.settled_generation if settlement.settled_generation is None else settlement.settled_generation),
+        lost=left if resolution.lost is None else with_lost(left, resolution.lost),
+        cluster_id=row.cluster_id if resolution.cluster_id is None else resolution.cluster_id,
+        resolved_generation=(
+            row.resolved_generation if resolution.resolved_generation is None else resolution.resolved_generation
+        ),
     )
 
 
 def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
-    """The list with `added`, unless it has the same transaction already: a settlement may be sent twice."""
+    """The list with `added`, unless it has the same transaction already: a resolution may be sent twice."""
     return entries if any(_is_same(entry, added) for entry in entries) else (*entries, added)
 
 
@@ -142,14 +144,14 @@ def _is_same(one: LostTransaction, other: LostTransaction) -> bool:
 
 
 def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id: str, cluster_id: str = "") -> StateRow:
-    """The row after `TxnStateStore.take_generation`; its `generation` is the one taken.
+    """The row after `TxnStateStore.acquire_generation`; its `generation` is the one taken.
 
     Args:
         row: The row.
-        kind: See `take_generation`.
-        reuse: See `take_generation`.
+        kind: See `acquire_generation`.
+        reuse: See `acquire_generation`.
         store_id: The store's own id, by which a new generation is named.
-        cluster_id: See `take_generation`.
+        cluster_id: See `acquire_generation`.
 
     Raises:
         ClusterMismatchError: The row belongs to another cluster.
@@ -160,7 +162,7 @@ def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id:
     if row.named_from is None or row.store_id != store_id:  # rule ST
         row = changed(row, store_id=store_id, named_from=row.generation + 1)
     elif reuse and kind.takes_over and row.generation_kind is kind and not is_barred:
-        return changed(row, settled_generation=min(row.settled_generation, row.generation - 1))
+        return changed(row, resolved_generation=min(row.resolved_generation, row.generation - 1))
     return changed(row, generation=row.generation + 1, generation_kind=kind)
 
 
@@ -202,23 +204,23 @@ def forgotten(row: StateRow) -> StateRow:
     """The row after `TxnStateStore.forget`; a tombstone is unchanged.
 
     Raises:
-        NotSettledError: The id still has something to recover or acknowledge.
+        NotResolvedError: The id still has something to recover or acknowledge.
     """
     if row.forgotten:
         return row
-    if row.prepared_state is not None or row.unsettled_generations or row.lost:
-        raise _not_settled(row)
+    if row.prepared_state is not None or row.unresolved_generations or row.lost:
+        raise _not_resolved(row)
     return changed(row, forgotten=True, fence=row.fence + 1, owner="", claim_token="")
 
 
-def _not_settled(row: StateRow) -> NotSettledError:
+def _not_resolved(row: StateRow) -> NotResolvedError:
     if row.lost:
         why, flag = f"{len(row.lost)} lost or unverified transactions are not acknowledged", " --acknowledge"
     elif row.prepared_state is not None:
         why, flag = f"the state {row.prepared_state} is not resolved", ""
     else:
-        why, flag = f"generations {row.settled_generation + 1} to {row.generation} are not settled", ""
-    return NotSettledError(
+        why, flag = f"generations {row.resolved_generation + 1} to {row.generation} are not resolved", ""
+    return NotResolvedError(
         "The id can't be forgotten: it is not fully recovered or acknowledged.",
         transactional_id=row.transactional_id,
         cause=why,

@@ -70,7 +70,7 @@ class _Batch:
         answers = self._brokers.ask(addresses, questions, lambda _, answer: answer.transaction_states)
         for node, states in answers.items():
             for state in states:
-                self._take(node, state)
+                self._add(node, state)
         for node in by_node.keys() - answers.keys():
             self._reasons |= dict.fromkeys(by_node[node], (node, f"broker {node} does not answer"))
 
@@ -80,7 +80,7 @@ class _Batch:
         else:
             self._reasons[name] = (None, str(error))
 
-    def _take(self, node: int, state: Any) -> None:
+    def _add(self, node: int, state: Any) -> None:
         name, code = state.transactional_id, state.error_code
         if code in TRANSIENT:
             self._reasons[name] = (node, f"DescribeTransactions answered {error_name(code)}")

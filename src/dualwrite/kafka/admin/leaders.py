@@ -149,11 +149,11 @@ class _Batch:
         answers = self._brokers.ask(self._seen.brokers, questions, lambda _, answer: answer)
         for node, answer in answers.items():
             for key, code, found in self._question.answers(answer):
-                self._take(node, key, code, found)
+                self._add_answer(node, key, code, found)
         for node in by_node.keys() - answers.keys():
             self._reasons |= dict.fromkeys(by_node[node], f"broker {node} does not answer")
 
-    def _take(self, node: int, key: Key, code: int, answer: Any) -> None:
+    def _add_answer(self, node: int, key: Key, code: int, answer: Any) -> None:
         if code in TRANSIENT:
             self._reasons[key] = f"{self._question.request_name} answered {error_name(code)}"
         elif code in DENIED:

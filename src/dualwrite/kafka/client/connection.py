@@ -153,7 +153,7 @@ class Connection:
         plug = self._open_socket()
         try:
             plug.settimeout(timeout)
-            self._take(plug.recv(_READ_SIZE))
+            self._receive(plug.recv(_READ_SIZE))
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return
         except (OSError, KafkaError) as error:
@@ -185,7 +185,7 @@ class Connection:
         self._used_at = time.monotonic()
         return number
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         if not data:
             raise ConnectionLostError(self.address, "the broker closed the connection")
         for number, answer in self._framing.answers(data):

@@ -1,6 +1,6 @@
 """A member of a consumer group whose positions come from somewhere else than Kafka, over confluent-kafka.
 
-The rebalance callbacks run inside `take` and `wait`, never beside the caller's work: whoever is between two calls of them owns
+The rebalance callbacks run inside `poll` and `wait`, never beside the caller's work: whoever is between two calls of them owns
 what `owned` says, as far as a member can know.
 """
 
@@ -114,7 +114,7 @@ class GroupConsumer:
         """The partitions that are assigned now, each with the term of this assignment: another one has another term."""
         return dict(self._terms)
 
-    def take(self, most: int, timeout: float) -> Batch:
+    def poll(self, most: int, timeout: float) -> Batch:
         """The next messages: waits for the first one, and adds what has arrived.
 
         A rebalance may come between two of them. Messages of a partition that was given up since are left out, even if it came

@@ -108,7 +108,7 @@ class Partition:
         self._next_order += records.count
         self._next_sequence = next_sequence(self._next_sequence, records.count)
 
-    def take(self) -> Batch:
+    def drain(self) -> Batch:
         """Move the first waiting batch to those in flight, and return it."""
         batch = self.waiting.popleft()
         batch.attempts += 1

@@ -295,7 +295,7 @@ class Sender:
             if batches and size + len(data) > _MAX_REQUEST_BYTES:
                 break
             size += len(data)
-            batch = partition.take()
+            batch = partition.drain()
             batches[partition.topic, partition.index] = (partition, batch)
             by_topic.setdefault(partition.topic, []).append((partition.index, batch.data))
             if not partition.waiting:

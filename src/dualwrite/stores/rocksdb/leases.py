@@ -31,7 +31,7 @@ class RocksDBLeases(LeaseStore):
         self._book = book
         self._is_to_be_made = is_to_be_made
 
-    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore."""
         book, owner = self._book(), owner[:MAX_OWNER_LENGTH]
         with book.lock:

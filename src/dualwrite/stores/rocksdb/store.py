@@ -13,7 +13,7 @@ from rocksdict import Options, Rdict
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity, file_marks
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
@@ -27,7 +27,7 @@ from dualwrite.stores.rocksdb.positions import RocksDBPositions
 from dualwrite.stores.rocksdb.shared import databases
 from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, RowChange, StateFamily
 from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
-from dualwrite.stores.rows import acknowledged, claimed, forgotten, held, is_claim_of, settled, with_generation
+from dualwrite.stores.rows import acknowledged, claimed, forgotten, held, is_claim_of, with_generation, with_resolution
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
 _SCHEME: Final = "rocksdb:///"
@@ -47,7 +47,7 @@ class RocksDBStore(TxnStateStore):
         column_families: Column families that must exist, with the options to create (or, for a path, open) them; None for
             the default options. Those that the database already has need not be listed.
         create_if_missing: For a path: whether to create the database. Its parent folder must exist.
-        lock_timeout: Seconds that `settle` and the like wait for an id's lock; `claim` has its own timeout.
+        lock_timeout: Seconds that `record_resolution` and the like wait for an id's lock; `claim` has its own timeout.
         dumps: The function passed to `Rdict.set_dumps`, if any; it can't be read back from rocksdict.
         loads: The function passed to `Rdict.set_loads`, if any.
 
@@ -195,11 +195,11 @@ class RocksDBStore(TxnStateStore):
         assert row is not None
         return Claim(transactional_id, row.fence, row.owner)
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
-        self._change_claimed(claim, lambda row: settled(row, settlement), "resolving a transaction")
+        self._change_claimed(claim, lambda row: with_resolution(row, resolution), "resolving a transaction")
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore."""
 
         def change(row: StateRow) -> StateRow:

@@ -57,12 +57,12 @@ class SqlLeases(LeaseStore):
     def __init__(self, short: ShortTransactions) -> None:
         self._short = short
 
-    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore; one transaction for each id, so that no two owners wait for each other."""
         owner = owner[:MAX_OWNER_LENGTH]
-        return frozenset(name for name in sorted(ids) if self._take(name, owner, seconds))
+        return frozenset(name for name in sorted(ids) if self._acquire(name, owner, seconds))
 
-    def _take(self, transactional_id: str, owner: str, seconds: float) -> bool:
+    def _acquire(self, transactional_id: str, owner: str, seconds: float) -> bool:
         def work(connection: Connection) -> bool:
             parameters = {"id": transactional_id, "owner_": owner, **_times(connection, seconds)}
             if connection.execute(_TAKE, parameters).rowcount == 1:

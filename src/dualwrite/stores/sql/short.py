@@ -1,4 +1,4 @@
-"""Our own transactions besides the user's: claim, settle and the like, each with limited waits."""
+"""Our own transactions besides the user's: claim, record a resolution and the like, each with limited waits."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from dualwrite.stores.base import (
     MAX_OWNER_LENGTH,
     Claim,
     LostTransaction,
-    Settlement,
+    Resolution,
     StateRow,
     StoreTransaction,
     TxnStateStore,
@@ -39,7 +39,7 @@ from dualwrite.stores.base import (
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
+from dualwrite.stores.rows import acknowledged, forgotten, held, with_generation, with_resolution
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect
@@ -81,7 +81,7 @@ class SqlStateStore(TxnStateStore):
     Args:
         engine: Where connections come from.
         owns_engine: Whether `close` disposes of the engine.
-        lock_timeout: Seconds that `settle` and the like wait for a locked row; `claim` has its own timeout.
+        lock_timeout: Seconds that `record_resolution` and the like wait for a locked row; `claim` has its own timeout.
         session: What `tx.session` is created from: your sessionmaker, scoped_session or Session class. Its options (except the
             bind), methods and events are kept: `before_commit` comes at the end of the block, while messages can still be
             sent, `after_commit` once the database has committed, `after_rollback` once it has rolled back; neither if the
@@ -139,7 +139,7 @@ class SqlStateStore(TxnStateStore):
             url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…`,
                 `mariadb+pymysql://…` or `sqlite:////path/to/file.db`.
             connect_timeout: Seconds for one attempt to connect (PostgreSQL).
-            lock_timeout: Seconds that `settle` and the like wait for a locked row; for SQLite also the busy timeout.
+            lock_timeout: Seconds that `record_resolution` and the like wait for a locked row; for SQLite also the busy timeout.
             session: As for the class.
             schema: As for the class.
             engine_options: More arguments for SQLAlchemy's `create_engine`; they override ours.
@@ -185,7 +185,7 @@ class SqlStateStore(TxnStateStore):
                 - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps the
                   connections for later transactions and claims, makes new ones as needed, and closes them all.
             connect_timeout: Seconds for one attempt to connect, for the store's own connections.
-            lock_timeout: Seconds that `settle` and the like wait for a locked row.
+            lock_timeout: Seconds that `record_resolution` and the like wait for a locked row.
             session: As for the class.
             schema: As for the class.
 
@@ -345,16 +345,16 @@ class SqlStateStore(TxnStateStore):
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
 
         def work(connection: Connection) -> None:
             row = held(_locked(connection, claim.transactional_id), claim)
-            _write(connection, settled(row, settlement))
+            _write(connection, with_resolution(row, resolution))
 
         self._short.run(work, "resolving a transaction", claim.transactional_id)
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
         first = StoreIdentity.new(self.marks()) if self.identity() is None else self._own_identity()
 

@@ -28,10 +28,12 @@ class ZooKeeperLeases(LeaseStore):
         self._ask = nodes.connection.ask
         self._timeout = change_timeout
 
-    def take(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore."""
         del seconds
-        return frozenset(name for name in sorted(ids) if self._change(name, partial(self._taken, name, owner), "leasing an id"))
+        return frozenset(
+            name for name in sorted(ids) if self._change(name, partial(self._acquired, name, owner), "leasing an id")
+        )
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore; what an expired session had leased is lost."""
@@ -52,7 +54,7 @@ class ZooKeeperLeases(LeaseStore):
 
     # --- one node ---------------------------------------------------------------------------------------------------------
 
-    def _taken(self, transactional_id: str, owner: str, deadline: float) -> bool:
+    def _acquired(self, transactional_id: str, owner: str, deadline: float) -> bool:
         if self._read(transactional_id, deadline) is None:
             self._create(transactional_id, owner, deadline)  # NodeExistsError: another owner was faster, which is tried again
             return True

@@ -15,11 +15,11 @@ from kazoo.security import ACL
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, forgotten, held, settled, with_generation
+from dualwrite.stores.rows import acknowledged, forgotten, held, with_generation, with_resolution
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import ErrorClass, classify
@@ -57,7 +57,7 @@ class ZooKeeperStore(TxnStateStore):
             `connection_retry` is not changed: kazoo's default pauses up to an hour between attempts.
         connect_timeout: Seconds to wait for a connection.
         request_timeout: Seconds to wait for an answer.
-        change_timeout: Seconds within which `settle` and the like must succeed; `claim` has its own timeout.
+        change_timeout: Seconds within which `record_resolution` and the like must succeed; `claim` has its own timeout.
         acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
         max_request_bytes: The servers' limit for one request, jute.maxbuffer.
         owns_client: Whether `close` stops the client.
@@ -105,7 +105,7 @@ class ZooKeeperStore(TxnStateStore):
             session_timeout: Seconds without contact after which the servers expire the session; 10 if not given.
             connect_timeout: Seconds to wait for a connection; 10 if not given.
             request_timeout: Seconds to wait for an answer; 10 if not given.
-            change_timeout: Seconds within which `settle` and the like must succeed; 30 if not given.
+            change_timeout: Seconds within which `record_resolution` and the like must succeed; 30 if not given.
             acl: For the nodes that we create, including the chroot; open to everyone if not given.
             max_request_bytes: The servers' limit for one request, jute.maxbuffer; 1,048,575 if not given.
             client_options: More arguments for KazooClient, such as `sasl_options`, `auth_data` or `default_acl`.
@@ -211,11 +211,13 @@ class ZooKeeperStore(TxnStateStore):
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
-        self._change(claim.transactional_id, lambda row: settled(held(row, claim), settlement), doing="resolving a transaction")
+        self._change(
+            claim.transactional_id, lambda row: with_resolution(held(row, claim), resolution), doing="resolving a transaction"
+        )
 
-    def take_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose answer was lost is skipped, which is harmless."""
 
         def work(row: StateRow | None) -> StateRow:

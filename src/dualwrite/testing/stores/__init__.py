@@ -38,7 +38,7 @@ import pytest
 
 _PARTS = (
     *("claims", "concurrency", "demands", "fencing", "forgetting", "in_flight"),
-    *("lasting", "leases", "positions", "scene", "settling", "simulation", "transactions", "units"),
+    *("lasting", "leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
@@ -54,8 +54,8 @@ from dualwrite.testing.stores.lasting import (  # noqa: E402
 )
 from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
 from dualwrite.testing.stores.positions import PositionConformance  # noqa: E402
+from dualwrite.testing.stores.resolutions import GenerationConformance, ResolutionConformance  # noqa: E402
 from dualwrite.testing.stores.scene import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene  # noqa: E402
-from dualwrite.testing.stores.settling import GenerationConformance, SettlingConformance  # noqa: E402
 from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance  # noqa: E402
 from dualwrite.testing.stores.units import UnitConformance  # noqa: E402
 
@@ -66,7 +66,7 @@ class StoreConformance(
     TransactionConformance,
     OutcomeConformance,
     UnitConformance,
-    SettlingConformance,
+    ResolutionConformance,
     GenerationConformance,
     ListingConformance,
     ForgettingConformance,
@@ -98,8 +98,8 @@ __all__ = [
     "OutcomeConformance",
     "PositionConformance",
     "ProcessConformance",
+    "ResolutionConformance",
     "RowConformance",
-    "SettlingConformance",
     "StoreCapabilities",
     "StoreConformance",
     "StoreScene",

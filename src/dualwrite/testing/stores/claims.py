@@ -8,7 +8,7 @@ from typing import Final
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded
 from dualwrite.testing.stores.scene import STATE, StoreScene
@@ -46,13 +46,13 @@ class RowConformance:
             generation=0,
             generation_kind=ProducerKind.LIBRDKAFKA,
             prepared_state=None,
-            settled_generation=0,
+            resolved_generation=0,
             transaction_number=0,
             lost=(),
             owner="host:1",
             forgotten=False,
         )
-        assert not store.read_claimed(claim).unsettled_generations, "no generation was taken yet, but one is unsettled"
+        assert not store.read_claimed(claim).unresolved_generations, "no generation was taken yet, but one is unresolved"
 
     def test_every_change_sets_the_time(self, scene: StoreScene) -> None:
         """`updated_at`: when the row last changed (UTC, aware)."""
@@ -60,8 +60,8 @@ class RowConformance:
         claim = scene.claim(store, scene.new_id())
         before = store.read_claimed(claim).updated_at
         for change in (
-            lambda: store.settle(claim, Settlement(settled_generation=0)),
-            lambda: store.take_generation(claim, ProducerKind.NATIVE),
+            lambda: store.record_resolution(claim, Resolution(resolved_generation=0)),
+            lambda: store.acquire_generation(claim, ProducerKind.NATIVE),
             lambda: scene.transact(store, claim),
         ):
             change()
@@ -93,9 +93,11 @@ class ClaimConformance:
         for what, call in {
             "read_claimed()": store.read_claimed,
             "begin()": store.begin,
-            "take_generation()": lambda claim: store.take_generation(claim, ProducerKind.NATIVE),
-            "take_generation(reuse=True)": lambda claim: store.take_generation(claim, ProducerKind.NATIVE, reuse=True),
-            "settle()": lambda claim: store.settle(claim, Settlement(clear_state=True, settled_generation=0)),
+            "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE),
+            "acquire_generation(reuse=True)": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE, reuse=True),
+            "record_resolution()": lambda claim: store.record_resolution(
+                claim, Resolution(clear_state=True, resolved_generation=0)
+            ),
             "claim(expected_fence=…)": lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
         }.items():
             demand_fenced(call, ours, f"{what} under a claim that was replaced", by=theirs)
@@ -113,8 +115,8 @@ class ClaimConformance:
         """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        generation = store.take_generation(claim, ProducerKind.NATIVE_TWO_PHASE)
-        store.settle(claim, Settlement(lost=_LOST, settled_generation=0))
+        generation = store.acquire_generation(claim, ProducerKind.NATIVE_TWO_PHASE)
+        store.record_resolution(claim, Resolution(lost=_LOST, resolved_generation=0))
         scene.transact(store, claim, generation=generation, transaction_number=7)
         scene.claim(scene.new_store(), name, "theirs")
         demand_row(
@@ -126,7 +128,7 @@ class ClaimConformance:
             generation_kind=ProducerKind.NATIVE_TWO_PHASE,
             prepared_state=STATE,
             prepared_generation=generation,
-            settled_generation=0,
+            resolved_generation=0,
             transaction_number=0,
             lost=(_LOST,),
             owner="theirs",

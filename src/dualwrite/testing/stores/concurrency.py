@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from dualwrite.errors import FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, TxnStateStore
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, TxnStateStore
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import StoreScene
@@ -47,13 +47,13 @@ class ThreadConformance:
         """No generation is returned twice."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        made = _at_once(lambda _: [store.take_generation(claim, ProducerKind.LIBRDKAFKA) for _ in range(_TIMES)])
+        made = _at_once(lambda _: [store.acquire_generation(claim, ProducerKind.LIBRDKAFKA) for _ in range(_TIMES)])
         taken = sorted(generation for some in made for generation in some)
         assert len(set(taken)) == _THREADS * _TIMES, f"generations taken at once: {taken}"
         demand_row(store, name, "after it", generation=taken[-1])
 
-    def test_no_settlement_is_lost(self, scene: StoreScene) -> None:
-        """Each of several concurrent settlements adds its entry; each entry is acknowledged once, and then removed."""
+    def test_no_resolution_is_lost(self, scene: StoreScene) -> None:
+        """Each of several concurrent resolutions adds its entry; each entry is acknowledged once, and then removed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         entries = [
@@ -61,12 +61,12 @@ class ThreadConformance:
             for number in range(_THREADS * _TIMES)
         ]
 
-        def settle_and_acknowledge(number: int) -> list[LostTransaction]:
+        def resolve_and_acknowledge(number: int) -> list[LostTransaction]:
             for entry in entries[number::_THREADS]:
-                store.settle(claim, Settlement(lost=entry))
+                store.record_resolution(claim, Resolution(lost=entry))
             return list(store.acknowledge(name)) if number % 2 else []
 
-        acknowledged = [entry for some in _at_once(settle_and_acknowledge) for entry in some]
+        acknowledged = [entry for some in _at_once(resolve_and_acknowledge) for entry in some]
         left = store.read_claimed(claim).lost
         found = {*acknowledged, *left}
         missing = [entry.state for entry in entries if entry not in found]

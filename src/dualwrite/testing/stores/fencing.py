@@ -12,7 +12,7 @@ import pytest
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, Settlement, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Claim, Resolution, StoreTransaction, TxnStateStore
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile
 from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
@@ -126,8 +126,8 @@ class FencingConformance:
             transaction.rollback()
         for what, call in {
             "begin()": store.begin,
-            "settle()": lambda claim: store.settle(claim, Settlement(clear_state=True)),
-            "take_generation()": lambda claim: store.take_generation(claim, ProducerKind.LIBRDKAFKA),
+            "record_resolution()": lambda claim: store.record_resolution(claim, Resolution(clear_state=True)),
+            "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.LIBRDKAFKA),
             "claim(expected_fence=…)": lambda claim: store.claim(name, "z", timeout=TIMEOUT, expected_fence=claim.fence),
         }.items():
             demand_fenced(call, ours, f"{what} of a zombie", by=theirs)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
-from dualwrite.errors import FencedError, NotSettledError
+from dualwrite.errors import FencedError, NotResolvedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement, TxnStateStore
+from dualwrite.stores.base import Claim, Resolution, TxnStateStore
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile, outcome_of
+from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import STATE, StoreScene
-from dualwrite.testing.stores.settling import LOST
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
 
 ODD_ENDINGS: Final = (
@@ -82,9 +82,9 @@ class ListingConformance:
         store, start = scene.new_store(), scene.new_id("odd")
         for ending in ("/a.b %_'\"\\~1", "😀é ", "%2F.."):
             claim = scene.claim(store, start + ending)
-            store.take_generation(claim, ProducerKind.NATIVE)
+            store.acquire_generation(claim, ProducerKind.NATIVE)
             scene.transact(store, claim)
-            store.settle(claim, Settlement(clear_state=True, lost=LOST, settled_generation=1))
+            store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=1))
             assert store.acknowledge(claim.transactional_id) == (LOST,)
             again = store.claim(claim.transactional_id, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
             demand_fenced(store.begin, claim, f"begin() on {claim.transactional_id!r}", by=again)
@@ -92,10 +92,10 @@ class ListingConformance:
             assert store.list(claim.transactional_id) == []
 
 
-def _settled(scene: StoreScene, store: TxnStateStore, name: str) -> Claim:
+def _resolved(scene: StoreScene, store: TxnStateStore, name: str) -> Claim:
     """A claim of an id on which nothing is open."""
     claim = scene.claim(store, name)
-    store.settle(claim, Settlement(settled_generation=store.take_generation(claim, ProducerKind.LIBRDKAFKA)))
+    store.record_resolution(claim, Resolution(resolved_generation=store.acquire_generation(claim, ProducerKind.LIBRDKAFKA)))
     return claim
 
 
@@ -105,7 +105,7 @@ class ForgettingConformance:
     def test_a_forgotten_id_is_a_tombstone_with_a_raised_fence(self, scene: StoreScene) -> None:
         """Its fence is raised and kept, so that no zombie can come back; it is not listed; forgetting again changes nothing."""
         store, name = scene.new_store(), scene.new_id()
-        claim = _settled(scene, store, name)
+        claim = _resolved(scene, store, name)
         for _ in range(2):
             store.forget(name)
             demand_row(store, name, "after forget()", forgotten=True, fence=claim.fence + 1)
@@ -113,8 +113,8 @@ class ForgettingConformance:
         for what, call in {
             "begin()": store.begin,
             "read_claimed()": store.read_claimed,
-            "settle()": lambda held: store.settle(held, Settlement(clear_state=True)),
-            "take_generation()": lambda held: store.take_generation(held, ProducerKind.NATIVE),
+            "record_resolution()": lambda held: store.record_resolution(held, Resolution(clear_state=True)),
+            "acquire_generation()": lambda held: store.acquire_generation(held, ProducerKind.NATIVE),
             "claim(expected_fence=…)": lambda held: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=held.fence),
         }.items():
             demand_fenced(call, claim, f"{what} of a holder whose id was forgotten")
@@ -123,14 +123,14 @@ class ForgettingConformance:
     def test_a_claim_brings_a_forgotten_id_back(self, scene: StoreScene) -> None:
         """`claim` revives a forgotten row: with a fence above the tombstone's, and continuing its generations."""
         store, name = scene.new_store(), scene.new_id()
-        old = _settled(scene, store, name)
+        old = _resolved(scene, store, name)
         generation = store.read_claimed(old).generation
         store.forget(name)
         new = scene.claim(store, name)
         assert new.fence == old.fence + 2, "the fence of a claim after forget()"
-        demand_row(store, name, "after the claim", forgotten=False, generation=generation, settled_generation=generation)
+        demand_row(store, name, "after the claim", forgotten=False, generation=generation, resolved_generation=generation)
         assert store.list(name) == [name]
-        assert store.take_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
+        assert store.acquire_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
         demand_fenced(store.begin, old, "begin() of the holder before forget()", by=new)
 
     def test_forgetting_an_unknown_id_makes_no_row(self, scene: StoreScene) -> None:
@@ -140,24 +140,24 @@ class ForgettingConformance:
         assert store.read(name) is None, "forget() has created a row"
 
     def test_what_is_open_is_not_forgotten(self, scene: StoreScene) -> None:
-        """NotSettledError: the id still has something to recover or acknowledge; nothing was changed."""
+        """NotResolvedError: the id still has something to recover or acknowledge; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        taken = store.take_generation(claim, ProducerKind.NATIVE)
+        taken = store.acquire_generation(claim, ProducerKind.NATIVE)
         scene.transact(store, claim)
-        store.settle(claim, Settlement(lost=LOST))
-        for why, settlement in {
-            "with a prepared state": Settlement(clear_state=True),
-            "with an unsettled generation": Settlement(settled_generation=taken),
+        store.record_resolution(claim, Resolution(lost=LOST))
+        for why, resolution in {
+            "with a prepared state": Resolution(clear_state=True),
+            "with an unresolved generation": Resolution(resolved_generation=taken),
             "with a lost transaction": None,
         }.items():
             before = store.read_claimed(claim)
-            with demanded(NotSettledError, f"forget() {why}") as caught:
+            with demanded(NotResolvedError, f"forget() {why}") as caught:
                 store.forget(name)
             assert caught.value.transactional_id == name
             assert store.read_claimed(claim) == before, f"forget() {why} was refused, but has changed the row"
-            if settlement is not None:
-                store.settle(claim, settlement)
+            if resolution is not None:
+                store.record_resolution(claim, resolution)
         store.acknowledge(name)
         store.forget(name)
         demand_row(store, name, "after forget()", forgotten=True)
@@ -165,13 +165,13 @@ class ForgettingConformance:
     def test_an_id_is_not_forgotten_under_a_transaction(self, scene: StoreScene) -> None:
         """Whichever comes first: forget() sees the transaction's state, or the transaction sees the raised fence."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
-        transaction, number = scene.recorded(store, _settled(scene, store, name))
+        transaction, number = scene.recorded(store, _resolved(scene, store, name))
         with meanwhile(lambda: outcome_of(lambda: other.forget(name))) as forgetting:
             committing = outcome_of(transaction.commit)
             forgot = forgetting.result(TIMEOUT)
         transaction.rollback()
         if committing is None:
-            assert isinstance(forgot, NotSettledError), f"the transaction committed, but forget() returned {forgot!r}"
+            assert isinstance(forgot, NotResolvedError), f"the transaction committed, but forget() returned {forgot!r}"
             assert scene.committed() == [number]
             demand_row(store, name, "after the transaction", prepared_state=STATE, forgotten=False)
         else:

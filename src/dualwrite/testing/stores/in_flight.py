@@ -9,26 +9,26 @@ import pytest
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Settlement, StateRow, TxnStateStore
+from dualwrite.stores.base import Claim, Resolution, StateRow, TxnStateStore
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row, demanded, meanwhile, outcome_of
+from dualwrite.testing.stores.resolutions import LOST, UNVERIFIED
 from dualwrite.testing.stores.scene import STATE, ClaimsWait, StoreScene
-from dualwrite.testing.stores.settling import LOST, UNVERIFIED
 
 _Change = tuple[Callable[[TxnStateStore, Claim], Any], Callable[[StateRow], bool]]
 
 _CHANGES: Final[dict[str, _Change]] = {
     "acknowledge": (lambda store, claim: store.acknowledge(claim.transactional_id), lambda row: row.lost == ()),
-    "settle a generation": (
-        lambda store, claim: store.settle(claim, Settlement(settled_generation=9)),
-        lambda row: row.settled_generation == 9,  # noqa: PLR2004  (what the line above has set)
+    "resolve a generation": (
+        lambda store, claim: store.record_resolution(claim, Resolution(resolved_generation=9)),
+        lambda row: row.resolved_generation == 9,  # noqa: PLR2004  (what the line above has set)
     ),
     "add to the lost ones": (
-        lambda store, claim: store.settle(claim, Settlement(lost=UNVERIFIED)),
+        lambda store, claim: store.record_resolution(claim, Resolution(lost=UNVERIFIED)),
         lambda row: UNVERIFIED in row.lost,
     ),
     "take a generation": (
-        lambda store, claim: store.take_generation(claim, ProducerKind.NATIVE),
+        lambda store, claim: store.acquire_generation(claim, ProducerKind.NATIVE),
         lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
     ),
 }
@@ -50,7 +50,7 @@ class InFlightConformance:
         """
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        store.settle(claim, Settlement(lost=LOST))
+        store.record_resolution(claim, Resolution(lost=LOST))
         call, is_kept = _CHANGES[change]
         if moment == "recorded":
             transaction, number = scene.recorded(store, claim)

@@ -13,16 +13,16 @@ from dualwrite.errors import (
     ClaimTimeoutError,
     DualWriteError,
     FencedError,
-    NotSettledError,
+    NotResolvedError,
     StoreCommitUnknownError,
     StoredStateError,
 )
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Settlement
+from dualwrite.stores.base import Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row, demanded
+from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
-from dualwrite.testing.stores.settling import LOST
 
 
 class DurabilityConformance:
@@ -33,8 +33,8 @@ class DurabilityConformance:
         name = scene.new_id()
         store = scene.new_store()
         claim = scene.claim(store, name)
-        generation = store.take_generation(claim, ProducerKind.NATIVE)
-        store.settle(claim, Settlement(lost=LOST, settled_generation=0))
+        generation = store.acquire_generation(claim, ProducerKind.NATIVE)
+        store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
         number = scene.transact(store, claim, generation=generation, transaction_number=7)
         row = store.read_claimed(claim)
         scene.close_stores()
@@ -80,13 +80,13 @@ class StoredErrorConformance:
         """StoredStateError if a row can't be read: nothing is guessed, and the row is not overwritten."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        store.settle(claim, Settlement(settled_generation=0))
+        store.record_resolution(claim, Resolution(resolved_generation=0))
         scene.corrupt(name)
         calls: dict[str, Callable[[], Any]] = {
             "read()": lambda: store.read(name),
             "read_claimed()": lambda: store.read_claimed(claim),
-            "settle()": lambda: store.settle(claim, Settlement(clear_state=True)),
-            "take_generation()": lambda: store.take_generation(claim, ProducerKind.NATIVE),
+            "record_resolution()": lambda: store.record_resolution(claim, Resolution(clear_state=True)),
+            "acquire_generation()": lambda: store.acquire_generation(claim, ProducerKind.NATIVE),
             "acknowledge()": lambda: store.acknowledge(name),
             "forget()": lambda: store.forget(name),
             "read(), once more": lambda: store.read(name),
@@ -105,8 +105,8 @@ class StoredErrorConformance:
         with demanded(FencedError, "begin() under a claim that was replaced") as fenced:
             store.begin(ours)
         found.append(fenced.value)
-        rival.take_generation(theirs, ProducerKind.NATIVE)
-        with demanded(NotSettledError, "forget() with an unsettled generation") as open_:
+        rival.acquire_generation(theirs, ProducerKind.NATIVE)
+        with demanded(NotResolvedError, "forget() with an unresolved generation") as open_:
             store.forget(name)
         found.append(open_.value)
         if scene.capabilities.claims_wait is not ClaimsWait.NEVER:
@@ -161,15 +161,15 @@ class UnansweredConformance:
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_changes_without_an_answer_are_sent_again(self, scene: StoreScene, arrives: bool) -> None:
-        """`settle` twice is the same as once; a generation may be skipped; `acknowledge` still returns what it removed."""
+        """`record_resolution` twice is as once; a generation may be skipped; `acknowledge` still returns what it removed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.cut_next_commit(arrives=arrives)
-        store.settle(claim, Settlement(lost=LOST, settled_generation=0))
-        demand_row(store, name, "after settle()", lost=(LOST,), settled_generation=0)
+        store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
+        demand_row(store, name, "after record_resolution()", lost=(LOST,), resolved_generation=0)
         scene.cut_next_commit(arrives=arrives)
-        generation = store.take_generation(claim, ProducerKind.LIBRDKAFKA)
-        demand_row(store, name, "after take_generation()", generation=generation)
+        generation = store.acquire_generation(claim, ProducerKind.LIBRDKAFKA)
+        demand_row(store, name, "after acquire_generation()", generation=generation)
         scene.cut_next_commit(arrives=arrives)
         assert store.acknowledge(name) == (LOST,), "acknowledge()"
         demand_row(store, name, "after acknowledge()", lost=())

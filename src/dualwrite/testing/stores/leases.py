@@ -28,14 +28,14 @@ class LeaseConformance:
     """`TxnStateStore.leases`."""
 
     def test_an_id_is_leased_by_one_owner(self, scene: StoreScene) -> None:
-        """`take`: those of the ids that are free, and those that this owner has leased already."""
+        """`acquire`: those of the ids that are free, and those that this owner has leased already."""
         ours, theirs = _two(scene)
         prefix = scene.new_id()
         first, second, third = (numbered(prefix, number) for number in (1, 2, 3))
-        assert ours.take([first, second], "ours", seconds=_LONG) == {first, second}
-        assert theirs.take([second, third], "theirs", seconds=_LONG) == {third}, "an id that is leased was leased again"
-        assert ours.take([first, second, third], "ours", seconds=_LONG) == {first, second}, "take() a second time"
-        assert ours.take([], "ours", seconds=_LONG) == frozenset()
+        assert ours.acquire([first, second], "ours", seconds=_LONG) == {first, second}
+        assert theirs.acquire([second, third], "theirs", seconds=_LONG) == {third}, "an id that is leased was leased again"
+        assert ours.acquire([first, second, third], "ours", seconds=_LONG) == {first, second}, "acquire() a second time"
+        assert ours.acquire([], "ours", seconds=_LONG) == frozenset()
         assert _owners(theirs, prefix) == {first: "ours", second: "ours", third: "theirs"}
 
     def test_ids_that_were_given_back_are_free(self, scene: StoreScene) -> None:
@@ -43,12 +43,12 @@ class LeaseConformance:
         ours, theirs = _two(scene)
         prefix = scene.new_id()
         first, second = numbered(prefix, 1), numbered(prefix, 2)
-        ours.take([first], "ours", seconds=_LONG)
-        theirs.take([second], "theirs", seconds=_LONG)
+        ours.acquire([first], "ours", seconds=_LONG)
+        theirs.acquire([second], "theirs", seconds=_LONG)
         for _ in range(2):
             ours.release([first, second, numbered(prefix, 3)], "ours")
             assert _owners(ours, prefix) == {second: "theirs"}
-        assert theirs.take([first], "theirs", seconds=_LONG) == {first}
+        assert theirs.acquire([first], "theirs", seconds=_LONG) == {first}
         ours.release([first], "ours")
         assert _owners(ours, prefix) == {first: "theirs", second: "theirs"}, "release() of an id that another owner has now"
 
@@ -57,8 +57,8 @@ class LeaseConformance:
         ours, theirs = _two(scene)
         prefix = scene.new_id()
         first, second, third = (numbered(prefix, number) for number in (1, 2, 3))
-        ours.take([first, second], "ours", seconds=_LONG)
-        theirs.take([third], "theirs", seconds=_LONG)
+        ours.acquire([first, second], "ours", seconds=_LONG)
+        theirs.acquire([third], "theirs", seconds=_LONG)
         assert ours.renew([first, second, third, numbered(prefix, 4)], "ours", seconds=_LONG) == {first, second}
         ours.release([second], "ours")
         assert ours.renew([first, second], "ours", seconds=_LONG) == {first}, "renew() of an id that was given back"
@@ -70,17 +70,17 @@ class LeaseConformance:
         store = scene.new_store()
         ours, theirs = _leases(store), _leases(scene.new_store())
         name = numbered(prefix := scene.new_id(), 1)
-        ours.take([name], "ours", seconds=BRIEFLY)
+        ours.acquire([name], "ours", seconds=BRIEFLY)
         if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
             _until(lambda: all(each.has_ended for each in theirs.entries(prefix)), "the lease has ended")
             assert _owners(theirs, prefix) == {name: "ours"}
         else:
             store.close()
             _until(lambda: not theirs.entries(prefix), "the lease has ended with its owner's session")
-        assert theirs.take([name], "theirs", seconds=_LONG) == {name}
+        assert theirs.acquire([name], "theirs", seconds=_LONG) == {name}
         if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
             assert ours.renew([name], "ours", seconds=_LONG) == frozenset(), "renew() of an id that another owner has leased"
-            assert ours.take([name], "ours", seconds=_LONG) == frozenset()
+            assert ours.acquire([name], "ours", seconds=_LONG) == frozenset()
         (lease,) = theirs.entries(prefix)
         assert (lease.owner, lease.has_ended) == ("theirs", False)
 
@@ -88,11 +88,11 @@ class LeaseConformance:
         """`renew`: also those that have ended and were leased by nobody since."""
         ours, theirs = _two(scene)
         name = numbered(prefix := scene.new_id(), 1)
-        ours.take([name], "ours", seconds=BRIEFLY)
+        ours.acquire([name], "ours", seconds=BRIEFLY)
         if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
             _until(lambda: all(each.has_ended for each in theirs.entries(prefix)), "the lease has ended")
         assert ours.renew([name], "ours", seconds=_LONG) == {name}
-        assert theirs.take([name], "theirs", seconds=_LONG) == frozenset()
+        assert theirs.acquire([name], "theirs", seconds=_LONG) == frozenset()
         (lease,) = theirs.entries(prefix)
         assert not lease.has_ended
         assert lease.seconds_left is None or BRIEFLY < lease.seconds_left <= _LONG
@@ -103,8 +103,8 @@ class LeaseConformance:
             pytest.skip("leases end with their owner's session")
         ours, theirs = _two(scene)
         name = numbered(prefix := scene.new_id(), 1)
-        ours.take([name], "ours", seconds=BRIEFLY)
-        _until(lambda: bool(theirs.take([name], "theirs", seconds=_LONG)), "the lease has ended")
+        ours.acquire([name], "ours", seconds=BRIEFLY)
+        _until(lambda: bool(theirs.acquire([name], "theirs", seconds=_LONG)), "the lease has ended")
         theirs.release([name], "theirs")
         assert ours.renew([name], "ours", seconds=_LONG) == frozenset()
         assert ours.entries(prefix) == []
@@ -139,7 +139,7 @@ class LeaseConformance:
         leases = _leases(scene.new_store())
         for owner in _OWNERS:
             name = numbered(prefix := scene.new_id(), 1)
-            leases.take([name], owner, seconds=_LONG)
+            leases.acquire([name], owner, seconds=_LONG)
             assert _owners(leases, prefix) == {name: owner[:MAX_OWNER_LENGTH]}
             assert leases.renew([name], owner, seconds=_LONG) == {name}
             leases.release([name], owner)
@@ -149,12 +149,12 @@ class LeaseConformance:
         """A lease needs no row of the id, and changes none; a claim needs no lease."""
         store = scene.new_store()
         leases, name = _leases(store), numbered(prefix := scene.new_id(), 1)
-        leases.take([name], "ours", seconds=_LONG)
+        leases.acquire([name], "ours", seconds=_LONG)
         assert store.read(name) is None
         assert store.list(prefix) == []
         claim = scene.claim(store, name, "another")
         leases.release([name], "ours")
-        leases.take([name], "theirs", seconds=_LONG)
+        leases.acquire([name], "theirs", seconds=_LONG)
         demand_row(store, name, "the row after its lease changed", fence=claim.fence, owner="another")
         scene.transact(store, claim)
         assert _owners(leases, prefix) == {name: "theirs"}
@@ -164,7 +164,7 @@ class LeaseConformance:
         ours, theirs = _two(scene)
         for arrives in (True, False):
             name = numbered(prefix := scene.new_id(), 1)
-            for call in (ours.take, ours.renew):
+            for call in (ours.acquire, ours.renew):
                 scene.cut_next_commit(arrives=arrives)
                 assert call([name], "ours", seconds=_LONG) == {name}, f"{call.__name__}(), its commit {arrives=}"
             assert _owners(theirs, prefix) == {name: "ours"}
@@ -173,7 +173,7 @@ class LeaseConformance:
             assert theirs.entries(prefix) == []
 
     def test_of_threads_that_want_the_same_id_one_gets_it(self, scene: StoreScene) -> None:
-        """`take`: if several owners try at once, each id is leased by one of them."""
+        """`acquire`: if several owners try at once, each id is leased by one of them."""
         stores = [scene.new_store() for _ in range(3)]
         prefix = scene.new_id()
         names = [numbered(prefix, number) for number in range(1, 5)]
@@ -183,7 +183,7 @@ class LeaseConformance:
             leases, got = _leases(stores[number % len(stores)]), []
             for _ in range(_TIMES):
                 barrier.wait(TIMEOUT)
-                got.append(leases.take(names, f"thread {number}", seconds=_LONG))
+                got.append(leases.acquire(names, f"thread {number}", seconds=_LONG))
                 barrier.wait(TIMEOUT)
                 leases.release(names, f"thread {number}")
             return got

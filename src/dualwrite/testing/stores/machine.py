@@ -84,8 +84,8 @@ class StoreMachine(RuleBasedStateMachine):
                     return
                 case "begins":
                     self._take("begins", writer, sends=sends)
-                case "settles":
-                    self._take("settles", writer, kind, reuse=reuse)
+                case "resolves":
+                    self._take("resolves", writer, kind, reuse=reuse)
                 case step:
                     self._take(step, writer)
 
@@ -116,7 +116,7 @@ class StoreMachine(RuleBasedStateMachine):
             (writer.recorded is not None, "commits", True),
             (writer.open is not None, "records", alone),
             (writer.ready, "begins", simulation.may_begin),
-            (writer.row is not None, "settles", alone),
+            (writer.row is not None, "resolves", alone),
             (writer.described is not None, "reads", True),
         ]
         return next((name if can else None for due, name, can in steps if due), "describes")

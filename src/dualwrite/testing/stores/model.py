@@ -22,7 +22,7 @@ class RowModel:
     kind: ProducerKind = ProducerKind.LIBRDKAFKA
     state: PreparedTxnState | None = None
     prepared_generation: int = 0
-    settled: int = 0
+    resolved: int = 0
     number: int = 0
     lost: tuple[LostTransaction, ...] = ()
     forgotten: bool = False
@@ -30,13 +30,13 @@ class RowModel:
     @property
     def is_open(self) -> bool:
         """Whether something is still to be recovered or acknowledged."""
-        return self.state is not None or self.settled < self.generation or bool(self.lost)
+        return self.state is not None or self.resolved < self.generation or bool(self.lost)
 
     def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
         """The row after taking a generation."""
         unverified = {entry.generation for entry in self.lost if entry.kind is LostKind.UNVERIFIED}
         if self.generation not in unverified and reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
-            return replace(self, settled=self.generation - 1 if self.settled >= self.generation else self.settled)
+            return replace(self, resolved=self.generation - 1 if self.resolved >= self.generation else self.resolved)
         return replace(self, generation=self.generation + 1, kind=kind)
 
     def fields(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class RowModel:
             "generation_kind": self.kind,
             "prepared_state": self.state,
             "prepared_generation": None if self.state is None else self.prepared_generation,
-            "settled_generation": self.settled,
+            "resolved_generation": self.resolved,
             "transaction_number": self.number,
             "lost": self.lost,
             "forgotten": self.forgotten,

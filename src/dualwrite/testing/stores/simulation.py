@@ -1,6 +1,6 @@
 """Several writers on one id, step by step, on a real database, each step compared with the model. No Hypothesis here.
 
-A writer follows the recipe: claim, describe, read again, act and settle, take a generation, begin, write, record, commit,
+A writer follows the recipe: claim, describe, read again, act and record, take a generation, begin, write, record, commit,
 commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store with the contract's error.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from dualwrite.errors import ClaimTimeoutError, FencedError, NotSettledError, StoreCommitFailedError, StoreCommitUnknownError
+from dualwrite.errors import ClaimTimeoutError, FencedError, NotResolvedError, StoreCommitFailedError, StoreCommitUnknownError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Settlement, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StateRow, StoreTransaction, TxnStateStore
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demanded
 from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, fields_of
@@ -177,42 +177,48 @@ class Simulation:
         if done:
             writer.row = row
 
-    def settles(self, writer: Writer, kind: ProducerKind, *, reuse: bool) -> None:
-        """End at Kafka what was described, according to the row; settle, and take a generation."""
+    def resolves(self, writer: Writer, kind: ProducerKind, *, reuse: bool) -> None:
+        """End at Kafka what was described, according to the row; resolve, and take a generation."""
         row, described = writer.row, writer.described
         assert row is not None
         assert described is not None
         writer.row = writer.described = None
         for transaction in described:
             transaction.end(commit=transaction.state == row.prepared_state)
-        settlement = Settlement(clear_state=row.prepared_state is not None, settled_generation=row.generation)
-        done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, settlement))
+        resolution = Resolution(clear_state=row.prepared_state is not None, resolved_generation=row.generation)
+        done, _ = self._under_claim(
+            writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, resolution)
+        )
         if not done:
             return
-        self._change(state=None, settled=row.generation)
+        self._change(state=None, resolved=row.generation)
         claim = writer.claim
         assert claim is not None
-        writer.generation = writer.store.take_generation(claim, kind, reuse=reuse)
+        writer.generation = writer.store.acquire_generation(claim, kind, reuse=reuse)
         self.row = self.row.with_generation(kind, reuse=reuse)
         self.changes += 1
-        call = f"take_generation({kind}, reuse={reuse})"
+        call = f"acquire_generation({kind}, reuse={reuse})"
         assert writer.generation == self.row.generation, (
             f"{call} returned {writer.generation}, the contract demands {self.row.generation}"
         )
         writer.ready = True
 
     def closes(self, writer: Writer) -> None:
-        """Settle at a clean end: nothing is prepared, nothing is open."""
-        settlement = Settlement(clear_state=True, settled_generation=writer.generation)
-        done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, settlement))
+        """Resolve at a clean end: nothing is prepared, nothing is open."""
+        resolution = Resolution(clear_state=True, resolved_generation=writer.generation)
+        done, _ = self._under_claim(
+            writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, resolution)
+        )
         if done:
-            self._change(state=None, settled=writer.generation)
+            self._change(state=None, resolved=writer.generation)
             writer.ready = False
 
     def finds_lost(self, writer: Writer, number: int) -> None:
         """Add an entry to `lost`; the same one only once."""
         entry = LostTransaction(LostKind.LOST, PreparedTxnState(number, 0), 0, datetime(2026, 11, 21, tzinfo=UTC))
-        done, _ = self._under_claim(writer, "settle()", lambda claim: writer.store.settle(claim, Settlement(lost=entry)))
+        done, _ = self._under_claim(
+            writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, Resolution(lost=entry))
+        )
         if done:
             self._change(lost=self.row.lost if entry in self.row.lost else (*self.row.lost, entry))
 
@@ -225,7 +231,7 @@ class Simulation:
     def forgets(self, writer: Writer) -> None:
         """Drop the id if nothing is open on it."""
         if self.row.is_open and not self.row.forgotten:
-            with demanded(NotSettledError, "forget() of an id on which something is open"):
+            with demanded(NotResolvedError, "forget() of an id on which something is open"):
                 writer.store.forget(self.id)
             return
         writer.store.forget(self.id)
@@ -369,7 +375,7 @@ class Simulation:
         last = self.writers[0]
         self.describes(last)
         self.reads(last)
-        self.settles(last, ProducerKind.LIBRDKAFKA, reuse=False)
+        self.resolves(last, ProducerKind.LIBRDKAFKA, reuse=False)
         self.check()
         assert not self.kafka.ongoing()
         self.scene.close_stores()

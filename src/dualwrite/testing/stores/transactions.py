@@ -13,7 +13,7 @@ from dualwrite.delivery import MAX_PLACES, MAX_TOPIC_LENGTH, Delivery, Place
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
-from dualwrite.stores.base import Settlement, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Resolution, StoreTransaction, TxnStateStore
 from dualwrite.testing.stores.demands import demand_row, demanded
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
@@ -89,24 +89,24 @@ class TransactionConformance:
         for delivery in (*_DELIVERIES, None, _DELIVERIES[0]):
             scene.transact(store, claim, delivery=delivery)
             demand_row(store, name, "after the commit", prepared_state=STATE, delivery=delivery)
-        store.settle(claim, Settlement(settled_generation=0))
-        demand_row(store, name, "after a settlement that leaves the state", delivery=_DELIVERIES[0])
-        store.settle(claim, Settlement(clear_state=True))
+        store.record_resolution(claim, Resolution(resolved_generation=0))
+        demand_row(store, name, "after a resolution that leaves the state", delivery=_DELIVERIES[0])
+        store.record_resolution(claim, Resolution(clear_state=True))
         demand_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
 
     def test_recording_leaves_the_rest_of_the_row_alone(self, scene: StoreScene) -> None:
         """`record` writes S, its generation, delivery and number, and nothing else."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        generation = store.take_generation(claim, ProducerKind.NATIVE)
-        store.settle(claim, Settlement(settled_generation=0))
+        generation = store.acquire_generation(claim, ProducerKind.NATIVE)
+        store.record_resolution(claim, Resolution(resolved_generation=0))
         before = store.read_claimed(claim)
         scene.transact(store, claim, generation=generation)
         demand_row(
             store,
             name,
             "after a transaction",
-            **{field: getattr(before, field) for field in ("fence", "generation", "generation_kind", "settled_generation")},
+            **{field: getattr(before, field) for field in ("fence", "generation", "generation_kind", "resolved_generation")},
             **{field: getattr(before, field) for field in ("lost", "owner", "claim_token", "forgotten")},
         )
 

@@ -36,7 +36,7 @@ class Closing(Protocol):
         """Whether the pool is closed, or is being closed."""
 
 
-class LentThread:
+class BorrowedThread:
     """The current thread, in a transaction, lent to one coroutine. The thread waits in `serve`; the rest is the coroutine's.
 
     A thread is never lost to a coroutine that does not end: it leaves if the event loop is closed, and, when the pool is

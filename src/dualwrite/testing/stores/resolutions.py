@@ -1,4 +1,4 @@
-"""Conformance of what recovery writes: settlements, generations, and the list of what is lost."""
+"""Conformance of what recovery writes: resolutions, generations, and the list of what is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dualwrite.delivery import Delivery, Place
 from dualwrite.errors import ClusterMismatchError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
-from dualwrite.stores.base import LostKind, LostTransaction, Settlement
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
@@ -27,26 +27,26 @@ _TWO_PHASE: Final = ProducerKind.NATIVE_TWO_PHASE
 _LIBRDKAFKA: Final = ProducerKind.LIBRDKAFKA
 
 
-class SettlingConformance:
-    """`settle` and `acknowledge`."""
+class ResolutionConformance:
+    """`record_resolution` and `acknowledge`."""
 
-    def test_a_settlement_changes_only_what_it_names(self, scene: StoreScene) -> None:
-        """Settlement: fields left at their defaults change nothing."""
+    def test_a_resolution_changes_only_what_it_names(self, scene: StoreScene) -> None:
+        """Resolution: fields left at their defaults change nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim, generation=2, transaction_number=5)
-        store.settle(claim, Settlement())
-        store.settle(claim, Settlement(settled_generation=4))
-        demand_row(store, name, "after settling generation 4", prepared_state=STATE, settled_generation=4, lost=())
-        store.settle(claim, Settlement(lost=LOST))
-        demand_row(store, name, "after an entry for `lost`", prepared_state=STATE, settled_generation=4, lost=(LOST,))
-        store.settle(claim, Settlement(clear_state=True))
+        store.record_resolution(claim, Resolution())
+        store.record_resolution(claim, Resolution(resolved_generation=4))
+        demand_row(store, name, "after resolving generation 4", prepared_state=STATE, resolved_generation=4, lost=())
+        store.record_resolution(claim, Resolution(lost=LOST))
+        demand_row(store, name, "after an entry for `lost`", prepared_state=STATE, resolved_generation=4, lost=(LOST,))
+        store.record_resolution(claim, Resolution(clear_state=True))
         demand_row(
             store,
             name,
             "after clearing the state",
             prepared_state=None,
-            settled_generation=4,
+            resolved_generation=4,
             lost=(LOST,),
             fence=claim.fence,
             transaction_number=5,
@@ -54,47 +54,47 @@ class SettlingConformance:
         )
 
     def test_a_state_moves_to_the_lost_ones_in_one_write(self, scene: StoreScene) -> None:
-        """Settlement `lost`: added in the same write that clears S (F7)."""
+        """`Resolution.lost`: added in the same write that clears S (F7)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
-        store.settle(claim, Settlement(clear_state=True, lost=LOST, settled_generation=0))
-        demand_row(store, name, "after the settlement", prepared_state=None, lost=(LOST,), settled_generation=0)
+        store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=0))
+        demand_row(store, name, "after the resolution", prepared_state=None, lost=(LOST,), resolved_generation=0)
 
     def test_only_the_state_that_is_meant_is_cleared(self, scene: StoreScene) -> None:
-        """Settlement `clear_only`: a request that comes late clears nothing of a later transaction."""
+        """Resolution `clear_only`: a request that comes late clears nothing of a later transaction."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim, transaction_number=1)
-        store.settle(claim, Settlement(clear_only=PreparedTxnState(STATE.producer_id, STATE.epoch - 1)))
+        store.record_resolution(claim, Resolution(clear_only=PreparedTxnState(STATE.producer_id, STATE.epoch - 1)))
         demand_row(store, name, "after clearing another state", prepared_state=STATE, transaction_number=1)
-        store.settle(claim, Settlement(clear_only=STATE))
+        store.record_resolution(claim, Resolution(clear_only=STATE))
         demand_row(store, name, "after clearing this state", prepared_state=None, delivery=None, transaction_number=1)
 
-    def test_settling_twice_is_settling_once(self, scene: StoreScene) -> None:
-        """`settle` twice is the same as once, also for the entry in `lost`, even if it was found at another time."""
+    def test_resolving_twice_is_resolving_once(self, scene: StoreScene) -> None:
+        """`record_resolution` twice is the same as once, also for the entry in `lost`, even if it was found at another time."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
         found_again = LostTransaction(LOST.kind, LOST.state, LOST.generation, _AT + timedelta(days=1))
         for entry in (LOST, LOST, UNVERIFIED, found_again):
-            store.settle(claim, Settlement(clear_state=True, lost=entry))
-        demand_row(store, name, "after settling again", prepared_state=None, lost=(LOST, UNVERIFIED))
+            store.record_resolution(claim, Resolution(clear_state=True, lost=entry))
+        demand_row(store, name, "after resolving again", prepared_state=None, lost=(LOST, UNVERIFIED))
 
     def test_what_is_resolved_is_taken_off_the_list(self, scene: StoreScene) -> None:
-        """Settlement `resolved` (UC): removes the entry of that kind, state and generation; a missing one is ignored."""
+        """Resolution `resolved` (UC): removes the entry of that kind, state and generation; a missing one is ignored."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
         for entry in (LOST, UNVERIFIED):
-            store.settle(claim, Settlement(lost=entry))
+            store.record_resolution(claim, Resolution(lost=entry))
         found = LostTransaction(UNVERIFIED.kind, UNVERIFIED.state, UNVERIFIED.generation, _AT + timedelta(days=1))
         for _ in range(2):
-            store.settle(claim, Settlement(resolved=found))
+            store.record_resolution(claim, Resolution(resolved_entry=found))
             demand_row(store, name, "after it was resolved", lost=(LOST,), prepared_state=STATE)
         proven = LostTransaction(LostKind.LOST, UNVERIFIED.state, UNVERIFIED.generation, _AT)
-        store.settle(claim, Settlement(lost=UNVERIFIED))
-        store.settle(claim, Settlement(resolved=UNVERIFIED, lost=proven))
+        store.record_resolution(claim, Resolution(lost=UNVERIFIED))
+        store.record_resolution(claim, Resolution(resolved_entry=UNVERIFIED, lost=proven))
         demand_row(store, name, "after it was found lost", lost=(LOST, proven))
 
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
@@ -103,8 +103,8 @@ class SettlingConformance:
         claim = scene.claim(store, name)
         entries = tuple(LostTransaction(LostKind.LOST, PreparedTxnState(MAX_PRODUCER_ID, n), n, _AT) for n in range(60))
         for entry in entries:
-            store.settle(claim, Settlement(lost=entry))
-        demand_row(store, name, "after 60 settlements", lost=entries)
+            store.record_resolution(claim, Resolution(lost=entry))
+        demand_row(store, name, "after 60 resolutions", lost=entries)
         assert store.acknowledge(name) == entries
 
     def test_times_are_kept_in_utc(self, scene: StoreScene) -> None:
@@ -112,7 +112,7 @@ class SettlingConformance:
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         east = LostTransaction(LostKind.LOST, STATE, 0, _AT.astimezone(timezone(timedelta(hours=9))))
-        store.settle(claim, Settlement(lost=east))
+        store.record_resolution(claim, Resolution(lost=east))
         (entry,) = store.read_claimed(claim).lost
         assert (entry.recorded_at, entry.recorded_at.utcoffset()) == (_AT, timedelta(0))
 
@@ -122,7 +122,7 @@ class SettlingConformance:
         claim = scene.claim(store, name)
         scene.transact(store, claim)
         for entry in (LOST, UNVERIFIED):
-            store.settle(claim, Settlement(lost=entry))
+            store.record_resolution(claim, Resolution(lost=entry))
         assert scene.new_store().acknowledge(name) == (LOST, UNVERIFIED)
         demand_row(store, name, "after acknowledge()", lost=(), prepared_state=STATE, fence=claim.fence)
         assert store.acknowledge(name) == (), "a second acknowledge() has returned something"
@@ -136,71 +136,71 @@ class SettlingConformance:
 
 
 class GenerationConformance:
-    """`take_generation`: the Kafka transactional ids of a logical one."""
+    """`acquire_generation`: the Kafka transactional ids of a logical one."""
 
     def test_each_generation_is_the_next(self, scene: StoreScene) -> None:
-        """`generation` is raised by one; it is unsettled from then on."""
+        """`generation` is raised by one; it is unresolved from then on."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        assert [store.take_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
-        demand_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, settled_generation=0)
-        assert list(store.read_claimed(claim).unsettled_generations) == [1, 2, 3]
+        assert [store.acquire_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
+        demand_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, resolved_generation=0)
+        assert list(store.read_claimed(claim).unresolved_generations) == [1, 2, 3]
 
     def test_librdkafka_never_goes_on_with_a_generation(self, scene: StoreScene) -> None:
         """Rule O2: `reuse` is for a kind that can take over an id; librdkafka gets a new generation each time."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
-        assert [store.take_generation(claim, _LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
+        assert [store.acquire_generation(claim, _LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
 
     def test_a_generation_is_used_again_by_its_kind_only(self, scene: StoreScene) -> None:
         """`reuse`: continue with the newest generation if its kind is `kind` (F5); plain and two-phase are two kinds."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         kinds = (_NATIVE, _NATIVE, _TWO_PHASE, _TWO_PHASE, _NATIVE, _LIBRDKAFKA, _NATIVE)
-        taken = [store.take_generation(claim, kind, reuse=True) for kind in kinds]
+        taken = [store.acquire_generation(claim, kind, reuse=True) for kind in kinds]
         assert taken == [1, 1, 2, 2, 3, 4, 5], f"generations for {[kind.value for kind in kinds]}, each with reuse=True"
-        taken.append(store.take_generation(claim, _NATIVE))
-        assert taken[-1] == taken[-2] + 1, "take_generation() without `reuse`"
+        taken.append(store.acquire_generation(claim, _NATIVE))
+        assert taken[-1] == taken[-2] + 1, "acquire_generation() without `reuse`"
         demand_row(store, name, "after it", generation=taken[-1], generation_kind=_NATIVE)
 
-    def test_a_generation_that_is_used_again_is_unsettled_again(self, scene: StoreScene) -> None:
-        """`reuse`: `settled_generation` is lowered below it, since something may be open on it, unless it is already lower."""
+    def test_a_generation_that_is_used_again_is_unresolved_again(self, scene: StoreScene) -> None:
+        """`reuse`: `resolved_generation` is lowered below it, since something may be open on it, unless it is already lower."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         for _ in range(3):
-            newest = store.take_generation(claim, _NATIVE)
-        store.settle(claim, Settlement(settled_generation=newest))
-        assert not store.read_claimed(claim).unsettled_generations
-        assert store.take_generation(claim, _NATIVE, reuse=True) == newest
-        assert list(store.read_claimed(claim).unsettled_generations) == [newest]
-        store.settle(claim, Settlement(settled_generation=1))
-        assert store.take_generation(claim, _NATIVE, reuse=True) == newest
-        demand_row(store, name, "after using it again", generation=newest, settled_generation=1)
+            newest = store.acquire_generation(claim, _NATIVE)
+        store.record_resolution(claim, Resolution(resolved_generation=newest))
+        assert not store.read_claimed(claim).unresolved_generations
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == newest
+        assert list(store.read_claimed(claim).unresolved_generations) == [newest]
+        store.record_resolution(claim, Resolution(resolved_generation=1))
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == newest
+        demand_row(store, name, "after using it again", generation=newest, resolved_generation=1)
 
     def test_a_generation_with_something_unverified_is_not_used_again(self, scene: StoreScene) -> None:
         """Rule UG: a new transaction on it could be mistaken for the unverified one."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        taken = store.take_generation(claim, _NATIVE)
+        taken = store.acquire_generation(claim, _NATIVE)
         lost = LostTransaction(LostKind.LOST, STATE, taken, _AT)
-        store.settle(claim, Settlement(lost=lost))
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken, "a LOST entry must not prevent the reuse"
+        store.record_resolution(claim, Resolution(lost=lost))
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken, "a LOST entry must not prevent the reuse"
         unverified = LostTransaction(LostKind.UNVERIFIED, STATE, taken, _AT)
-        store.settle(claim, Settlement(lost=unverified))
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
+        store.record_resolution(claim, Resolution(lost=unverified))
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1
 
     def test_a_generation_is_of_one_cluster(self, scene: StoreScene) -> None:
         """`cluster_id` (CL): the row keeps it; without one it is unchanged; another one is refused, and changes nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         demand_row(store, name, "the row of a first claim", cluster_id="")
-        store.take_generation(claim, _NATIVE, cluster_id="cluster-A")
-        store.take_generation(claim, _NATIVE)
+        store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
+        store.acquire_generation(claim, _NATIVE)
         demand_row(store, name, "after two generations", cluster_id="cluster-A", generation=2)
         for reuse in (False, True):
             with pytest.raises(ClusterMismatchError) as caught:
-                store.take_generation(claim, _LIBRDKAFKA, reuse=reuse, cluster_id="cluster-B")
+                store.acquire_generation(claim, _LIBRDKAFKA, reuse=reuse, cluster_id="cluster-B")
             assert (caught.value.stored_cluster_id, caught.value.seen_cluster_id) == ("cluster-A", "cluster-B")
         demand_row(store, name, "after a refusal", cluster_id="cluster-A", generation=2, generation_kind=_NATIVE)
         scene.transact(store, claim)
@@ -208,17 +208,17 @@ class GenerationConformance:
         demand_row(store, name, "after a transaction and a claim", cluster_id="cluster-A")
 
     def test_a_generation_is_named_by_the_store(self, scene: StoreScene) -> None:
-        """Rule ST: `identity`, created by the first `take_generation` at the latest, is the same for every store."""
+        """Rule ST: `identity`, created by the first `acquire_generation` at the latest, is the same for every store."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         demand_row(store, name, "the row of a first claim", store_id="", named_from=None)
-        store.take_generation(claim, _NATIVE)
+        store.acquire_generation(claim, _NATIVE)
         identity = scene.new_store().identity()
-        assert identity is not None, "identity() after take_generation()"
+        assert identity is not None, "identity() after acquire_generation()"
         assert identity == store.identity()
         demand_row(store, name, "after a generation", store_id=identity.store_id, named_from=1)
         assert store.read_claimed(claim).kafka_id(1) == f"{name}#{identity.store_id}.1"
-        store.take_generation(claim, _LIBRDKAFKA)
+        store.acquire_generation(claim, _LIBRDKAFKA)
         demand_row(store, name, "after another", store_id=identity.store_id, named_from=1, generation=2)
         assert name in store.list()
         assert store.list("#") == [], "the database's identity is listed as an id"
@@ -228,7 +228,7 @@ class GenerationConformance:
         """`set_identity` is conditional on the identity that was read. A generation named by another id is not used again."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        taken = store.take_generation(claim, _NATIVE)
+        taken = store.acquire_generation(claim, _NATIVE)
         before = store.identity()
         assert before is not None
         after = StoreIdentity.new(before.marks)
@@ -236,31 +236,33 @@ class GenerationConformance:
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=before), "the expected identity is ignored"
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=None), "there is one already"
         assert scene.new_store().identity() == after
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1, "a generation named by another id was used again"
-        assert store.take_generation(claim, _NATIVE, reuse=True) == taken + 1
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1, (
+            "a generation named by another id was used again"
+        )
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1
         demand_row(store, name, "after it", store_id=after.store_id, named_from=taken + 1)
 
     def test_a_copy_forgets_what_is_lost(self, scene: StoreScene) -> None:
-        """Settlement `clear_lost`."""
+        """Resolution `clear_lost`."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         for entry in (LOST, UNVERIFIED):
-            store.settle(claim, Settlement(lost=entry))
-        store.settle(claim, Settlement())
-        demand_row(store, name, "after an empty settlement", lost=(LOST, UNVERIFIED))
-        store.settle(claim, Settlement(clear_lost=True))
+            store.record_resolution(claim, Resolution(lost=entry))
+        store.record_resolution(claim, Resolution())
+        demand_row(store, name, "after an empty resolution", lost=(LOST, UNVERIFIED))
+        store.record_resolution(claim, Resolution(clear_lost=True))
         demand_row(store, name, "after it was cleared", lost=())
 
     def test_an_id_moves_to_another_cluster(self, scene: StoreScene) -> None:
-        """Settlement `cluster_id`."""
+        """Resolution `cluster_id`."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        store.take_generation(claim, _NATIVE, cluster_id="cluster-A")
-        store.settle(claim, Settlement(clear_state=True))
-        demand_row(store, name, "after a settlement that names no cluster", cluster_id="cluster-A")
-        store.settle(claim, Settlement(cluster_id="cluster-B"))
+        store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
+        store.record_resolution(claim, Resolution(clear_state=True))
+        demand_row(store, name, "after a resolution that names no cluster", cluster_id="cluster-A")
+        store.record_resolution(claim, Resolution(cluster_id="cluster-B"))
         demand_row(store, name, "after the move", cluster_id="cluster-B", generation=1)
-        assert store.take_generation(claim, _NATIVE, reuse=True, cluster_id="cluster-B") == 1
+        assert store.acquire_generation(claim, _NATIVE, reuse=True, cluster_id="cluster-B") == 1
 
     def test_generations_go_on_over_claims(self, scene: StoreScene) -> None:
         """A successor sees the newest generation and its kind, and never takes a number twice."""
@@ -268,6 +270,6 @@ class GenerationConformance:
         for _ in range(3):
             store = scene.new_store()
             claim = scene.claim(store, name)
-            taken.append(store.take_generation(claim, _TWO_PHASE, reuse=True))
-            taken.append(store.take_generation(claim, _LIBRDKAFKA))
+            taken.append(store.acquire_generation(claim, _TWO_PHASE, reuse=True))
+            taken.append(store.acquire_generation(claim, _LIBRDKAFKA))
         assert taken == [1, 2, 3, 4, 5, 6]
