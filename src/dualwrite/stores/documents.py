@@ -11,7 +11,7 @@ from dualwrite.delivery import Delivery, delivery_text
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
-from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+from dualwrite.stores.state_row import LostKind, LostTransaction, StateRow
 
 
 def document(row: StateRow) -> str:

@@ -15,13 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dualwrite.delivery import MAX_TOPIC_LENGTH
 from dualwrite.errors import ConfigurationError, PositionMovedError
-
-if TYPE_CHECKING:
-    from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.transaction import StoreTransaction
 
 MAX_GROUP_LENGTH: Final = 255
 """Maximum length of a group's id, in characters."""

@@ -13,7 +13,7 @@ from dualwrite.delivery import Delivery
 from dualwrite.errors import ClusterMismatchError, FencedError, NotResolvedError, shell_word
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, TransactionDescription, names
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
 
 # --- claims -------------------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from dualwrite.stores.base import MAX_OWNER_LENGTH
 from dualwrite.stores.leases import Lease, LeaseStore
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 
 
 class LeaseBook:

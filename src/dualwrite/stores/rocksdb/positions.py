@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from dualwrite.errors import StoredStateError
-from dualwrite.stores.base import StoreTransaction
 from dualwrite.stores.position_text import parse_position, position_text
 from dualwrite.stores.positions import Move, Partition, Position, Positions, check_expected, in_order
 from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.locks import Hold, lock_for
+from dualwrite.stores.transaction import StoreTransaction
 
 FAMILY: Final = "kafka_consumed_offset"
 

@@ -17,7 +17,6 @@ from dualwrite.errors import (
     StoredStateError,
     StoreUnavailableError,
 )
-from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, synced
@@ -25,6 +24,7 @@ from dualwrite.stores.rocksdb.errors import CLOSED, is_closed, is_read_only, is_
 from dualwrite.stores.rocksdb.keys import Key, Pickled
 from dualwrite.stores.rocksdb.locks import Hold
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY
+from dualwrite.stores.state_row import StateRow
 
 Changes = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
 """By column family: keys and their new values, None to delete."""

@@ -13,7 +13,7 @@ from rocksdict import Options, Rdict
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity, file_marks
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
@@ -28,6 +28,8 @@ from dualwrite.stores.rocksdb.shared import databases
 from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, RowChange, StateFamily
 from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
 from dualwrite.stores.rows import acknowledged, claimed, forgotten, held, is_claim_of, with_generation, with_resolution
+from dualwrite.stores.state_row import Claim, LostTransaction, Resolution, StateRow
+from dualwrite.stores.transaction import StoreTransaction
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
 _SCHEME: Final = "rocksdb:///"

@@ -8,13 +8,14 @@ import time
 from dualwrite.delivery import Delivery
 from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, StateRow, StoreTransaction
 from dualwrite.stores.rocksdb.batch import TransactionBatch
 from dualwrite.stores.rocksdb.database import Handle
 from dualwrite.stores.rocksdb.keys import Encoding
 from dualwrite.stores.rocksdb.locks import Hold
 from dualwrite.stores.rocksdb.state_family import StateFamily
 from dualwrite.stores.rows import held, recorded
+from dualwrite.stores.state_row import Claim, StateRow
+from dualwrite.stores.transaction import StoreTransaction
 
 
 class RocksDBStoreTransaction(StoreTransaction):

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from dualwrite.stores.base import TransactionThread
 from dualwrite.stores.sql.async_connection import AsyncConnection
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
+from dualwrite.stores.transaction import TransactionThread
 
 
 class Access:

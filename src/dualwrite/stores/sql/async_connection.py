@@ -16,8 +16,8 @@ from sqlalchemy import Connection, CursorResult, Dialect, Engine, PoolProxiedCon
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 from dualwrite.errors import UsageError
-from dualwrite.stores.base import TransactionThread
 from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.transaction import TransactionThread
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 from sqlalchemy import Result, ScalarResult
 from sqlalchemy.orm import Session
 
-from dualwrite.stores.base import TransactionThread
 from dualwrite.stores.sql.async_connection import AsyncConnection, AsyncSavepoint, buffered, no_streams
 from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.transaction import TransactionThread
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,13 +12,13 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, insert, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
-from dualwrite.stores.base import Claim
 from dualwrite.stores.rows import claimed, fenced
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.errors import locked_too_long
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import columns_of
 from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.state_row import Claim
 
 _RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
 _WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)

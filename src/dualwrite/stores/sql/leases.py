@@ -15,12 +15,12 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.base import MAX_OWNER_LENGTH
 from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import lease_table as t
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 
 _NOBODY: Final = ""
 """The owner of an id that was given back. Rows are not deleted: that would need one more privilege."""

@@ -10,12 +10,12 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from sqlalchemy.exc import IntegrityError
 
 from dualwrite.errors import PositionMovedError, StateTableMissingError, StoreError
-from dualwrite.stores.base import StoreTransaction
 from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import POSITION_TABLE_NAME
 from dualwrite.stores.sql.table import position_table as t
+from dualwrite.stores.transaction import StoreTransaction
 
 _OF_GROUP: Final = t.c.group_id == bindparam("group")
 _OF_ONE: Final = (_OF_GROUP, t.c.topic == bindparam("of_topic"), t.c.partition_number == bindparam("of_partition"))

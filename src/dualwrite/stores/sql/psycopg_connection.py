@@ -16,7 +16,6 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from dualwrite.errors import ConfigurationError, UsageError
-from dualwrite.stores.base import TransactionThread
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.postgresql import is_behind_pooler
@@ -35,6 +34,7 @@ from dualwrite.stores.sql.psycopg_lenders import (
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, view_of
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.transaction import TransactionThread
 
 Source = Psycopg | PsycopgPool | Callable[[], Psycopg]
 

@@ -27,15 +27,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError, StoreError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import (
-    MAX_OWNER_LENGTH,
-    Claim,
-    LostTransaction,
-    Resolution,
-    StateRow,
-    StoreTransaction,
-    TxnStateStore,
-)
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
@@ -53,6 +45,8 @@ from dualwrite.stores.sql.table import columns_of, lease_table, state_row
 from dualwrite.stores.sql.table import state_table as t
 from dualwrite.stores.sql.table import store_table as s
 from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
+from dualwrite.stores.transaction import StoreTransaction
 
 if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionSource

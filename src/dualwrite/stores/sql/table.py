@@ -16,9 +16,9 @@ from dualwrite.delivery import MAX_TOPIC_LENGTH, Delivery, delivery_text
 from dualwrite.errors import StoredStateError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
-from dualwrite.stores.base import MAX_OWNER_LENGTH, StateRow
 from dualwrite.stores.documents import lost_text, parse_lost
 from dualwrite.stores.positions import MAX_GROUP_LENGTH
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH, StateRow
 
 TABLE_NAME: Final = "kafka_transaction_state"
 STORE_TABLE_NAME: Final = "kafka_transaction_store"

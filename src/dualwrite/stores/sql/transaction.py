@@ -27,7 +27,6 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.state import PreparedTxnState, state_text
-from dualwrite.stores.base import Claim, StoreTransaction, TransactionThread
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import UNIT, ErrorClass, MergedTrips, Record, StoreDialect, driver_error
@@ -35,6 +34,8 @@ from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.state_row import Claim
+from dualwrite.stores.transaction import StoreTransaction, TransactionThread
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
-from dualwrite.stores.base import Claim
 from dualwrite.stores.rows import claimed, is_claim_of
+from dualwrite.stores.state_row import Claim
 from dualwrite.stores.zookeeper.nodes import StateNodes
 
 

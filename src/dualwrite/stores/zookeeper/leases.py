@@ -9,8 +9,8 @@ from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
-from dualwrite.stores.base import MAX_OWNER_LENGTH
 from dualwrite.stores.leases import Lease, LeaseStore
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.stores.zookeeper.paths import LEASE_ROOT, lease_path, transactional_id_of
 

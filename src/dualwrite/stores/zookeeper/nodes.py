@@ -15,9 +15,9 @@ from kazoo.protocol.serialization import Create, SetData
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay, wait_exponential, wait_random
 
 from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
-from dualwrite.stores.base import StateRow
 from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.state_row import StateRow
 from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import ErrorClass, classify, sentence, translated
 from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, state_path, transactional_id_of

@@ -10,9 +10,9 @@ from urllib.parse import unquote
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, RolledBackError
 
-from dualwrite.stores.base import StoreTransaction
 from dualwrite.stores.position_text import parse_position, position_text
 from dualwrite.stores.positions import Move, Partition, Position, Positions, check_expected, in_order, moved
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.stores.zookeeper.paths import node_name
 

@@ -15,11 +15,13 @@ from kazoo.security import ACL
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, forgotten, held, with_generation, with_resolution
+from dualwrite.stores.state_row import Claim, LostTransaction, Resolution, StateRow
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import ErrorClass, classify

@@ -37,9 +37,10 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
-from dualwrite.stores.base import Claim, StateRow, StoreTransaction
 from dualwrite.stores.documents import document
 from dualwrite.stores.rows import fenced, held, recorded
+from dualwrite.stores.state_row import Claim, StateRow
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 from dualwrite.stores.zookeeper.connection import NotSentError
 from dualwrite.stores.zookeeper.errors import sentence

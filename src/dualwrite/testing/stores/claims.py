@@ -8,7 +8,7 @@ from typing import Final
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Resolution
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded
 from dualwrite.testing.stores.scene import STATE, StoreScene

@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 from dualwrite.errors import FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import StoreScene

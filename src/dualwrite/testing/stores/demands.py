@@ -10,7 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 import pytest
 
 from dualwrite.errors import DualWriteError, FencedError
-from dualwrite.stores.base import Claim, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim
 from dualwrite.testing.stores.scene import BRIEFLY
 
 E = TypeVar("E", bound=BaseException)

@@ -12,7 +12,9 @@ import pytest
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, Resolution, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim, Resolution
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile
 from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene

@@ -7,7 +7,8 @@ from typing import Final
 
 from dualwrite.errors import FencedError, NotResolvedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Resolution, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim, Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile, outcome_of
 from dualwrite.testing.stores.resolutions import LOST

@@ -9,7 +9,8 @@ import pytest
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Resolution, StateRow, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim, Resolution, StateRow
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row, demanded, meanwhile, outcome_of
 from dualwrite.testing.stores.resolutions import LOST, UNVERIFIED

@@ -18,7 +18,7 @@ from dualwrite.errors import (
     StoredStateError,
 )
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Resolution
+from dualwrite.stores.state_row import Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row, demanded
 from dualwrite.testing.stores.resolutions import LOST

@@ -11,8 +11,9 @@ from typing import Final
 
 import pytest
 
-from dualwrite.stores.base import MAX_OWNER_LENGTH, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import LeaseStore, numbered
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import BRIEFLY, LeasesEnd, StoreScene

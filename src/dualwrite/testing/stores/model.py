@@ -10,7 +10,7 @@ from typing import Any
 
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+from dualwrite.stores.state_row import LostKind, LostTransaction, StateRow
 
 
 @dataclass(frozen=True)

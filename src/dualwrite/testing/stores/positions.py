@@ -11,8 +11,9 @@ from typing import Final
 import pytest
 
 from dualwrite.errors import DualWriteError, PositionMovedError, StoreCommitFailedError
-from dualwrite.stores.base import StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demanded
 from dualwrite.testing.stores.scene import STATE, StoreScene

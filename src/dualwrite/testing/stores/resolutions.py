@@ -11,8 +11,8 @@ from dualwrite.delivery import Delivery, Place
 from dualwrite.errors import ClusterMismatchError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
-from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.state_row import LostKind, LostTransaction, Resolution
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 

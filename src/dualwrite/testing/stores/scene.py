@@ -15,7 +15,9 @@ import pytest
 
 from dualwrite.delivery import Delivery
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
 
 BRIEFLY: Final = 0.3

@@ -14,7 +14,9 @@ from typing import Any, Final
 from dualwrite.errors import ClaimTimeoutError, FencedError, NotResolvedError, StoreCommitFailedError, StoreCommitUnknownError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StateRow, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.demands import demanded
 from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, fields_of

@@ -13,7 +13,9 @@ from dualwrite.delivery import MAX_PLACES, MAX_TOPIC_LENGTH, Delivery, Place
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
-from dualwrite.stores.base import Resolution, StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.state_row import Resolution
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.stores.demands import demand_row, demanded
 from dualwrite.testing.stores.scene import STATE, StoreScene
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dualwrite.errors import UsageError, WriterClosedError
-from dualwrite.stores.base import StoreTransaction, TxnStateStore
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.stores.demands import demand_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 

@@ -1,0 +1,217 @@
+"""The contract of one database transaction: the user's writes and the prepared state are committed together.
+
+`dualwrite.stores.base` has the contract of the store that begins it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from dualwrite.delivery import Delivery
+from dualwrite.errors import UsageError
+from dualwrite.state import PreparedTxnState
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TransactionThread(Protocol):
+    """The thread of a transaction that a coroutine uses (docs/guides/asyncio.md).
+
+    Attributes:
+        ident: The thread's identifier, as `threading.get_ident()` returns it.
+    """
+
+    ident: int
+
+    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in the thread and wait for it, without blocking the event loop; calls run one after another.
+
+        A call that was sent can't be stopped: a cancellation of the coroutine is raised when the function has ended.
+
+        Raises:
+            BaseException: What the function raises.
+            WriterClosedError: The coroutine's unit or block has ended.
+        """
+
+
+class StoreTransaction(ABC):
+    """One database transaction, begun under a claim whose fence was current when it began.
+
+    While the user's block runs, `handle` (and `session`) refuse to end the transaction: TransactionControlError. Once it has
+    been committed or rolled back, they and every method but `rollback` raise WriterClosedError.
+    """
+
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """What the user writes with: SQLAlchemy Connection, RocksDB batch, ZooKeeper transaction."""
+
+    @property
+    def session(self) -> Any:
+        """A SQLAlchemy ORM Session on the same transaction, created at the first use.
+
+        Raises:
+            UsageError: The store does not support ORM sessions.
+        """
+        raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
+
+    # --- for coroutines: called in the event loop's thread, while the transaction's thread waits --------------------------
+
+    def async_handle(self, thread: TransactionThread) -> Any:
+        """What a coroutine writes with. By default `handle` itself: for stores that only collect changes before the commit.
+
+        Args:
+            thread: The transaction's thread, for what blocks.
+
+        Raises:
+            UsageError: The store's handle would block the event loop.
+        """
+        del thread
+        return self.handle
+
+    def async_session(self, thread: TransactionThread) -> Any:
+        """An ORM session for a coroutine, on the same transaction.
+
+        Raises:
+            UsageError: The store does not support ORM sessions.
+        """
+        del thread
+        return self.session
+
+    def before_commit(self) -> None:  # noqa: B027  (only SQL has an ORM)
+        """Called when the block ended without an error and Kafka's side is still open: this may still write and send messages.
+
+        With an ORM session: runs its `before_commit` event, and flushes pending changes.
+
+        Raises:
+            Exception: What the user's listeners and the flush raise, unchanged; both sides are rolled back.
+        """
+
+    # --- units of work that share this transaction (group commit) -----------------------------------------------------------
+
+    def begin_unit(self) -> None:
+        """Begin the next unit: from here on, `undo_unit` undoes what this unit has written, and only that.
+
+        The three methods are called only if the store has `undoes_units`.
+
+        Raises:
+            TransactionControlError: The unit before has ended the transaction itself.
+            StoreError: Any other failure; the transaction must be rolled back.
+        """
+        raise UsageError(f"{type(self).__name__} can't undo a single unit of a transaction.")
+
+    def end_unit(self) -> None:  # noqa: B027  (without a session nothing is pending)
+        """End the unit: as `before_commit`, for what this unit has left pending. The next unit gets a session of its own.
+
+        Raises:
+            Exception: As `before_commit`; the unit must be undone.
+            StoreCommitFailedError: The unit has left the transaction unable to commit; the unit must be undone.
+        """
+
+    def undo_unit(self, error: BaseException) -> None:  # noqa: B027  (never called without begin_unit)
+        """Undo what was written since `begin_unit`; the transaction continues without it.
+
+        Args:
+            error: Why the unit is undone; it may show that the database has rolled back more than the unit.
+
+        Raises:
+            TransactionControlError: The unit has ended the transaction itself.
+            StoreError: The unit can't be undone alone; the transaction must be rolled back.
+        """
+
+    def begin_units(self) -> None:
+        """Begin units that are undone only together, each ended by `end_unit`. The database may answer later than it is asked.
+
+        So an error of one may be raised in a later one, or by `end_units`. What a unit reads it gets at once. This and the two
+        following methods are called only if the store says `undoing_units_costs`, and at most once in a transaction, before
+        any `begin_unit`.
+
+        Raises:
+            StoreError: The transaction must be rolled back.
+        """
+        self.begin_unit()
+
+    savepoints: int = 0
+    """How many savepoints units have set themselves so far, as far as the store sees it; a group takes fewer units then."""
+
+    answers_are_late: bool = False
+    """Whether the database is still to answer some statements of the units; `end_units` waits for it."""
+
+    def end_units(self) -> None:  # noqa: B027  (nothing is late unless a store makes it so)
+        """Wait for what the database has not answered yet.
+
+        Raises:
+            Exception: The error of a statement; the units must be undone.
+            StoreCommitFailedError: A unit has left the transaction unable to commit; the units must be undone.
+        """
+
+    def undo_units(self, error: BaseException) -> None:
+        """Undo what was written since `begin_units`; see `undo_unit`."""
+        self.undo_unit(error)
+
+    @abstractmethod
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """Write S, its generation, delivery and number, on the condition that the fence is still the claim's.
+
+        Called once, as the last write of the transaction. Pending changes of the ORM session are flushed first.
+
+        If the database locks rows, a claim of the id waits from here to the end of the transaction. If it compares versions
+        instead, the condition is checked at `commit`: a claim in between makes the commit fail.
+
+        Raises:
+            FencedError: There is a newer claim of the id. The transaction must be rolled back.
+            TransactionControlError: The user's block has already ended the transaction; what it wrote before that may be
+                committed, without its messages.
+            StoreError: Any other failure of the store; the transaction must be rolled back, nothing was committed. It is
+                retriable (StoreCommitFailedError) if the database aborted the transaction because of a conflict with another.
+            Exception: What the flush of the user's own changes raises, unchanged.
+        """
+
+    def record_at_commit(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """As `record`, but may leave the write to `commit`, which then does both in one round trip and raises either's errors.
+
+        Called instead of `record` under two-phase commit, where nothing has to be checked between the two.
+
+        Raises: as for `record`.
+        """
+        self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
+
+    is_surely_rolled_back: bool = False
+    """Set by `commit` before it raises an error of `record`: certainly nothing was committed."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit: the commit point of the whole recipe.
+
+        Raises:
+            StoreCommitFailedError: Certainly not committed, and already rolled back.
+            FencedError: The same, because the id was claimed again after `record`.
+            StoreCommitUnknownError: The outcome is unknown. Any other exception, including KeyboardInterrupt, must also be
+                treated as unknown, unless `is_surely_rolled_back` is set.
+            DualWriteError: After `record_at_commit`: as for `record`, with `is_surely_rolled_back` set.
+        """
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Roll back and release everything. May be called at any time and more than once; does nothing after `commit`.
+
+        A connection that can't roll back any more is closed, which makes the database roll back. Raises no `Exception`, only
+        other exceptions such as KeyboardInterrupt.
+        """
