@@ -35,6 +35,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialects import dialect_of
+from dualwrite.stores.sql.engines import make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap
 from dualwrite.stores.sql.schema import (
     SCHEMAS_ARE_DATABASES,
@@ -43,7 +44,6 @@ from dualwrite.stores.sql.schema import (
     schema_script,
     script_in_schema,
 )
-from dualwrite.stores.sql.store import make_engine, parse_url
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
 _MOVING: Final = ("head", "heads", "+", "-")

@@ -8,24 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    Row,
-    Select,
-    bindparam,
-    create_engine,
-    func,
-    insert,
-    make_url,
-    select,
-    update,
-)
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from dualwrite.errors import ConfigurationError, MissingDependencyError, StoreError
+from dualwrite.errors import ConfigurationError, StoreError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
@@ -34,17 +20,27 @@ from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, forgotten, held, with_generation, with_resolution
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
-from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect
-from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for, dialect_of
+from dualwrite.stores.sql.context import StoreContext
+from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.dialects import dialect_of
+from dualwrite.stores.sql.engines import make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap, address
 from dualwrite.stores.sql.leases import SqlLeases
 from dualwrite.stores.sql.positions import SqlPositions
+from dualwrite.stores.sql.row_statements import (
+    ALL_COLUMNS,
+    first_row,
+    identity_or_first,
+    list_ids,
+    lock_row,
+    read_identity,
+    read_row,
+    replace_identity,
+    write_row,
+)
 from dualwrite.stores.sql.schema import engine_in_schema
 from dualwrite.stores.sql.short import ShortTransactions
-from dualwrite.stores.sql.table import columns_of, lease_table, state_row
-from dualwrite.stores.sql.table import state_table as t
-from dualwrite.stores.sql.table import store_table as s
-from dualwrite.stores.sql.transaction import SqlStoreTransaction, TransactionRoom
+from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 
@@ -56,15 +52,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
-
-_READ: Final = select(t).where(t.c.transactional_id == bindparam("id"))
-_READ_LOCKED: Final = _READ.with_for_update()
-# substr instead of LIKE: nothing to escape, and SQLite's LIKE is case-insensitive
-_LIST: Final = select(t.c.transactional_id).where(
-    func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.forgotten.is_(False)
-)
-_ALL_COLUMNS: Final = tuple(select(table).where(table.c.transactional_id == "").limit(1) for table in (t, lease_table))
-_IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 
 class SqlStateStore(TxnStateStore):
@@ -111,10 +98,10 @@ class SqlStateStore(TxnStateStore):
         self._dialect = dialect_of(engine)
         self._dialect.watch_engine(users)
         errors = ErrorMap(engine, self._dialect)
-        self._room = TransactionRoom(engine, self._dialect, errors, Access(engine), session)
+        self._context = StoreContext(engine, self._dialect, errors, Access(engine), session)
         if session is not None:
-            _ = self._room.sessions  # refuse an unusable one now
-        self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._room.driver_errors)
+            _ = self._context.sessions  # refuse an unusable one now
+        self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._context.driver_errors)
 
     @classmethod
     def from_url(
@@ -195,7 +182,7 @@ class SqlStateStore(TxnStateStore):
         engine, access = psycopg_access(source, options["connect_args"])
         store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
         access.use(store.engine)
-        store._room = replace(store._room, access=access)
+        store._context = replace(store._context, access=access)
         return store
 
     @property
@@ -215,9 +202,9 @@ class SqlStateStore(TxnStateStore):
 
     def check(self) -> None:
         """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
-        for query in (*_ALL_COLUMNS, _IDENTITY):
-            self._short.query(partial(_first, query), "checking the table")
-        self._room.access.check()
+        for query in ALL_COLUMNS:
+            self._short.query(partial(first_row, query=query), "checking the table")
+        self._context.access.check()
 
     @property
     def leases(self) -> LeaseStore:
@@ -242,21 +229,12 @@ class SqlStateStore(TxnStateStore):
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore."""
-        found = self._short.query(lambda connection: connection.scalar(_IDENTITY), "reading the database's id")
-        return None if found is None else StoreIdentity.parse(found)
+        return self._short.query(read_identity, "reading the database's id")
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
         """See TxnStateStore."""
-
-        def work(connection: Connection) -> bool:
-            if expected is None:
-                connection.execute(insert(s).values(number=1, identity=str(identity)))
-                return True
-            kept = update(s).where(s.c.number == 1, s.c.identity == str(expected))
-            return connection.execute(kept.values(identity=str(identity))).rowcount == 1
-
         try:
-            return self._short.run(work, "storing the database's id")
+            return self._short.run(partial(replace_identity, identity=identity, expected=expected), "storing the database's id")
         except StoreError as error:
             if self._short.is_caused_by(error, ErrorClass.DUPLICATE):
                 return False
@@ -298,34 +276,29 @@ class SqlStateStore(TxnStateStore):
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""
-        transaction = SqlStoreTransaction(self._room, claim)
+        transaction = SqlStoreTransaction(self._context, claim)
         transaction.begin()
         return transaction
 
     def begin_group(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""
-        transaction = SqlStoreTransaction(self._room, claim, is_group=True)
+        transaction = SqlStoreTransaction(self._context, claim, is_group=True)
         transaction.begin()
         return transaction
 
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore."""
-        return isinstance(error, self._room.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
+        return isinstance(error, self._context.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
 
     def is_outage(self, error: BaseException) -> bool:
         """See TxnStateStore. A statement that took longer than the database permits is not one."""
-        return isinstance(error, self._room.driver_errors) and self._room.errors.is_outage(error)
+        return isinstance(error, self._context.driver_errors) and self._context.errors.is_outage(error)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
         """See TxnStateStore."""
-        found = self._short.query(
-            lambda connection: connection.execute(_READ, {"id": transactional_id}).mappings().one_or_none(),
-            "reading the row",
-            transactional_id,
-        )
-        return None if found is None else state_row(found)
+        return self._short.query(partial(read_row, transactional_id=transactional_id), "reading the row", transactional_id)
 
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
@@ -333,9 +306,7 @@ class SqlStateStore(TxnStateStore):
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore."""
-        parameters = {"prefix": prefix, "length": len(prefix)}
-        found = self._short.query(lambda connection: connection.scalars(_LIST, parameters).all(), "listing the ids")
-        return sorted(found)  # sorted here, since collations differ between databases
+        return self._short.query(partial(list_ids, prefix=prefix), "listing the ids")
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
@@ -343,8 +314,8 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
 
         def work(connection: Connection) -> None:
-            row = held(_locked(connection, claim.transactional_id), claim)
-            _write(connection, with_resolution(row, resolution))
+            row = held(lock_row(connection, claim.transactional_id), claim)
+            write_row(connection, with_resolution(row, resolution))
 
         self._short.run(work, "resolving a transaction", claim.transactional_id)
 
@@ -353,10 +324,10 @@ class SqlStateStore(TxnStateStore):
         first = StoreIdentity.new(self.marks()) if self.identity() is None else self._own_identity()
 
         def work(connection: Connection) -> int:
-            row = held(_locked(connection, claim.transactional_id), claim)
-            store_id = _identity_in(connection, first).store_id  # read in this transaction: it may have been replaced
+            row = held(lock_row(connection, claim.transactional_id), claim)
+            store_id = identity_or_first(connection, first).store_id  # read in this transaction: it may have been replaced
             row = with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
-            _write(connection, row)
+            write_row(connection, row)
             return row.generation
 
         try:
@@ -371,11 +342,11 @@ class SqlStateStore(TxnStateStore):
         removed: list[LostTransaction] = []  # over all attempts: the answer to the COMMIT that removed them may be lost
 
         def work(connection: Connection) -> None:
-            row = _locked(connection, transactional_id)
+            row = lock_row(connection, transactional_id)
             if row is None:
                 return
             removed.extend(entry for entry in row.lost if entry not in removed)
-            _write(connection, acknowledged(row))
+            write_row(connection, acknowledged(row))
 
         self._short.run(work, "acknowledging lost transactions", transactional_id)
         return tuple(removed)
@@ -384,75 +355,14 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
 
         def work(connection: Connection) -> None:
-            row = _locked(connection, transactional_id)
+            row = lock_row(connection, transactional_id)
             if row is not None and not row.forgotten:
-                _write(connection, forgotten(row))
+                write_row(connection, forgotten(row))
 
         self._short.run(work, "forgetting the id", transactional_id)
 
     def close(self) -> None:
         """See TxnStateStore."""
-        self._room.access.close()
+        self._context.access.close()
         if self._owns_engine:
             self._engine.dispose()
-
-
-def _identity_in(connection: Connection, first: StoreIdentity | None) -> StoreIdentity:
-    """The database's identity, created in this transaction if there is none yet."""
-    found = connection.scalar(_IDENTITY)
-    if found is not None:
-        return StoreIdentity.parse(found)
-    made = first or StoreIdentity.new(frozenset())
-    connection.execute(insert(s).values(number=1, identity=str(made)))
-    return made
-
-
-def _first(query: Select[Any], connection: Connection) -> Row[Any] | None:
-    return connection.execute(query).first()
-
-
-def _locked(connection: Connection, transactional_id: str) -> StateRow | None:
-    """The row, locked until the end of the transaction."""
-    found = connection.execute(_READ_LOCKED, {"id": transactional_id}).mappings().one_or_none()
-    return None if found is None else state_row(found)
-
-
-def _write(connection: Connection, row: StateRow) -> None:
-    connection.execute(update(t).where(t.c.transactional_id == row.transactional_id).values(**columns_of(row)))
-
-
-def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
-    """A database URL with the driver that the store needs, and the dialect for it.
-
-    Raises:
-        ConfigurationError: The URL can't be parsed, or the database is not supported by the SQL store.
-        MissingDependencyError: The driver is not installed.
-    """
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
-        raise ConfigurationError(
-            "The database URL can't be parsed.",  # not quoted: it may contain a password
-            next_step=f"use a URL such as {SQL_URL_EXAMPLES}",
-        ) from error
-    try:
-        dialect = dialect_for(parsed)
-    except ModuleNotFoundError as error:
-        raise _missing_driver(parsed, error) from error
-    return parsed.set(drivername=f"{dialect.name}+{dialect.driver}"), dialect
-
-
-def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
-    """`create_engine`, with our error for a driver that is not installed."""
-    try:
-        return create_engine(url, **options)
-    except ModuleNotFoundError as error:
-        raise _missing_driver(url, error, dialect.extra) from error
-
-
-def _missing_driver(url: URL, error: ModuleNotFoundError, extra: str | None = None) -> MissingDependencyError:
-    extra = extra or {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}.get(url.get_backend_name())
-    return MissingDependencyError(
-        f"The Python package {error.name!r}, the driver for {url.get_backend_name()}, is not installed.",
-        next_step=f'pip install "dualwrite[{extra}]"',
-    )

@@ -1,0 +1,86 @@
+"""The errors of one transaction on a SQL database: fenced, ended by the user's block, not committed, or unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dualwrite.errors import (
+    DualWriteError,
+    FencedError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    StoreError,
+    TransactionControlError,
+    WriterClosedError,
+)
+from dualwrite.stores.rows import fenced
+from dualwrite.stores.sql.dialect import driver_error
+from dualwrite.stores.sql.errors import ErrorMap, address
+from dualwrite.stores.state_row import Claim
+
+
+class TransactionErrors:
+    """Makes the errors of one transaction.
+
+    Args:
+        errors: Translates the errors of the store's database.
+        claim: The claim that the transaction runs under.
+    """
+
+    def __init__(self, errors: ErrorMap, claim: Claim) -> None:
+        self._errors = errors
+        self._claim = claim
+
+    def translated(self, error: BaseException, doing: str) -> DualWriteError:
+        """Our error for the driver's; see `ErrorMap.translated`."""
+        return self._errors.translated(error, doing, self._claim.transactional_id)
+
+    def fenced(self, current: Any) -> FencedError:
+        """The error for a row with another fence.
+
+        Args:
+            current: A row with `fence` and `owner` of the newest claim; None if the id has no row.
+        """
+        return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
+
+    def ended(self) -> WriterClosedError:
+        """The error for a use of the transaction after its end."""
+        return WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+
+    def ended_by_block(self) -> TransactionControlError:
+        """The error for a transaction that the user's block has ended itself."""
+        return TransactionControlError(
+            "The block ended the database's transaction itself: what it wrote before that may have been committed WITHOUT its "
+            "messages, which are aborted now.",
+            transactional_id=self._claim.transactional_id,
+            cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that ends the "
+            "transaction implicitly (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like bypassing tx.db, "
+            "or a deadlock whose error the block ignored)",
+            next_step="check what the block wrote; remove the commit or rollback from it (savepoints are allowed)",
+        )
+
+    def flush_failed(self) -> StoreError:
+        """The error for a session that can't be used any more, since the block has ignored the error of a flush."""
+        return StoreError(
+            "The database's transaction can't be committed: a flush of the ORM session failed, and the block continued.",
+            transactional_id=self._claim.transactional_id,
+            next_step="let the error of the flush leave the block, or flush under a savepoint (session.begin_nested())",
+        )
+
+    def commit_failed(self, cause: str) -> StoreCommitFailedError:
+        """The error for a COMMIT that certainly had no effect."""
+        return StoreCommitFailedError(
+            f"The database {address(self._errors.engine.url)} did not commit; nothing of the transaction was written.",
+            transactional_id=self._claim.transactional_id,
+            cause=cause,
+            next_step="if the cause is a conflict with another transaction, run the whole transaction again",
+        )
+
+    def commit_unknown(self, error: BaseException) -> StoreCommitUnknownError:
+        """The error for a COMMIT that may have had its effect."""
+        return StoreCommitUnknownError(
+            f"{address(self._errors.engine.url)} did not answer the COMMIT: it may or may not have committed.",
+            transactional_id=self._claim.transactional_id,
+            cause=str(driver_error(error)).strip(),
+            next_step="claim the id again with the same expected fence and read the row",
+        )

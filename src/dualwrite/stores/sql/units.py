@@ -1,0 +1,89 @@
+"""Units of a group: each has a savepoint in the transaction that they share, which undoes that unit alone."""
+
+from __future__ import annotations
+
+from dualwrite.errors import DualWriteError
+from dualwrite.stores.sql.context import StoreContext
+from dualwrite.stores.sql.dialect import UNIT, ErrorClass
+from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.sql.sessions import TransactionSessions, close_rolled_back
+from dualwrite.stores.sql.transaction_errors import TransactionErrors
+
+
+class UnitSavepoints:
+    """The savepoint of the current unit of one transaction.
+
+    Args:
+        context: Of the store.
+        errors: Of the transaction.
+        sessions: Of the transaction.
+    """
+
+    def __init__(self, context: StoreContext, errors: TransactionErrors, sessions: TransactionSessions) -> None:
+        self._context = context
+        self._errors = errors
+        self._sessions = sessions
+        self._has_unit = False
+        self.came_with_begin = False
+        """BEGIN has already set the savepoint of the first unit."""
+
+    def begin(self, connection: GuardedConnection) -> None:
+        """Set the savepoint, which replaces that of the unit before."""
+        if self.came_with_begin:
+            self.came_with_begin = False
+        else:
+            self._execute(connection, *(self._context.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))
+        self._has_unit = True
+
+    def end(self, connection: GuardedConnection) -> None:
+        """Release the savepoints that the unit has left open, and finish with its session."""
+        while (nested := connection.get_nested_transaction()) is not None:
+            nested.commit()
+        self._sessions.end_unit(connection)
+
+    def undo(self, connection: GuardedConnection, error: BaseException) -> None:
+        """Roll back to the savepoint; after a deadlock MariaDB and MySQL have rolled back the whole transaction."""
+        self._undo(connection, error, f"ROLLBACK TO SAVEPOINT {UNIT}")
+
+    def undo_all(self, connection: GuardedConnection, error: BaseException, *, note: str) -> None:
+        """Roll back the units that were begun together; `note` is a text that no other statement had.
+
+        With a text that it has not sent before, psycopg forgets the statements that it has prepared. That is needed after a
+        pipeline: some may not have been prepared, since an error came before.
+        """
+        for session in self._sessions.remove_of_ended_units():
+            close_rolled_back(session)
+        self._undo(connection, error, f"ROLLBACK TO SAVEPOINT {UNIT} -- {note}")
+
+    def _undo(self, connection: GuardedConnection, error: BaseException, statement: str) -> None:
+        session = self._sessions.remove_current(connection)
+        connection.take_back()
+        try:
+            if session is not None:
+                close_rolled_back(session)
+            while (nested := connection.get_nested_transaction()) is not None:
+                nested.__exit__(type(error), error, None)  # also of a `with` block that was never left
+        except self._context.driver_errors as rolling_back:
+            raise self._failed(rolling_back, error) from rolling_back
+        finally:
+            connection.hand_over()
+        self._execute(connection, statement, after=error)
+
+    def _execute(self, connection: GuardedConnection, *statements: str, after: BaseException | None = None) -> None:
+        connection.take_back()
+        try:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        except self._context.driver_errors as error:
+            raise self._failed(error, after) from error
+        finally:
+            connection.hand_over()
+
+    def _failed(self, error: BaseException, after: BaseException | None) -> DualWriteError:
+        """The savepoint is gone: because of a broken connection, a conflict that rolled back everything, or the unit itself."""
+        for cause in (error, after):
+            if cause is None or not isinstance(cause, self._context.driver_errors):
+                continue
+            if self._context.errors.classify(cause) in (ErrorClass.CONNECTION, ErrorClass.CONFLICT):
+                return self._errors.translated(cause, "undoing a unit of a group")
+        return self._errors.ended_by_block()
