@@ -264,17 +264,17 @@ class AsyncSession:
         self._connection.guard.refuse(f"session.{call}")
 
 
-class CallsAfter:
-    """A transaction's thread that does something of ours before each call.
+class HookedThread:
+    """A transaction's thread that runs a function of ours before each call.
 
     Args:
-        first: What it does.
+        before_call: The function.
         thread: The thread.
     """
 
-    def __init__(self, first: Callable[[], None], thread: TransactionThread) -> None:
+    def __init__(self, before_call: Callable[[], None], thread: TransactionThread) -> None:
         self.ident = thread.ident
-        self._first = first
+        self._before_call = before_call
         self._thread = thread
 
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -282,5 +282,5 @@ class CallsAfter:
         return await self._thread.call(self._run, lambda: function(*args, **kwargs))
 
     def _run(self, function: Callable[[], T]) -> T:
-        self._first()
+        self._before_call()
         return function()

@@ -40,7 +40,7 @@ _IMPLICIT_COMMIT: Final = re.compile(
 def implicit_commit(sql: str) -> str | None:
     """The beginning of a statement that makes MariaDB and MySQL commit the transaction implicitly, or None.
 
-    `CREATE TABLE`, `TRUNCATE`, `LOCK TABLES`, `FLUSH`, `SET autocommit = 1` and the like, but not temporary tables. Checks
+    `CREATE TABLE`, `TRUNCATE`, `LOCK TABLES`, `FLUSH`, `SET autocommit = 1` and others, but not temporary tables. Checks
     the first statement of a text; executable comments are left to the transaction's marker.
     """
     found = _IMPLICIT_COMMIT.match(sql)

@@ -1,6 +1,6 @@
 """What differs between SQL databases: how to begin, how to wait, how to mark a transaction, what an error means.
 
-Adding a database takes one file with a `StoreDialect`, and a case in `dialects.py`.
+A new database needs one file with a `StoreDialect`, and a case in `dialects.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ErrorClass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What holds the lock that we wait for.
+    """What has the lock that we wait for.
 
     Args:
         text: For messages, to complete "… is held by <text>".
@@ -48,7 +48,7 @@ class Blocker:
 
 
 class BlockerHiddenError(Exception):
-    """The database does not show us who holds a lock.
+    """The database does not show us who has a lock.
 
     Args:
         why: To complete "its holder is not known: <why>".
@@ -64,7 +64,7 @@ UNIT: Final = "dualwrite_unit"
 """The savepoint before a unit of a group."""
 
 WORK_TIME: Final = 5.0
-"""Seconds that one of our own statements may take besides waiting for locks; on a single row it takes under a millisecond."""
+"""Seconds that one of our own statements may run besides waiting for locks; on a single row it needs under a millisecond."""
 
 
 class Fence(NamedTuple):
@@ -181,7 +181,7 @@ class StoreDialect(ABC):
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
         """Begin a transaction of our own that waits at most `timeout` seconds for each lock.
 
-        Besides that no statement takes more than `work_time` seconds, if the server can enforce it.
+        Besides that no statement runs for more than `work_time` seconds, if the server can enforce it.
         """
 
     def limit_pause(self, connection: Connection) -> None:  # noqa: B027  (SQLite has no server that could)

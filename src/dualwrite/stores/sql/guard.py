@@ -1,4 +1,4 @@
-"""The Connection and the Session that users get: everything works except ending the transaction, which is left to the writer.
+"""The Connection and the Session that users get: everything works except ending the transaction, which only the writer does.
 
 A refused call raises before SQLAlchemy has changed anything, so the transaction stays intact and usable.
 """
@@ -20,10 +20,10 @@ _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 class Batch(Protocol):
     """Statements that are sent without waiting for the answer to each."""
 
-    def arrive(self) -> None:
+    def sync(self) -> None:
         """Wait for all answers; raises the driver's error of the first that failed."""
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """The same, and wait for each answer from now on."""
 
 
@@ -41,7 +41,7 @@ class Guard:
         self.transactional_id = transactional_id
         self.savepoint = savepoint
         self.savepoints = 0
-        """How many have been set by such calls."""
+        """How many savepoints these calls have created."""
         self.lifted = True
         """The writer itself is acting."""
         self.ended = False
@@ -63,7 +63,7 @@ class Guard:
         raise TransactionControlError(
             f"{statement} is not possible inside the block: the database would commit the transaction implicitly.",
             transactional_id=self.transactional_id,
-            cause="MariaDB and MySQL commit before and after such a statement; the database's side would be committed without "
+            cause="MariaDB and MySQL commit before and after this statement; the database's side would be committed without "
             "Kafka's",
             next_step="run it before or after the block, on another connection. The transaction is still open and usable",
             call=statement,
@@ -96,12 +96,12 @@ class OwnedTransaction(RootTransaction):
     connection: GuardedConnection
 
     def commit(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         self.connection.guard_call("get_transaction().commit()")
         super().commit()
 
     def rollback(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         session = self.connection.guard.session
         if session is not None and session._flushing:  # noqa: SLF001  (SQLAlchemy has no public way to ask)
             # A flush has failed and the session calls our rollback. Raising would hide the user's error. The session is
@@ -111,7 +111,7 @@ class OwnedTransaction(RootTransaction):
         super().rollback()
 
     def close(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         self.connection.guard_call("get_transaction().close()")
         super().close()
 
@@ -132,15 +132,15 @@ class GuardedConnection(Connection):
         self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
         self._has_events = Connection._has_events  # noqa: SLF001  (as below: our listener is not for `engine_connect`)
         super().__init__(engine, pooled)
-        self.take_back()
+        self.lift_guard()
 
-    def hand_over(self) -> None:
-        """Hand the connection to the user: from here on the guard refuses."""
+    def restore_guard(self) -> None:
+        """From here on the user has the connection, and the guard refuses."""
         self.guard.lifted = False
         self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener below
 
-    def take_back(self) -> None:
-        """Take the connection back for the writer. Without the listener below our own statements are 10 % faster."""
+    def lift_guard(self) -> None:
+        """From here on the writer has the connection. Without the listener below our own statements are 10 % faster."""
         self.guard.lifted = True
         self._has_events = False  # the engine's listeners, which are the user's, are called anyway
 
@@ -152,7 +152,7 @@ class GuardedConnection(Connection):
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 
     def begin(self) -> RootTransaction:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         self.guard_call("begin()")
         return OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
 
@@ -162,17 +162,17 @@ class GuardedConnection(Connection):
         self.guard.refuse("begin_twophase()")
 
     def commit(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         self.guard_call("commit()")
         super().commit()
 
     def rollback(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         self.guard_call("rollback()")
         super().rollback()
 
     def close(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         self.guard_call("close()")
         super().close()
 

@@ -1,7 +1,7 @@
 """Leases in the table `kafka_transaction_lease`: the primary key and conditional updates decide who gets an id.
 
 The clock is read at the beginning of each transaction. If that waits for a lock afterwards, it uses a time that has passed: it
-takes fewer ids and leases them for less, never more.
+leases fewer ids, and for less time, never more.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dualwrite.stores.sql.table import lease_table as t
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 
 _NOBODY: Final = ""
-"""The owner of an id that was given back. Rows are not deleted: that would need one more privilege."""
+"""The owner of an id that was released. Rows are not deleted: that would need one more privilege."""
 
-_AT_ONCE: Final = 500
+_MAX_IDS: Final = 500
 """Ids in one statement: SQLite had a limit of 999 parameters."""
 
 _OURS: Final = (t.c.transactional_id.in_(bindparam("ids", expanding=True)), t.c.owner == bindparam("owner_"))
 _RENEW: Final = update(t).where(*_OURS).values(leased_until=bindparam("until"))
 _READ_OURS: Final = select(t.c.transactional_id).where(*_OURS)
 _RELEASE: Final = update(t).where(*_OURS).values(owner=_NOBODY, leased_until=bindparam("now"))
-_TAKE: Final = (
+_ACQUIRE: Final = (
     update(t)
     .where(
         t.c.transactional_id == bindparam("id"),
@@ -65,7 +65,7 @@ class SqlLeases(LeaseStore):
     def _acquire(self, transactional_id: str, owner: str, seconds: float) -> bool:
         def work(connection: Connection) -> bool:
             parameters = {"id": transactional_id, "owner_": owner, **_times(connection, seconds)}
-            if connection.execute(_TAKE, parameters).rowcount == 1:
+            if connection.execute(_ACQUIRE, parameters).rowcount == 1:
                 return True
             if connection.scalar(_EXISTS, {"id": transactional_id}) is not None:
                 return False
@@ -89,8 +89,8 @@ class SqlLeases(LeaseStore):
             connection.execute(_RENEW, {**ours, "until": _times(connection, seconds)["until"]})
             return list(connection.scalars(_READ_OURS, ours))
 
-        parts = [self._short.run(partial(work, some), "renewing leases") for some in _in_parts(ids)]
-        return frozenset(chain.from_iterable(parts))
+        chunks = [self._short.run(partial(work, some), "renewing leases") for some in _in_chunks(ids)]
+        return frozenset(chain.from_iterable(chunks))
 
     def release(self, ids: Collection[str], owner: str) -> None:
         """See LeaseStore."""
@@ -99,8 +99,8 @@ class SqlLeases(LeaseStore):
         def work(some: list[str], connection: Connection) -> None:
             connection.execute(_RELEASE, {"ids": some, "owner_": owner, "now": _times(connection, 0)["now"]})
 
-        for some in _in_parts(ids):
-            self._short.run(partial(work, some), "giving ids back")
+        for some in _in_chunks(ids):
+            self._short.run(partial(work, some), "releasing ids")
 
     def entries(self, prefix: str = "") -> list[Lease]:
         """See LeaseStore."""
@@ -119,6 +119,6 @@ def _times(connection: Connection, seconds: float) -> dict[str, datetime]:
     return {"now": now, "until": now + timedelta(seconds=seconds)}
 
 
-def _in_parts(ids: Collection[str]) -> list[list[str]]:
+def _in_chunks(ids: Collection[str]) -> list[list[str]]:
     every = sorted(ids)
-    return [every[start : start + _AT_ONCE] for start in range(0, len(every), _AT_ONCE)]
+    return [every[start : start + _MAX_IDS] for start in range(0, len(every), _MAX_IDS)]

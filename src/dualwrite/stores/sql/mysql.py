@@ -102,7 +102,7 @@ _SOCKET_OPTIONS: Final = {
     "TCP_USER_TIMEOUT": 60_000,  # milliseconds; then a COMMIT whose peer is gone is unknown, instead of hanging forever
 }
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
-_LIMITS_BEFORE: Final = "dualwrite.limits"
+_SAVED_LIMITS: Final = "dualwrite.limits"
 _MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
 
 
@@ -110,7 +110,7 @@ class MysqlDialect(StoreDialect):
     """MySQL from 8.0.17 on, and MariaDB from 10.5 on with a `mysql://` URL.
 
     A transaction is marked by a savepoint set right after START TRANSACTION. Whatever ends the transaction destroys it, also
-    implicitly: DDL and the like, which commit, and a deadlock, which rolls back. Releasing the savepoint then fails.
+    implicitly: statements such as DDL, which commit, and a deadlock, which rolls back. Releasing the savepoint then fails.
     """
 
     name: ClassVar[str] = "mysql"
@@ -146,23 +146,23 @@ class MysqlDialect(StoreDialect):
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
         """See StoreDialect. The limits are whole seconds, rounded up; `finish` restores the user's own.
 
-        It uses READ COMMITTED: with InnoDB's default it would also wait for neighboring rows, such as those that a task of a
-        job is loading, and the decision about another job would wait for that task.
+        It uses READ COMMITTED: with InnoDB's default it would also wait for neighboring rows: for example, the decision about
+        one job would wait for a task of another that is loading rows.
         """
         del work_time
         connection.begin()
-        _note_limits(connection)
+        _save_limits(connection)
         try:
             connection.exec_driver_sql(_set_limits((_seconds(timeout), _seconds(timeout), _PAUSED)))
             _start(connection, "READ COMMITTED" if _may_read_committed(connection) else None)
         except BaseException:
             if not connection.invalidated:
-                _put_back(connection)
+                _restore_session(connection)
             raise
 
     def limit_pause(self, connection: Connection) -> None:
         """See StoreDialect."""
-        rows, table, _ = _note_limits(connection)
+        rows, table, _ = _save_limits(connection)
         connection.exec_driver_sql(_set_limits((rows, table, _PAUSED)))
 
     def still_marked(self, connection: Connection) -> bool:
@@ -188,7 +188,7 @@ class MysqlDialect(StoreDialect):
     def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
         """See StoreDialect; restores the session variables that `begin` and `begin_short` have set."""
         super().finish(connection, command)
-        _put_back(connection)
+        _restore_session(connection)
 
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
         """One of the few errors that come before anything is committed, over a connection that stays open.
@@ -288,19 +288,19 @@ def _may_read_committed(connection: Connection) -> bool:
     return bool(known)
 
 
-def _note_limits(connection: Connection) -> tuple[int, ...]:
-    """The session's limits, saved for `_put_back`."""
+def _save_limits(connection: Connection) -> tuple[int, ...]:
+    """The session's limits, saved for `_restore_session`."""
     before = tuple(connection.exec_driver_sql(f"SELECT {', '.join(f'@@SESSION.{name}' for name in _LIMITS)}").one())
-    connection.info[_LIMITS_BEFORE] = before
+    connection.info[_SAVED_LIMITS] = before
     return before
 
 
-def _put_back(connection: Connection) -> None:
+def _restore_session(connection: Connection) -> None:
     """Restore the session's variables; if that fails, the connection is closed.
 
     Uses the driver directly: SQLAlchemy would begin the next transaction.
     """
-    autocommit, limits = (connection.info.pop(name, None) for name in (_AUTOCOMMIT_WAS_ON, _LIMITS_BEFORE))
+    autocommit, limits = (connection.info.pop(name, None) for name in (_AUTOCOMMIT_WAS_ON, _SAVED_LIMITS))
     try:
         with _raw(connection).cursor() as cursor:
             if limits is not None:

@@ -17,7 +17,7 @@ from dualwrite.stores.sql.dialect import Blocker, BlockerHiddenError
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
-_LOOKING: Final = 3.0  # seconds
+_SEARCH_LIMIT: Final = 3.0  # seconds
 _PAUSE: Final = 0.15  # InnoDB refreshes its list only if it was not read for 0.1 s
 _NO_PRIVILEGE: Final = 1227
 
@@ -43,7 +43,7 @@ _CONNECTION: Final = "SELECT USER, HOST, COMMAND, TIME, INFO FROM information_sc
 def holder_of_row(engine: Engine, transactional_id: str) -> Blocker | None:
     """Who holds the lock on the row of an id, or None if nobody does any more.
 
-    Uses two connections outside the engine's pool, whose size may be one. Takes about 0.2 s, at most 3 s.
+    Uses two connections outside the engine's pool, whose size may be one. Lasts about 0.2 s, at most 3 s.
 
     Raises:
         BlockerHiddenError: The database user may not see it.
@@ -69,11 +69,11 @@ def _holder_query(engine: Engine) -> str:
 
 
 def _holder(waiter: Any, watcher: Any, wait: tuple[str, tuple[str]], query: str) -> Blocker | None:
-    limit = int(_LOOKING)
+    limit = int(_SEARCH_LIMIT)
     with waiter.cursor() as cursor:
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {limit}, SESSION lock_wait_timeout = {limit}")
     waiting = threading.Thread(target=_wait, args=(waiter, *wait), name="dualwrite lock wait", daemon=True)
-    deadline = time.monotonic() + _LOOKING
+    deadline = time.monotonic() + _SEARCH_LIMIT
     with watcher.cursor() as cursor:
         waiting.start()
         try:
@@ -85,7 +85,7 @@ def _holder(waiter: Any, watcher: Any, wait: tuple[str, tuple[str]], query: str)
         finally:
             with contextlib.suppress(PyMySQLError):
                 cursor.execute("KILL QUERY %s", (waiter.thread_id(),))
-            waiting.join(2 * _LOOKING)
+            waiting.join(2 * _SEARCH_LIMIT)
     return None
 
 

@@ -49,7 +49,7 @@ class GuardedSession(Session):
         self._guard.refuse("session.prepare()")
 
     def close(self) -> None:
-        """Refused to everybody but the writer."""
+        """Refused except to the writer."""
         if not self._guard.lifted:
             self._guard.refuse("session.close()")
         super().close()

@@ -9,7 +9,7 @@ from dualwrite.stores.sql.psycopg_view import RecipeConnection
 
 
 class PipelineBatch:
-    """See Batch. The cursors of the guarded connection wait where the user asks for something that only the answer has.
+    """See Batch. The cursors of the guarded connection wait for an answer where the user reads something from it.
 
     Args:
         connection: The connection, in a transaction.
@@ -21,11 +21,11 @@ class PipelineBatch:
         self._open = ExitStack()
         self._pipeline = self._open.enter_context(connection.pipeline())
 
-    def arrive(self) -> None:
+    def sync(self) -> None:
         """See Batch."""
         self._pipeline.sync()
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """See Batch. May be called more than once."""
         self._guard.batch = None
         self._open.close()

@@ -21,14 +21,14 @@ from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.postgresql import is_behind_pooler
 from dualwrite.stores.sql.psycopg_batch import PipelineBatch
 from dualwrite.stores.sql.psycopg_guard import GuardedPsycopgConnection
-from dualwrite.stores.sql.psycopg_lenders import (
+from dualwrite.stores.sql.psycopg_sources import (
     CONNECT_AGAIN,
-    FromPool,
-    Lender,
-    MadeOnDemand,
-    OneConnection,
+    ConnectionSource,
+    CreatedConnections,
+    PooledConnections,
     Psycopg,
     PsycopgPool,
+    SingleConnection,
     checked_connection,
 )
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, view_of
@@ -43,18 +43,20 @@ _TABLE: Final = "SELECT to_regclass('{}')::oid"
 
 
 class PsycopgAccess(Access):
-    """Transactions on the connections of a lender.
+    """Transactions on connections that are checked out of a source.
 
     Args:
-        engine: The store's engine, for claims and the like.
-        apart: The pool for the transactions' connections, if they are not the engine's.
-        lender: Closed with the store, if it has something to close.
+        engine: The store's engine, for its own transactions, such as claims.
+        transaction_pool: Where the connections for transactions come from, if not from the engine's pool.
+        source: Closed with the store, if it has something to close.
     """
 
-    def __init__(self, engine: Engine, *, apart: Pool | None = None, lender: MadeOnDemand | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, transaction_pool: Pool | None = None, source: CreatedConnections | None = None
+    ) -> None:
         super().__init__(engine)
-        self._apart = apart
-        self._lender = lender
+        self._transaction_pool = transaction_pool
+        self._source = source
 
     def guard(self, transactional_id: str) -> Guard:
         """See Access."""
@@ -62,10 +64,12 @@ class PsycopgAccess(Access):
 
     def connect(self, guard: Guard) -> GuardedConnection:
         """See Access."""
-        return GuardedConnection(self._engine, guard, None if self._apart is None else self._apart.connect())
+        return GuardedConnection(
+            self._engine, guard, None if self._transaction_pool is None else self._transaction_pool.connect()
+        )
 
     def batch(self, connection: GuardedConnection) -> Batch | None:
-        """See Access; not through a pooler, and not with cursors that a function makes, which can't be told to wait."""
+        """See Access; not through a pooler, and not with cursors that a function makes: those don't wait for an answer."""
         raw = _recipe_connection(connection)
         if raw.plain_cursor is UnpreparedCursor or not isinstance(raw.original.cursor_factory, type):
             return None
@@ -94,12 +98,12 @@ class PsycopgAccess(Access):
         Raises:
             ConfigurationError: The store's own connections see another table.
         """
-        if self._apart is None:
+        if self._transaction_pool is None:
             return
         query = _TABLE.format(full_name(self._engine, TABLE_NAME).replace("'", "''"))
         with self._engine.connect() as own:
             ours = own.exec_driver_sql(query.replace("%", "%%")).scalar()
-        users = self._apart.connect()
+        users = self._transaction_pool.connect()
         try:
             cursor = users.cursor()
             cursor.execute(query)
@@ -116,8 +120,8 @@ class PsycopgAccess(Access):
 
     def close(self) -> None:
         """See Access."""
-        if self._lender is not None:
-            self._lender.close()
+        if self._source is not None:
+            self._source.close()
 
 
 def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engine, Access]:
@@ -133,18 +137,18 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
     if isinstance(source, psycopg.Connection):
         if source.closed:
             raise ConfigurationError("The psycopg connection is closed.", next_step=CONNECT_AGAIN)
-        one, engine = OneConnection(source), _engine_like(source, own_parameters)
-        apart = NullPool(_views(one), dialect=engine.dialect)
-        _end_for_good(apart, one)
-        return engine, PsycopgAccess(engine, apart=apart)
+        single, engine = SingleConnection(source), _engine_like(source, own_parameters)
+        pool = NullPool(_views(single), dialect=engine.dialect)
+        _close_when_invalidated(pool, single)
+        return engine, PsycopgAccess(engine, transaction_pool=pool)
     if _is_pool(source):
-        pooled = FromPool(source)
-        looked_at = pooled.lend()
+        pooled = PooledConnections(source)
+        sample = pooled.check_out()
         try:
-            engine = create_engine(_address(looked_at), creator=_views(pooled), poolclass=NullPool)
+            engine = create_engine(_address(sample), creator=_views(pooled), poolclass=NullPool)
         finally:
-            pooled.take_back(looked_at)
-        _end_for_good(engine.pool, pooled)
+            pooled.check_in(sample)
+        _close_when_invalidated(engine.pool, pooled)
         return engine, PsycopgAccess(engine)
     if not callable(source):
         raise ConfigurationError(
@@ -152,10 +156,10 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
             next_step="pass a psycopg.Connection, a psycopg_pool.ConnectionPool, or a function that returns a new connection",
         )
     first = checked_connection(source())
-    made = MadeOnDemand(source, first)
+    made = CreatedConnections(source, first)
     engine = create_engine(_address(first), creator=_views(made), poolclass=QueuePool)
-    _end_for_good(engine.pool, made)
-    return engine, PsycopgAccess(engine, lender=made)
+    _close_when_invalidated(engine.pool, made)
+    return engine, PsycopgAccess(engine, source=made)
 
 
 def _recipe_connection(connection: GuardedConnection) -> RecipeConnection:
@@ -203,20 +207,20 @@ def _address(connection: Psycopg) -> URL:
     )
 
 
-def _views(lender: Lender) -> Callable[[], Any]:
+def _views(source: ConnectionSource) -> Callable[[], Any]:
     adapters = AdaptersMap(psycopg.adapters)
     cursors: WeakKeyDictionary[Psycopg, type[psycopg.Cursor[Any]]] = WeakKeyDictionary()
 
     def make() -> RecipeConnection:
-        original = lender.lend()
+        original = source.check_out()
         view = view_of(RecipeConnection, original)
-        view.original, view.lender, view.adapters_map, view.returned = original, lender, adapters, False
-        if original not in cursors:  # it takes a query; once per connection is enough
+        view.original, view.source, view.adapters_map, view.returned = original, source, adapters, False
+        if original not in cursors:  # this costs a query; once per connection is enough
             try:
                 cursors[original] = UnpreparedCursor if is_behind_pooler(original) else psycopg.Cursor
             except BaseException as error:
                 original.pgconn.finish()
-                lender.broken(error)
+                source.invalidated(error)
                 view.close()
                 raise
         view.plain_cursor = cursors[original]
@@ -225,11 +229,11 @@ def _views(lender: Lender) -> Callable[[], Any]:
     return make
 
 
-def _end_for_good(pool: Pool, lender: Lender) -> None:
+def _close_when_invalidated(pool: Pool, source: ConnectionSource) -> None:
     """Close an invalidated connection, whatever its state: its transaction might still be open."""
 
     def invalidated(raw: Any, _record: Any, error: BaseException | None) -> None:
         raw.pgconn.finish()
-        lender.broken(error)
+        source.invalidated(error)
 
     event.listen(pool, "invalidate", invalidated)

@@ -24,7 +24,7 @@ class GuardedPsycopgConnection(ConnectionView):
 
     guard: Guard
     owner: object
-    """What rolls the transaction back when it is garbage: it must not be while a statement runs, which holds psycopg's lock."""
+    """Kept alive: when it is garbage-collected it rolls back, and that would deadlock on psycopg's lock during a statement."""
 
     # --- what works while the transaction is open -------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ class GuardedPsycopgConnection(ConnectionView):
         """As Connection.cursor."""
         self.guard.check_open()
         if args or "name" in kwargs:  # a server-side cursor
-            self._leave_batch()
+            self._end_batch()
         return super().cursor(*args, **kwargs)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,24 +44,24 @@ class GuardedPsycopgConnection(ConnectionView):
         """A savepoint, as Connection.transaction inside a transaction."""
         self.guard.check_open()
         self.guard.savepoints += 1
-        self._leave_batch()
+        self._end_batch()
         return super().transaction(*args, **kwargs)
 
     def pipeline(self) -> Any:
         """As Connection.pipeline; it must be left before the block ends."""
         self.guard.check_open()
-        self._leave_batch()
+        self._end_batch()
         return super().pipeline()
 
     def notifies(self, *args: Any, **kwargs: Any) -> Any:
         """As Connection.notifies."""
         self.guard.check_open()
-        self._leave_batch()
+        self._end_batch()
         return super().notifies(*args, **kwargs)
 
-    def _leave_batch(self) -> None:
+    def _end_batch(self) -> None:
         if self.guard.batch is not None:
-            self.guard.batch.leave()
+            self.guard.batch.end()
 
     @property
     def cursor_factory(self) -> Any:
@@ -164,48 +164,48 @@ class _GuardedCursor:
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """As Cursor.stream."""
         self._check(query)
-        self._leave_batch()
+        self._end_batch()
         return cast("Iterator[Any]", super().stream(query, *args, **kwargs))  # type: ignore[misc]  # as above
 
     def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.copy."""
         self._check(statement)
-        self._leave_batch()
+        self._end_batch()
         return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
 
-    # --- what only the answer has: in a batch it must be waited for -------------------------------------------------------
+    # --- attributes that need the answer: a batch must wait for it -------------------------------------------------------
 
     @property
     def rowcount(self) -> Any:
         """As Cursor.rowcount."""
-        self._arrive()
+        self._sync_batch()
         return super().rowcount  # type: ignore[misc]  # the next class in the MRO has it
 
     @property
     def description(self) -> Any:
         """As Cursor.description."""
-        self._arrive()
+        self._sync_batch()
         return super().description  # type: ignore[misc]  # as above
 
     @property
     def statusmessage(self) -> Any:
         """As Cursor.statusmessage."""
-        self._arrive()
+        self._sync_batch()
         return super().statusmessage  # type: ignore[misc]  # as above
 
     def nextset(self) -> Any:
         """As Cursor.nextset."""
-        self._arrive()
+        self._sync_batch()
         return super().nextset()  # type: ignore[misc]  # as above
 
-    def _arrive(self) -> None:
+    def _sync_batch(self) -> None:
         batch = self.connection.guard.batch
         if batch is not None and self.pgresult is None:
-            batch.arrive()
+            batch.sync()
 
-    def _leave_batch(self) -> None:
+    def _end_batch(self) -> None:
         if self.connection.guard.batch is not None:
-            self.connection.guard.batch.leave()
+            self.connection.guard.batch.end()
 
     def _check(self, query: Any) -> None:
         guard = self.connection.guard
@@ -217,7 +217,7 @@ class _GuardedCursor:
         elif isinstance(query, bytes):
             text = query.decode(errors="replace")
         else:
-            return  # a template is left to the marker
+            return  # a template: the transaction's marker detects it
         control = control_statement(text)
         if control is not None:
             guard.refuse(control)
@@ -226,5 +226,5 @@ class _GuardedCursor:
 @functools.cache
 def _guarded_cursors(factory: Any) -> Any:
     if not isinstance(factory, type):
-        return factory  # a function; the marker detects what gets past
+        return factory  # a function: the transaction's marker detects what it lets through
     return type(f"Guarded{factory.__name__}", (_GuardedCursor, factory), {"__slots__": ()})

@@ -14,7 +14,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from dualwrite.stores.sql.psycopg_lenders import Lender, Psycopg
+from dualwrite.stores.sql.psycopg_sources import ConnectionSource, Psycopg
 
 V = TypeVar("V", bound="ConnectionView")
 
@@ -54,10 +54,10 @@ class UnpreparedCursor(psycopg.Cursor[Any]):
 class RecipeConnection(ConnectionView):
     """A view that gives SQLAlchemy what it expects: tuples, plain cursors, psycopg's own adapters."""
 
-    __slots__ = ("adapters_map", "lender", "original", "plain_cursor", "returned")
+    __slots__ = ("adapters_map", "original", "plain_cursor", "returned", "source")
 
     original: Psycopg
-    lender: Lender
+    source: ConnectionSource
     adapters_map: AdaptersMap
     plain_cursor: type[psycopg.Cursor[Any]]
     returned: bool
@@ -86,13 +86,13 @@ class RecipeConnection(ConnectionView):
         """Does nothing: SQLAlchemy's handlers would stay on the user's connection, one more with every transaction."""
 
     def close(self) -> None:
-        """Return the connection to its lender; if its transaction is still open, it is closed first."""
+        """Return the connection to its source; if its transaction is still open, it is closed first."""
         if self.returned:
             return
         self.returned = True
         if not self.closed and self.info.transaction_status is not TransactionStatus.IDLE:
             self.pgconn.finish()
-        self.lender.take_back(self.original)
+        self.source.check_in(self.original)
 
     def __del__(self, *_warn: Any) -> None:
         """Return the connection if an interrupt kept SQLAlchemy from doing so."""

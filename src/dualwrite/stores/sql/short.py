@@ -1,4 +1,4 @@
-"""Our own transactions besides the user's: claim, record a resolution and the like, each with limited waits."""
+"""Our own short transactions, such as a claim or a resolution, each with a limit for its waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShortTransactions:
         errors: Translates its errors.
         lock_timeout: Seconds to wait for a lock if the caller gives no limit.
         driver_errors: What the driver and SQLAlchemy raise.
-        work_time: Seconds that a statement may take besides waiting, if the server can enforce it.
+        work_time: Seconds that a statement may run besides waiting, if the server can enforce it.
     """
 
     engine: Engine

@@ -77,7 +77,7 @@ class SqliteDialect(StoreDialect):
         if raw.in_transaction:
             raw.rollback()  # begun by the user's `begin` listener, or by sqlite3's autocommit=False: it is empty
         if raw.in_transaction:
-            raw.execute("COMMIT")  # autocommit=False begins the next one at once; this leaves no transaction
+            raw.execute("COMMIT")  # with autocommit=False the next one begins at once; after this there is none
         raw.execute("BEGIN IMMEDIATE")
         raw.execute(f"SAVEPOINT {_MARKER}")
 

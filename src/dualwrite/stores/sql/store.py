@@ -62,7 +62,7 @@ class SqlStateStore(TxnStateStore):
     Args:
         engine: Where connections come from.
         owns_engine: Whether `close` disposes of the engine.
-        lock_timeout: Seconds that `record_resolution` and the like wait for a locked row; `claim` has its own timeout.
+        lock_timeout: Seconds that `record_resolution` and other changes wait for a locked row; `claim` has its own timeout.
         session: What `tx.session` is created from: your sessionmaker, scoped_session or Session class. Its options (except the
             bind), methods and events are kept: `before_commit` comes at the end of the block, while messages can still be
             sent, `after_commit` once the database has committed, `after_rollback` once it has rolled back; neither if the
@@ -92,11 +92,11 @@ class SqlStateStore(TxnStateStore):
                 f"The engine's {type(engine.pool).__name__} shares a single connection; claims need their own.",
                 next_step="use a file: sqlite:////absolute/path/to/file.db",
             )
-        users = engine
+        users_engine = engine
         self._engine = engine = engine_in_schema(engine, schema)
         self._owns_engine = owns_engine
         self._dialect = dialect_of(engine)
-        self._dialect.watch_engine(users)
+        self._dialect.watch_engine(users_engine)
         errors = ErrorMap(engine, self._dialect)
         self._context = StoreContext(engine, self._dialect, errors, Access(engine), session)
         if session is not None:
@@ -120,7 +120,7 @@ class SqlStateStore(TxnStateStore):
             url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…`,
                 `mariadb+pymysql://…` or `sqlite:////path/to/file.db`.
             connect_timeout: Seconds for one attempt to connect (PostgreSQL).
-            lock_timeout: Seconds that `record_resolution` and the like wait for a locked row; for SQLite also the busy timeout.
+            lock_timeout: Seconds that `record_resolution` and other changes wait for a locked row; SQLite: the busy timeout.
             session: As for the class.
             schema: As for the class.
             engine_options: More arguments for SQLAlchemy's `create_engine`; they override ours.
@@ -158,15 +158,15 @@ class SqlStateStore(TxnStateStore):
 
                 - a `psycopg.Connection`: you own it, and the store does not close it. Between the writer's transactions you may
                   use it, but must end each transaction that you begin; autocommit is switched off during the writer's
-                  transactions. Claims and the like run on the store's own connections with the same parameters, including the
-                  password; they do not have settings made later (`SET search_path`, `SET ROLE`), which `check` detects. After
-                  a COMMIT whose answer never came the connection is closed, since its transaction might still be open; also
-                  when it breaks. A writer on it can't be used any more then: connect again, and open another writer.
+                  transactions. Claims and other changes run on the store's own connections with the same parameters, including
+                  the password; they do not have settings made later (`SET search_path`, `SET ROLE`), which `check` detects.
+                  After a COMMIT whose answer never came the connection is closed, since its transaction might still be open;
+                  also when it breaks. A writer on it can't be used any more then: connect again, and open another writer.
                 - a `psycopg_pool.ConnectionPool`: you own it; each transaction and each claim uses a connection of it.
                 - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps the
                   connections for later transactions and claims, makes new ones as needed, and closes them all.
             connect_timeout: Seconds for one attempt to connect, for the store's own connections.
-            lock_timeout: Seconds that `record_resolution` and the like wait for a locked row.
+            lock_timeout: Seconds that `record_resolution` and other changes wait for a locked row.
             session: As for the class.
             schema: As for the class.
 
@@ -331,11 +331,11 @@ class SqlStateStore(TxnStateStore):
             return row.generation
 
         try:
-            return self._short.run(work, "taking a generation", claim.transactional_id)
+            return self._short.run(work, "acquiring a generation", claim.transactional_id)
         except StoreError as error:
             if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just created the identity
                 raise
-            return self._short.run(work, "taking a generation", claim.transactional_id)
+            return self._short.run(work, "acquiring a generation", claim.transactional_id)
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""

@@ -91,7 +91,7 @@ class SqlStoreTransaction(StoreTransaction):
         except BaseException:  # KeyboardInterrupt, at any point in the driver
             self._release(discard=True)
             raise
-        connection.hand_over()
+        connection.restore_guard()
 
     def _begin_merged(self, connection: GuardedConnection, trips: MergedTrips) -> Any:
         if not trips.can_begin(connection):
@@ -100,7 +100,7 @@ class SqlStoreTransaction(StoreTransaction):
             current = trips.begin(connection, self._claim.transactional_id, self._token, with_unit=self._is_group)
         except self._context.driver_errors as error:
             if self._context.errors.classify(error) is ErrorClass.CONNECTION:
-                connection.invalidate(error)  # as SQLAlchemy does, so that the reason is known to whom the connection belongs
+                connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
             raise
         self._units.came_with_begin = self._is_group
         return current
@@ -126,7 +126,7 @@ class SqlStoreTransaction(StoreTransaction):
     @property
     def session(self) -> Session:
         """See StoreTransaction."""
-        self._leave_batch()  # SQLAlchemy looks at each answer
+        self._end_batch()  # SQLAlchemy looks at each answer
         return self._sessions.current(self._open_connection())
 
     def async_handle(self, thread: TransactionThread) -> Any:
@@ -136,11 +136,11 @@ class SqlStoreTransaction(StoreTransaction):
 
     def async_session(self, thread: TransactionThread) -> AsyncSession:
         """See StoreTransaction."""
-        from dualwrite.stores.sql.async_session import AsyncSession, CallsAfter  # noqa: PLC0415  (the ORM, only when it is used)
+        from dualwrite.stores.sql.async_session import AsyncSession, HookedThread  # noqa: PLC0415  (the ORM, only when it is used)
 
         self._guard.thread = thread.ident
         connection = self._open_connection()
-        return AsyncSession(self._sessions.current(connection), connection, CallsAfter(self._leave_batch, thread))
+        return AsyncSession(self._sessions.current(connection), connection, HookedThread(self._end_batch, thread))
 
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:
@@ -167,17 +167,17 @@ class SqlStoreTransaction(StoreTransaction):
 
     def end_units(self) -> None:
         """See StoreTransaction."""
-        self._leave_batch()
+        self._end_batch()
         self._check_can_commit(self._open_connection())
 
     def undo_units(self, error: BaseException) -> None:
         """See StoreTransaction."""
-        quietly(self._leave_batch)  # an error of its own is the same, or a consequence of `error`
+        quietly(self._end_batch)  # an error of its own is the same, or a consequence of `error`
         self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
 
-    def _leave_batch(self) -> None:
+    def _end_batch(self) -> None:
         if self._guard.batch is not None:
-            self._guard.batch.leave()
+            self._guard.batch.end()
 
     def _check_can_commit(self, connection: GuardedConnection) -> None:
         """Raise if the block, or a unit, has left the transaction unable to commit; in a batch that is not known yet."""
@@ -205,7 +205,7 @@ class SqlStoreTransaction(StoreTransaction):
     def before_commit(self) -> None:
         """See StoreTransaction."""
         if self._sessions.is_used:
-            self._leave_batch()  # a coroutine may have added objects without a call in the thread
+            self._end_batch()  # a coroutine may have added objects without a call in the thread
             self._sessions.dispatch_before_commit()
         self._sessions.flush()
 
@@ -220,7 +220,7 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         connection = self._open_connection()
         self._sessions.flush()
-        connection.take_back()
+        connection.lift_guard()
         try:
             self._check_marked(connection)
             record = self._record_of(state, generation, transaction_number, delivery)
@@ -229,7 +229,7 @@ class SqlStoreTransaction(StoreTransaction):
         except self._context.driver_errors as error:
             raise self._record_failed(error) from error
         finally:
-            connection.hand_over()
+            connection.restore_guard()
 
     def record_at_commit(
         self,
@@ -292,7 +292,7 @@ class SqlStoreTransaction(StoreTransaction):
     def commit(self) -> None:
         """See StoreTransaction."""
         connection = self._open_connection()
-        connection.take_back()
+        connection.lift_guard()
         try:
             self._send_commit(connection)
         except StoreCommitFailedError:
@@ -336,8 +336,8 @@ class SqlStoreTransaction(StoreTransaction):
     def _why_no_row(self) -> DualWriteError:
         try:
             current = self._claim_after_rollback()
-        except self._context.driver_errors as looking:
-            return self._errors.translated(looking, "looking why the prepared state could not be recorded")
+        except self._context.driver_errors as reading:
+            return self._errors.translated(reading, "reading why the prepared state could not be recorded")
         if current is None or current.fence != self._claim.fence:
             return self._errors.fenced(current)
         return self._errors.ended_by_block()
@@ -356,10 +356,10 @@ class SqlStoreTransaction(StoreTransaction):
         sessions = self._sessions.remove_all()
         self._connection = self._handle = None
         guard = self._guard
-        connection.take_back()
+        connection.lift_guard()
         try:
             if guard.batch is not None:
-                quietly(guard.batch.leave)
+                quietly(guard.batch.end)
             if not self._is_committed and (discard or not quietly(lambda: self._roll_back(connection))):
                 quietly(connection.invalidate)
             for session in sessions:

@@ -57,7 +57,7 @@ class UnitSavepoints:
 
     def _undo(self, connection: GuardedConnection, error: BaseException, statement: str) -> None:
         session = self._sessions.remove_current(connection)
-        connection.take_back()
+        connection.lift_guard()
         try:
             if session is not None:
                 close_rolled_back(session)
@@ -66,18 +66,18 @@ class UnitSavepoints:
         except self._context.driver_errors as rolling_back:
             raise self._failed(rolling_back, error) from rolling_back
         finally:
-            connection.hand_over()
+            connection.restore_guard()
         self._execute(connection, statement, after=error)
 
     def _execute(self, connection: GuardedConnection, *statements: str, after: BaseException | None = None) -> None:
-        connection.take_back()
+        connection.lift_guard()
         try:
             for statement in statements:
                 connection.exec_driver_sql(statement)
         except self._context.driver_errors as error:
             raise self._failed(error, after) from error
         finally:
-            connection.hand_over()
+            connection.restore_guard()
 
     def _failed(self, error: BaseException, after: BaseException | None) -> DualWriteError:
         """The savepoint is gone: because of a broken connection, a conflict that rolled back everything, or the unit itself."""

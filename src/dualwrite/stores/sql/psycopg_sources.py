@@ -1,4 +1,4 @@
-"""Where psycopg connections come from: the user's single connection, a pool, or a function that makes them for the store."""
+"""Sources of psycopg connections, checked out and in: one connection of the user, a pool, or a function that makes them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class PsycopgPool(Protocol):
         """Return a connection to the pool."""
 
 
-class Lender(ABC):
-    """Lends connections that are ready for a transaction."""
+class ConnectionSource(ABC):
+    """Where connections that are ready for a transaction are checked out, and checked in after it."""
 
     @abstractmethod
-    def lend(self) -> Psycopg:
+    def check_out(self) -> Psycopg:
         """A connection for exclusive use, without a transaction and not in autocommit."""
 
     @abstractmethod
-    def take_back(self, connection: Psycopg) -> None:
-        """Receive a connection after its transaction, open or closed. Raises nothing."""
+    def check_in(self, connection: Psycopg) -> None:
+        """Return a connection after its transaction, open or closed. Raises nothing."""
 
-    def broken(self, error: BaseException | None) -> None:  # noqa: B027  (a function simply makes a new connection)
-        """Note that the lent connection is being closed, because of an error or because its transaction's end is unknown."""
+    def invalidated(self, error: BaseException | None) -> None:  # noqa: B027  (a function simply makes a new connection)
+        """Note that a connection is being closed while it is checked out: it broke, or its transaction's outcome is unknown."""
 
 
-class OneConnection(Lender):
+class SingleConnection(ConnectionSource):
     """An open connection that the user owns; the store does not close it.
 
     Args:
@@ -58,13 +58,13 @@ class OneConnection(Lender):
 
     def __init__(self, connection: Psycopg) -> None:
         self._connection = connection
-        self._lent = threading.Lock()
+        self._in_use = threading.Lock()
         self._process = os.getpid()
         self._autocommit = False
         self._reason = "it was closed, or broke, outside of the writer's transactions"
 
-    def lend(self) -> Psycopg:
-        """See Lender.
+    def check_out(self) -> Psycopg:
+        """See ConnectionSource.
 
         Raises:
             StoreError: The connection is closed.
@@ -76,7 +76,7 @@ class OneConnection(Lender):
                 "The psycopg connection was opened in another process, which still uses it.",
                 next_step="open a connection, and a writer with it, in the process that uses them",
             )
-        if not self._lent.acquire(blocking=False):
+        if not self._in_use.acquire(blocking=False):
             raise ConcurrentUseError(
                 "The psycopg connection is in use by another transaction of this store.",
                 next_step="end that transaction first; a psycopg_pool.ConnectionPool serves several threads",
@@ -87,7 +87,7 @@ class OneConnection(Lender):
             if self._autocommit:
                 self._connection.autocommit = False
         except BaseException:
-            self._lent.release()
+            self._in_use.release()
             raise
         return self._connection
 
@@ -116,24 +116,24 @@ class OneConnection(Lender):
                     "writer still begins and ends its own transactions",
                 )
 
-    def take_back(self, connection: Psycopg) -> None:
-        """See Lender; autocommit is restored."""
+    def check_in(self, connection: Psycopg) -> None:
+        """See ConnectionSource; autocommit is restored."""
         try:
             if self._autocommit and not connection.closed:
                 with suppress(psycopg.Error):
                     connection.autocommit = True
         finally:
-            self._lent.release()
+            self._in_use.release()
 
-    def broken(self, error: BaseException | None) -> None:
-        """See Lender."""
+    def invalidated(self, error: BaseException | None) -> None:
+        """See ConnectionSource."""
         if error is None:
             self._reason = "the answer to its last COMMIT never came, or its last rollback failed, so it was closed"
         else:
             self._reason = f"it broke: {type(error).__name__} {' '.join(str(error).split())}".rstrip()
 
 
-class FromPool(Lender):
+class PooledConnections(ConnectionSource):
     """A `psycopg_pool.ConnectionPool` that the user owns; the store does not close it.
 
     Args:
@@ -144,8 +144,8 @@ class FromPool(Lender):
         self._pool = pool
         self._in_autocommit: set[int] = set()
 
-    def lend(self) -> Psycopg:
-        """See Lender."""
+    def check_out(self) -> Psycopg:
+        """See ConnectionSource."""
         connection = checked_connection(self._pool.getconn())
         try:
             if connection.autocommit:
@@ -156,22 +156,22 @@ class FromPool(Lender):
             raise
         return connection
 
-    def take_back(self, connection: Psycopg) -> None:
-        """See Lender; the pool replaces a closed connection."""
+    def check_in(self, connection: Psycopg) -> None:
+        """See ConnectionSource; the pool replaces a closed connection."""
         if id(connection) in self._in_autocommit:
             self._in_autocommit.discard(id(connection))
             with suppress(psycopg.Error):
                 connection.autocommit = True
         self._pool.putconn(connection)
 
-    def broken(self, error: BaseException | None) -> None:
-        """See Lender; a restarted server has ended all connections: the next attempt must not get another broken one."""
+    def invalidated(self, error: BaseException | None) -> None:
+        """See ConnectionSource; a server's restart breaks all connections: the next attempt must not get another broken one."""
         if isinstance(error, psycopg.Error):
             with suppress(psycopg.Error):
                 self._pool.check()
 
 
-class MadeOnDemand(Lender):
+class CreatedConnections(ConnectionSource):
     """A function that makes connections; the store owns them and keeps them for later transactions.
 
     Args:
@@ -183,24 +183,24 @@ class MadeOnDemand(Lender):
         self._make = make
         self._made = [first]
 
-    def lend(self) -> Psycopg:
-        """See Lender."""
+    def check_out(self) -> Psycopg:
+        """See ConnectionSource."""
         with suppress(IndexError):
-            return self._fit(self._made.pop())
-        return self._fit(checked_connection(self._make()))
+            return self._ready(self._made.pop())
+        return self._ready(checked_connection(self._make()))
 
-    def _fit(self, connection: Psycopg) -> Psycopg:
+    def _ready(self, connection: Psycopg) -> Psycopg:
         if not connection.closed:
-            connection.rollback()  # what the function ran on it is not ours to commit
+            connection.rollback()  # what the function has executed on it is not ours to commit
             connection.autocommit = False
         return connection
 
-    def take_back(self, connection: Psycopg) -> None:
-        """See Lender: the engine's pool does not need it any more."""
+    def check_in(self, connection: Psycopg) -> None:
+        """See ConnectionSource: the engine's pool does not need it any more."""
         connection.close()
 
     def close(self) -> None:
-        """Close connections that were never lent."""
+        """Close the connections that were never checked out."""
         while self._made:
             self._made.pop().close()
 
