@@ -135,7 +135,7 @@ def connect(
     chosen_timeout_ms(config)  # raises if it is too short
     if chosen.producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
         # before the claim: settings that can't work must not take the id from a writer that works
-        from dualwrite.kafka.librdkafka.producer import check_settings  # noqa: PLC0415  (the native producer checks its own)
+        from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415  (the native producer checks its own)
 
         check_settings(config)
     store = _store(database, chosen, session)

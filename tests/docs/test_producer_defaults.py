@@ -10,7 +10,7 @@ import pytest
 
 import dualwrite
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.librdkafka import producer as librdkafka
+from dualwrite.kafka.librdkafka import settings as librdkafka
 from dualwrite.kafka.native.settings import KNOWN_NAMES, MAX_IN_FLIGHT, NativeSettings
 
 GUIDE: Final = (Path(__file__).parents[2] / "docs" / "guides" / "producers.md").read_text(encoding="utf-8")

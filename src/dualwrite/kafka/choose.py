@@ -93,7 +93,8 @@ def _native(
 
 
 def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings) -> ProducerFactory:
-    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer, check_settings  # noqa: PLC0415  (loaded only if used)
+    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer  # noqa: PLC0415  (loaded only if used)
+    from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415
 
     check_settings(config)
 

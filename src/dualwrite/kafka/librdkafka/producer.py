@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -21,7 +20,6 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
-    ConfigurationError,
     DeliveryError,
     PrepareError,
     TransactionTimeoutError,
@@ -33,6 +31,8 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable, kafka_error
 from dualwrite.kafka.librdkafka.interrupts import undisturbed
 from dualwrite.kafka.librdkafka.reports import DeliveryReports
+from dualwrite.kafka.librdkafka.settings import open_producer
+from dualwrite.kafka.librdkafka.topics import wait_for_topic
 from dualwrite.kafka.messages import (
     MAX_PARTITION,
     MAX_TIMESTAMP,
@@ -44,21 +44,14 @@ from dualwrite.kafka.messages import (
     keyed,
 )
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from dualwrite.kafka.time_budget import (
-    DEFAULT_TRANSACTION_TIMEOUT_MS,
-    TimeBudget,
-    chosen_timeout_ms,
-    transaction_timeout_ms,
-)
+from dualwrite.kafka.time_budget import TimeBudget, transaction_timeout_ms
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
 log = logging.getLogger(__name__)
 
-_TOPIC_WAIT: Final = 5.0
 _POLL: Final = 0.1
-_LEAST_TIME: Final = 0.001  # some of its calls take 0 as "no limit"
+_LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
 _REASON_WAIT: Final = 1.0
-_OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
 
 
 class LibrdkafkaProducer:
@@ -126,7 +119,7 @@ class LibrdkafkaProducer:
         if "_producer" not in vars(self):
             timeout_ms = transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
             self._budget = TimeBudget(timeout_ms / 1000)
-            self._producer = _librdkafka(self._config, self._id, timeout_ms)
+            self._producer = open_producer(self._config, self._id, timeout_ms)
         self._until_done(self._producer.init_transactions, "init_transactions", deadline)
 
     def begin_transaction(self) -> None:
@@ -168,7 +161,9 @@ class LibrdkafkaProducer:
         deadline: Deadline | None = None  # set only when waiting is necessary
         if not isinstance(topic, str) or topic not in self._reports:
             deadline = Deadline.after(self._delivery_timeout)
-            self._look_up(check_topic(topic), deadline)
+            check_topic(topic)
+            wait_for_topic(self._list_topics, topic, self._id, deadline)
+            self._reports.add_topic(topic)
         self._raise_failure()
         report = self._reports.callback(topic)
         self._budget.start()
@@ -283,16 +278,16 @@ class LibrdkafkaProducer:
     def close(self) -> None:
         """Drop queued messages and stop librdkafka's threads; no transaction is ended."""
         self._is_closed = self._must_be_replaced = True
-        held: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
+        last_reference: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
         try:
-            for producer in held:
+            for producer in last_reference:
                 producer.purge(in_queue=True, in_flight=True, blocking=False)
                 producer.poll(0)
                 del producer
         except KafkaException as error:
             log.debug("purging the queue of %s: %s", self._id, error)
         finally:
-            undisturbed(held.clear)
+            undisturbed(last_reference.clear)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -321,25 +316,8 @@ class LibrdkafkaProducer:
             )
         return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
 
-    def _look_up(self, topic: str, deadline: Deadline) -> None:
-        """Check that a topic exists before the first message to it: librdkafka itself would report it after 30 s."""
-        creation_deadline = deadline.within(_TOPIC_WAIT)
-        problem: KafkaError | None = None
-        while True:
-            try:
-                wait = max(min(deadline.left, _TOPIC_WAIT), _LEAST_TIME)
-                known = undisturbed(partial(self._producer.list_topics, topic, wait))
-                found = known.topics.get(topic)
-            except KafkaException as error:
-                raise broker_error(problem or error, self._id, f"lookup of topic {topic!r}") from error
-            problem = None if found is None else found.error
-            if found is not None and problem is None and found.partitions:
-                self._reports.add_topic(topic)
-                return
-            # A broker that creates topics automatically answers "unknown" meanwhile.
-            if (problem is not None and not is_retriable(problem)) or creation_deadline.expired:
-                raise broker_error(problem, self._id, f"lookup of topic {topic!r}")
-            deadline.sleep(_POLL)
+    def _list_topics(self, topic: str, timeout: float) -> Any:
+        return self._producer.list_topics(topic, timeout)
 
     def _deliver(self, deadline: Deadline) -> int:
         """Wait until every message has its report; returns the number of those without one at the deadline.
@@ -410,36 +388,3 @@ class LibrdkafkaProducer:
                 deadline.sleep(_POLL)
             else:
                 return
-
-
-def check_settings(config: KafkaConfig) -> None:
-    """Check that librdkafka accepts the settings; opens no connection.
-
-    Raises:
-        ConfigurationError: librdkafka does not know a setting, or rejects its value.
-    """
-    timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
-    held = [_librdkafka(config, "dualwrite-check", timeout_ms)]
-    undisturbed(held.clear)
-
-
-def _librdkafka(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
-    settings: Mapping[str, Any] = {
-        "client.id": config.client_id,
-        "socket.keepalive.enable": True,  # with its default (off), a peer that vanished goes unnoticed for minutes
-        "linger.ms": 0,  # the default of 5 ms only delays prepare; under load, messages are batched while others are in flight
-        **{name: value for name, value in config.properties.items() if name not in _OURS},
-        "bootstrap.servers": config.servers,
-        "transactional.id": kafka_transactional_id,
-        "transaction.timeout.ms": timeout_ms,
-        "enable.idempotence": True,
-        "acks": "all",
-    }
-    settings.setdefault("logger", log)  # type: ignore[attr-defined]
-    try:
-        return undisturbed(lambda: Producer(dict(settings)))
-    except (KafkaException, TypeError, ValueError) as error:
-        reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise ConfigurationError(
-            f"librdkafka rejects the Kafka settings: {reason.strip()}.", next_step="see librdkafka's CONFIGURATION.md"
-        ) from error
