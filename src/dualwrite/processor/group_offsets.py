@@ -76,7 +76,7 @@ class GroupProgress(Progress):
 
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
         """See Progress."""
-        return _positions(consumer.committed(keys, timeout))
+        return _positions(consumer.offsets.committed(keys, timeout))
 
     def begin(
         self,
@@ -105,8 +105,8 @@ class GroupProgress(Progress):
         ours = {*partitions, *consumer.owned()}
         changed = False
         for topic in sorted({key[0] for key in partitions if key not in stored}):
-            keys = {*consumer.partitions_of(topic, timeout), *(key for key in partitions if key[0] == topic)}
-            if consumer.committed(keys, timeout):
+            keys = {*consumer.offsets.partitions_of(topic, timeout), *(key for key in partitions if key[0] == topic)}
+            if consumer.offsets.committed(keys, timeout):
                 continue  # the group has read it, or another member has done it
             if (topic, 0) not in ours:
                 raise BrokerUnavailableError(
@@ -114,7 +114,7 @@ class GroupProgress(Progress):
                     cause="it begins just now, or it has died",
                     next_step="retry",
                 )
-            consumer.commit(consumer.end_offsets(keys, timeout))
+            consumer.offsets.commit(consumer.offsets.end_offsets(keys, timeout))
             changed = True
         return changed
 
@@ -137,7 +137,7 @@ class GroupProgress(Progress):
 
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
         """See Progress; only a member of the current generation can."""
-        consumer.commit(ends)
+        consumer.offsets.commit(ends)
         self._known |= _positions(ends)
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:

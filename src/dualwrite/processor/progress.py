@@ -110,7 +110,7 @@ class Progress(ABC):
             self._compared[key] = None if position is None else position.offset
             _warn_of_gap(self._group, key, seen[key].committed if position is None else position.offset, found[key])
         unsaid = [key for key in refused if found.get(key) == places.BEGINNING]
-        return found | consumer.first_offsets(unsaid, timeout)
+        return found | consumer.offsets.first_offsets(unsaid, timeout)
 
     @abstractmethod
     def keep_ends(
@@ -285,8 +285,8 @@ class Progress(ABC):
         missing = [key for key in partitions if key not in stored]
         committed = self.committed(consumer, missing, timeout) if missing else {}
         begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
-        first = consumer.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
-        ends = consumer.end_offsets([key for key, place in refused.items() if begun.get(key) == place], timeout)
+        first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
+        ends = consumer.offsets.end_offsets([key for key, place in refused.items() if begun.get(key) == place], timeout)
         return {key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key)) for key in partitions}
 
     def _note(self, key: Partition, position: Position | None) -> None:

@@ -53,7 +53,7 @@ class StoredProgress(Progress):
 
     def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
         """See Progress: from a consumer before this one."""
-        return consumer.committed(keys, timeout)
+        return consumer.offsets.committed(keys, timeout)
 
     def keep_ends(
         self,
@@ -65,12 +65,12 @@ class StoredProgress(Progress):
     ) -> bool:
         """See Progress. Of several members at once, one stores them all; the others go on from there."""
         topics = topics_without(partitions, stored)
-        keys = {key for topic in topics for key in consumer.partitions_of(topic, timeout)}
+        keys = {key for topic in topics for key in consumer.offsets.partitions_of(topic, timeout)}
         keys |= {key for key in partitions if key[0] in topics}
         if not keys:
             return False
         of_topic = {topic: identity for (topic, _), identity in ids.items()}
-        begin = {**consumer.end_offsets(keys, timeout), **consumer.committed(keys, timeout)}
+        begin = {**consumer.offsets.end_offsets(keys, timeout), **consumer.offsets.committed(keys, timeout)}
         moves = [Move(None, Position(*key, offset, of_topic[key[0]])) for key, offset in begin.items()]
         with suppress(PositionMovedError):
             self._positions.reset(self._group, moves)

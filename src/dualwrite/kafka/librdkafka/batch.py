@@ -1,4 +1,4 @@
-"""A batch of messages, and the terms of the assignments that they came under. No I/O."""
+"""A batch of messages, and the terms of the assignments in which they were read. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages of partitions that were assigned when they came.
+    """Messages of partitions that were assigned when the messages were read.
 
     Args:
         messages: confluent-kafka's messages, in the order of each partition.
@@ -27,7 +27,7 @@ class Batch:
         return Batch([one for one in self.messages if partition_of(one) in keys], {key: self.terms[key] for key in keys})
 
     def still_owned(self, owned: Mapping[Partition, object]) -> Batch:
-        """Without the partitions that were given up since, even if they came back: they were begun anew."""
+        """Without partitions that were revoked since, even if they were assigned again: they began again then."""
         return self.only({key for key, term in self.terms.items() if owned.get(key) is term})
 
     def from_offsets(self, begin: Mapping[Partition, int]) -> Batch:

@@ -1,7 +1,7 @@
-"""A member of a consumer group whose positions come from somewhere else than Kafka, over confluent-kafka.
+"""A member of a consumer group, over confluent-kafka, that begins each partition at an offset from its caller.
 
-The rebalance callbacks run inside `poll` and `wait`, never beside the caller's work: whoever is between two calls of them owns
-what `owned` says, as far as a member can know.
+The rebalance callbacks run inside `poll` and `wait`, never during the caller's own work. Between two of these calls, `owned`
+therefore stays the same, and is as true as a member can know.
 """
 
 from __future__ import annotations
@@ -13,41 +13,35 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
+from dualwrite.errors import BrokerError, ConfigurationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
-from dualwrite.kafka.librdkafka.errors import broker_error
+from dualwrite.kafka.librdkafka.broker_offsets import BrokerOffsets
+from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
 
 log = logging.getLogger(__name__)
 
 Begin = Callable[[list[Partition]], Mapping[Partition, int]]
 
 BEGINNING: Final = OFFSET_BEGINNING
-"""A place to begin: the first record that retention has left."""
+"""In place of an offset: the first record that retention has left."""
 
 _OURS: Final = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",  # a position that retention has passed must be noticed
-    "isolation.level": "read_committed",  # what is aborted must not take effect
+    "isolation.level": "read_committed",  # messages of aborted transactions must not be processed
 }
-_UNSEEN: Final = {"enable.partition.eof": True}
-"""Settings whose effect nobody but this class sees."""
+_INTERNAL: Final = {"enable.partition.eof": True}
+"""Settings whose effect is visible only in this class."""
 
 _STEP: Final = 0.1
-_SHOWN_AFTER: Final = 1.0
-_EARLIEST: Final = -2
-"""ListOffsets' timestamp for the first offset."""
-
-_LATEST: Final = -1
-"""ListOffsets' timestamp for the end: the last stable offset, for a consumer that reads committed messages."""
-
 _TRANSIENT: Final = frozenset(
     {
         "_ALL_BROKERS_DOWN",
         "_TRANSPORT",
         "_RESOLVE",
         "_TIMED_OUT",
-        "_MAX_POLL_EXCEEDED",  # it has left the group, and joins it again
+        "_MAX_POLL_EXCEEDED",  # it has left the group and rejoins it
         "COORDINATOR_LOAD_IN_PROGRESS",
         "COORDINATOR_NOT_AVAILABLE",
         "NOT_COORDINATOR",
@@ -56,11 +50,10 @@ _TRANSIENT: Final = frozenset(
         "NOT_LEADER_FOR_PARTITION",
     }
 )
-"""librdkafka's names of errors after which it goes on by itself."""
+"""librdkafka's names of errors from which it recovers by itself."""
 
 _UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PART"
-_WARNED_AFTER: Final = 60.0
-_REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
+_WARNING_INTERVAL: Final = 60.0
 
 _END_OF_PARTITION: Final = "_PARTITION_EOF"
 _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
@@ -75,7 +68,10 @@ class GroupConsumer:
         begin: Called with the partitions that were assigned; returns the offset to begin at, or BEGINNING, for each.
 
     Raises:
-        ConfigurationError: A setting is missing, unknown, or one that must not be set.
+        ConfigurationError: A setting is missing, unknown, or must not be changed.
+
+    Attributes:
+        offsets: Reads and commits offsets at the brokers.
     """
 
     def __init__(self, settings: Mapping[str, Any], topics: Iterable[str], begin: Begin) -> None:
@@ -91,43 +87,43 @@ class GroupConsumer:
         self.group_id = str(settings["group.id"])
         self._begin = begin
         self._incremental = _is_incremental(settings)
-        self._terms: dict[Partition, object] = {}  # a new object for each time that a partition was assigned
-        self._places: dict[Partition, int] = {}  # where the next message is taken
-        self._ends: dict[Partition, int] = {}  # where a partition ended when it was read to its end
+        self._terms: dict[Partition, object] = {}  # a new object each time that a partition is assigned
+        self._next_offsets: dict[Partition, int] = {}  # the offset of the next message
+        self._ends: dict[Partition, int] = {}  # the end of each partition that was read to its end
         self._refused: dict[Partition, int] = {}
         self._waiting = False
-        self._unshown: dict[Partition, int] = {}
-        self._shown_at = 0.0
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
-            self._consumer = Consumer({**settings, **_OURS, **_UNSEEN})
+            self._consumer = Consumer({**settings, **_OURS, **_INTERNAL})
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be created: {error.args[0].str()}.") from error
+        self.offsets: Final = BrokerOffsets(self._consumer, self.group_id)
+        self._for_monitors = MonitorOffsets(self._consumer, self.group_id)
 
     @property
     def member(self) -> Consumer:
-        """Who commits offsets in a transaction: for `Transaction.send_offsets`."""
+        """confluent-kafka's consumer, as `Transaction.send_offsets` needs it."""
         return self._consumer
 
     def owned(self) -> Mapping[Partition, object]:
-        """The partitions that are assigned now, each with the term of this assignment: another one has another term."""
+        """The partitions that are assigned now, each with the term of its assignment: every assignment has its own term."""
         return dict(self._terms)
 
     def poll(self, most: int, timeout: float) -> Batch:
-        """The next messages: waits for the first one, and adds what has arrived.
+        """The next messages: waits for the first one, and adds those that have already been fetched.
 
-        A rebalance may come between two of them. Messages of a partition that was given up since are left out, even if it came
-        back: it was begun anew.
+        There may be a rebalance between two of them. Messages of a partition that was revoked meanwhile are left out, even if
+        it was assigned again, since it then begins again at an offset from the caller.
 
         Args:
             most: How many at most.
             timeout: Seconds to wait for the first.
 
         Raises:
-            BrokerError: Kafka refuses to go on: an ACL is missing, a fatal error.
+            BrokerError: Consuming can't continue: an ACL is missing, or librdkafka reports a fatal error.
         """
-        self._show_due()
+        self._for_monitors.commit_due()
         self._warn_of_unknown_topics()
         found: list[Message] = []
         terms: dict[Partition, object] = {}
@@ -144,40 +140,40 @@ class GroupConsumer:
                 terms[key] = term
             found.append(message)
         batch = Batch(found, terms).still_owned(self._terms)
-        self._places |= batch.after()
+        self._next_offsets |= batch.after()
         return batch
 
     @property
     def refused(self) -> dict[Partition, int]:
-        """The places that were out of range in assigned partitions: nothing more comes of these before `seek`.
+        """The offsets that were out of range in assigned partitions, from which no messages come until `seek`.
 
-        Or it was one before an earlier `seek`, and was reported late.
+        An entry may also be from before an earlier `seek`, and be reported late.
         """
         return dict(self._refused)
 
     @property
     def passed(self) -> dict[Partition, tuple[int, int]]:
-        """The partitions that were read to their end: behind the last message that was taken, and that end.
+        """The partitions that were read to their end: the offset after the last message returned, and the end.
 
-        What lies between, if anything, is no message for us: markers of transactions, and messages of aborted ones.
+        Between the two are only records that consumers don't get: transaction markers, and messages of aborted transactions.
         """
-        return {key: (self._places[key], end) for key, end in self._ends.items() if end > self._places[key]}
+        return {key: (self._next_offsets[key], end) for key, end in self._ends.items() if end > self._next_offsets[key]}
 
     def wait(self, seconds: float, stopped: Callable[[], bool]) -> None:
-        """Let time pass without messages, and without losing the assignment (`max.poll.interval.ms`).
+        """Wait without consuming, and without exceeding `max.poll.interval.ms`, so that the assignment is kept.
 
         Args:
             seconds: How long.
-            stopped: Whether to end the wait.
+            stopped: Whether to end the wait early.
         """
-        self._show_due()
+        self._for_monitors.commit_due()
         deadline = time.monotonic() + seconds
         self._waiting = True
         self._consumer.pause(_partitions(self._terms))
         try:
             while True:
                 message = self._polled(min(_STEP, max(deadline - time.monotonic(), 0)))
-                if message is not None and partition_of(message) in self._terms:  # it had been fetched before the pause
+                if message is not None and partition_of(message) in self._terms:  # fetched before the pause
                     self._ends.pop(partition_of(message), None)
                     self._seek([partition_of(message)])
                 if time.monotonic() >= deadline or stopped():
@@ -186,80 +182,20 @@ class GroupConsumer:
             self._waiting = False
             self._consumer.resume(_partitions(self._terms))
 
-    def seek(self, places: Mapping[Partition, int]) -> None:
-        """Go on at other offsets, for those partitions that are still assigned; each has a new term from then on."""
-        ours = {key: place for key, place in places.items() if key in self._terms}
-        self._began(ours)  # what has come before does not continue there
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        """Continue at other offsets, in those of the partitions that are still assigned; each gets a new term."""
+        ours = {key: offset for key, offset in offsets.items() if key in self._terms}
+        self._began(ours)  # messages from before don't continue there
         self._seek(ours)
 
-    def show_progress(self, places: Mapping[Partition, int]) -> None:
-        """Commit the offsets to Kafka, for monitors only: about once a second, and at the end. An error changes nothing."""
-        self._unshown |= places
-        self._show_due()
-
-    def committed(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The group's committed offsets at Kafka, for those partitions that have one.
-
-        Raises:
-            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker answers.
-        """
-        try:
-            found = self._consumer.committed([TopicPartition(*key) for key in partitions], timeout)
-        except KafkaException as error:
-            raise self._unreadable(error) from error
-        refused = next((one.error for one in found if one.error is not None), None)
-        if refused is not None:
-            raise self._unreadable(refused)
-        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
-
-    def first_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The first offset that retention has left in each partition; one request to each leader.
-
-        Raises:
-            BrokerError: A partition's leader can't be asked.
-        """
-        return self._edges(partitions, _EARLIEST, "first", timeout)
-
-    def end_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The end of each partition, before the first open transaction; one request to each leader.
-
-        Raises:
-            BrokerError: A partition's leader can't be asked.
-        """
-        return self._edges(partitions, _LATEST, "last stable", timeout)
-
-    def partitions_of(self, topic: str, timeout: float) -> list[Partition]:
-        """The partitions of a topic.
-
-        Raises:
-            BrokerError: No broker answers.
-        """
-        try:
-            found = self._consumer.list_topics(topic, timeout=timeout).topics[topic]
-        except KafkaException as error:
-            raise broker_error(error, None, f"reading the partitions of {topic!r}") from error
-        if found.error is not None:
-            raise broker_error(found.error, None, f"reading the partitions of {topic!r}")
-        return [(topic, number) for number in sorted(found.partitions)]
-
-    def commit(self, places: Mapping[Partition, int]) -> None:
-        """Commit offsets to Kafka, and wait for the answer. The coordinator refuses them if our generation is over.
-
-        Raises:
-            BrokerError: They were not committed.
-        """
-        offsets = [TopicPartition(*key, place) for key, place in places.items()]
-        try:
-            done = self._consumer.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
-            raise self._uncommitted(error.args[0]) from error
-        refused = next((one.error for one in done or () if one.error is not None), None)
-        if refused is not None:
-            raise self._uncommitted(refused)
+    def show_progress(self, offsets: Mapping[Partition, int]) -> None:
+        """Commit the offsets to Kafka, for monitors only: about once a second, and at the end; errors are only logged."""
+        self._for_monitors.add(offsets)
+        self._for_monitors.commit_due()
 
     def close(self) -> None:
         """Leave the group."""
-        self._show(self._unshown)
+        self._for_monitors.commit()
         self._consumer.close()  # waits for that
 
     # --- rebalances -------------------------------------------------------------------------------------------------------
@@ -267,101 +203,59 @@ class GroupConsumer:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(one.topic, one.partition) for one in partitions]
         begin = self._begin(keys) if keys else {}
-        places = [TopicPartition(*key, begin[key]) for key in keys]
+        assigned = [TopicPartition(*key, begin[key]) for key in keys]
         if self._incremental:
-            consumer.incremental_assign(places)
+            consumer.incremental_assign(assigned)
         else:
             self._terms.clear()
-            consumer.assign(places)
+            consumer.assign(assigned)
         self._began({key: begin[key] for key in keys})
         for topic, _ in keys:
             self._unknown.pop(topic, None)
-        if self._waiting and places:
-            consumer.pause(places)
+        if self._waiting and assigned:
+            consumer.pause(assigned)
         log.info("%s: assigned %s", self.group_id, ", ".join(f"{t}-{p} at {begin[t, p]}" for t, p in keys) or "nothing")
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         keys = {(one.topic, one.partition) for one in partitions}
-        self._show({key: offset for key, offset in self._unshown.items() if key in keys})
+        self._for_monitors.commit(keys)
         for key in keys:
             self._terms.pop(key, None)
             self._refused.pop(key, None)
             self._ends.pop(key, None)
         if self._waiting and partitions:
-            consumer.resume(partitions)  # librdkafka keeps a pause, also for the next time that they are assigned
+            consumer.resume(partitions)  # librdkafka keeps a pause for the next assignment
         if self._incremental:
             consumer.incremental_unassign(partitions)
         else:
             consumer.unassign()
-        log.info("%s: gave up %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
-
-    def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
-        found = broker_error(error, None, f"reading the offsets of group {self.group_id!r}")
-        if isinstance(found, BrokerUnavailableError):
-            found.cause = "no broker answers, or a transaction with offsets of the group is open, of a process that has died"
-            found.next_step = (
-                f"check that the brokers are running; `dualwrite stuck --group {self.group_id}` shows such a transaction, and "
-                "`dualwrite recover` ends it"
-            )
-        return found
-
-    def _uncommitted(self, error: KafkaError) -> BrokerError:
-        doing = f"committing offsets of group {self.group_id!r}"
-        if error.name() in _REBALANCING:
-            return BrokerUnavailableError(f"Kafka error during {doing}: {error.str()}.", next_step="retry")
-        return broker_error(error, None, doing)
+        log.info("%s: revoked %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 
-    def _began(self, places: Mapping[Partition, int]) -> None:
-        """Partitions that go on at other places: each has a new term."""
-        for key, place in places.items():
+    def _began(self, offsets: Mapping[Partition, int]) -> None:
+        """Record where partitions begin or continue; each gets a new term."""
+        for key, offset in offsets.items():
             self._terms[key] = object()
-            self._places[key] = place
+            self._next_offsets[key] = offset
             self._ends.pop(key, None)
 
     def _seek(self, keys: Iterable[Partition]) -> None:
-        """Read on from the places of these partitions."""
+        """Have librdkafka continue at the recorded offsets of these partitions."""
         stopped = []
         for key in keys:
             self._refused.pop(key, None)
             try:
-                self._consumer.seek(TopicPartition(*key, self._places[key]))
-            except KafkaException:  # librdkafka has stopped fetching: its place was out of range
+                self._consumer.seek(TopicPartition(*key, self._next_offsets[key]))
+            except KafkaException:  # librdkafka has stopped fetching it: the offset was out of range
                 stopped.append(key)
         if not stopped:
             return
         if self._incremental:
             self._consumer.incremental_unassign(_partitions(stopped))
-            self._consumer.incremental_assign([TopicPartition(*key, self._places[key]) for key in stopped])
+            self._consumer.incremental_assign([TopicPartition(*key, self._next_offsets[key]) for key in stopped])
         else:
-            self._consumer.assign([TopicPartition(*key, self._places[key]) for key in self._terms])
-
-    def _edges(self, partitions: Iterable[Partition], which: int, name: str, timeout: float) -> dict[Partition, int]:
-        wanted = [TopicPartition(*key, which) for key in partitions]
-        try:
-            found = self._consumer.offsets_for_times(wanted, timeout) if wanted else ()
-        except KafkaException as error:
-            raise broker_error(error, None, f"reading the {name} offsets of partitions") from error
-        for one in found:
-            if one.error is not None:
-                raise broker_error(one.error, None, f"reading the {name} offset of {one.topic}-{one.partition}")
-        return {(one.topic, one.partition): one.offset for one in found}
-
-    def _show_due(self) -> None:
-        if time.monotonic() - self._shown_at >= _SHOWN_AFTER:
-            self._show(self._unshown)
-
-    def _show(self, places: Mapping[Partition, int]) -> None:
-        if not places:
-            return
-        offsets = [TopicPartition(*key, offset) for key, offset in places.items()]
-        self._unshown = {key: offset for key, offset in self._unshown.items() if key not in places}
-        self._shown_at = time.monotonic()
-        try:
-            self._consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            log.debug("%s: offsets were not committed for monitors: %s", self.group_id, error)
+            self._consumer.assign([TopicPartition(*key, self._next_offsets[key]) for key in self._terms])
 
     def _polled(self, timeout: float) -> Message | None:
         """The next message. The rebalance callbacks run here, before it."""
@@ -372,7 +266,7 @@ class GroupConsumer:
             if message is None or error is None:
                 return message
             key = partition_of(message)
-            if error.name() == _END_OF_PARTITION:  # it comes after the partition's messages, and between those of others
+            if error.name() == _END_OF_PARTITION:  # after the partition's last message, among those of others
                 offset = message.offset()
                 if key in self._terms and offset is not None:
                     self._ends[key] = offset
@@ -380,20 +274,20 @@ class GroupConsumer:
             if error.name() == _OUT_OF_RANGE and not error.fatal():
                 if key in self._terms:
                     offset = message.offset()
-                    self._refused[key] = self._places[key] if offset is None else offset
+                    self._refused[key] = self._next_offsets[key] if offset is None else offset
             elif error.name() not in _TRANSIENT or error.fatal():
                 raise _failed(error, message)
             log.debug("%s: %s", self.group_id, error)
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
-                self._unknown.setdefault(topic, -_WARNED_AFTER)
+                self._unknown.setdefault(topic, -_WARNING_INTERVAL)
             return None
 
     def _warn_of_unknown_topics(self) -> None:
-        """At once, and every minute: the topic may be created later, but its name may also be wrong."""
+        """Warn at once, and then every minute: the topic may still be created, but its name may also be wrong."""
         now = time.monotonic()
         for topic, warned_at in self._unknown.items():
-            if now - warned_at >= _WARNED_AFTER:
+            if now - warned_at >= _WARNING_INTERVAL:
                 self._unknown[topic] = now
                 log.warning("%s: the brokers don't know the topic %r. Is its name right?", self.group_id, topic)
 
@@ -403,7 +297,7 @@ def _partitions(keys: Iterable[Partition]) -> list[TopicPartition]:
 
 
 def _is_incremental(settings: Mapping[str, Any]) -> bool:
-    """Whether partitions come and go one by one: in the protocol of KIP-848, and with the cooperative assignors (KIP-429)."""
+    """Whether rebalances are incremental: in the protocol of KIP-848, and with the cooperative assignors (KIP-429)."""
     if settings.get("group.protocol") == "consumer":
         return True
     return "cooperative" in str(settings.get("partition.assignment.strategy", ""))

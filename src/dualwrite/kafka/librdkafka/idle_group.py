@@ -14,12 +14,12 @@ from dualwrite.kafka.librdkafka.errors import broker_error
 
 
 class IdleGroup:
-    """A group that nobody consumes in. Must be closed, by `with` or `close()`.
+    """A group without members. Must be closed, by `with` or `close()`.
 
     Args:
         settings: The cluster's settings.
         group_id: The group.
-        timeout: Seconds for each question.
+        timeout: Seconds for each request.
     """
 
     def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
@@ -32,11 +32,11 @@ class IdleGroup:
         """How many members the group has.
 
         Raises:
-            BrokerError: Its coordinator can't be asked.
+            BrokerError: Its coordinator does not answer.
         """
-        asked = self._admin.describe_consumer_groups([self._group], request_timeout=self._timeout)[self._group]
+        described = self._admin.describe_consumer_groups([self._group], request_timeout=self._timeout)[self._group]
         try:
-            return len(asked.result(self._timeout).members or ())
+            return len(described.result(self._timeout).members or ())
         except KafkaException as error:
             raise broker_error(error, None, f"describing the group {self._group!r}") from error
 
@@ -56,16 +56,16 @@ class IdleGroup:
                 raise broker_error(one.error, None, doing)
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
-    def commit(self, places: Mapping[Partition, int]) -> None:
-        """Set the group's offsets. The coordinator refuses it if the group has a member.
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Set the group's offsets. The coordinator refuses that if the group has a member.
 
         Raises:
             BrokerError: They were not set.
         """
         doing = f"setting the offsets of group {self._group!r}"
-        offsets = [TopicPartition(*key, place) for key, place in places.items()]
+        wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
         try:
-            done = self._consumer.commit(offsets=offsets, asynchronous=False) if offsets else []
+            done = self._consumer.commit(offsets=wanted, asynchronous=False) if wanted else []
         except KafkaException as error:
             raise broker_error(error, None, doing) from error
         for one in done or ():
