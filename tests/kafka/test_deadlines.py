@@ -206,8 +206,8 @@ def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    while coordinator._lock.acquire(blocking=False):
-        coordinator._lock.release()
+    while coordinator._client._lock.acquire(blocking=False):
+        coordinator._client._lock.release()
     with kept(), pytest.raises(BrokerUnavailableError, match="another thread"):
         coordinator.describe("second", timeout=LIMIT)
     coordinator.close()

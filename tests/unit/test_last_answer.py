@@ -12,10 +12,12 @@ import pytest
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
+from dualwrite.kafka.client import coordinator as coordinators
 from dualwrite.kafka.client.config import Address, KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator, _NoLeaderError
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.sockets import ConnectionLostError
+from dualwrite.kafka.client.transient import NoLeaderError
 from dualwrite.kafka.native.metadata import Topics
 
 SHORT = 0.2
@@ -54,13 +56,13 @@ def test_a_partition_that_had_no_leader_when_the_limit_came(monkeypatch: pytest.
     monkeypatch.setattr(coordinator.network, "forget_coordinator", lambda *_: None)
     looks = iter(["orders-0 has no leader"])
 
-    def demand(_connection: Any, _id: str, deadline: Deadline) -> None:
+    def check(_connection: Any, _id: str, deadline: Deadline) -> None:
         for said in looks:
-            raise _NoLeaderError(said)
+            raise NoLeaderError(said)
         deadline.sleep(2 * SHORT)
         raise ConnectionLostError(Address("127.0.0.1", 9092), "the time limit has passed")
 
-    monkeypatch.setattr(coordinator, "_demand_leaders", demand)
+    monkeypatch.setattr(coordinators, "check_leaders", check)
     with pytest.raises(BrokerUnavailableError, match="orders-0 has no leader"):
         coordinator.wait_for_leaders("orders-1", timeout=SHORT)
     coordinator.close()

@@ -14,7 +14,7 @@ from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.cluster import CoordinatorUnavailableError
 from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.client.coordinator import description_of
+from dualwrite.kafka.client.descriptions import description_of
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.retry import rounds
 

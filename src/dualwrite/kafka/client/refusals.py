@@ -1,10 +1,16 @@
-"""Errors for answers of a coordinator that a retry does not change: a missing ACL, two-phase commit off, a newer broker."""
+"""Errors of a coordinator that a retry does not change: a missing ACL, two-phase commit off, a newer broker."""
 
 from __future__ import annotations
 
-from dualwrite.errors import BrokerAuthorizationError, TwoPhaseCommitRefusedError, UnknownTransactionStateError
-from dualwrite.kafka.client.error_codes import error_name
+from typing import Final
+
+from dualwrite.errors import BrokerAuthorizationError, BrokerError, TwoPhaseCommitRefusedError, UnknownTransactionStateError
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.errors import TIMEOUT_REFUSED
 from dualwrite.state import TransactionStatus
+
+FORBIDDEN_CODES: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+"""The codes with which a coordinator refuses a request for an id."""
 
 
 def forbidden(code: int, kafka_transactional_id: str, request: str, operation: str) -> BrokerAuthorizationError:
@@ -49,4 +55,16 @@ def two_phase_refused(kafka_transactional_id: str, answer: str, code: int | None
         "ids; or run without it (`dualwrite doctor` shows what the cluster supports)",
         code=code,
         name=answer,
+    )
+
+
+def timeout_refused(kafka_transactional_id: str, timeout_ms: int, code: int) -> BrokerError:
+    """The transaction timeout is above the broker's maximum."""
+    return TIMEOUT_REFUSED.error(
+        f"The broker refuses a transaction timeout of {timeout_ms} ms.",
+        transactional_id=kafka_transactional_id,
+        cause=TIMEOUT_REFUSED.cause,
+        next_step=TIMEOUT_REFUSED.next_step,
+        code=code,
+        name=error_name(code),
     )

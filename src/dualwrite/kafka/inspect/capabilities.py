@@ -52,7 +52,7 @@ class BrokerCapabilities:
 
     Args:
         brokers: The number of live brokers.
-        transaction_version: The finalised feature level (KIP-890); 0 if the cluster does not know the feature.
+        transaction_version: The finalized feature level (KIP-890); 0 if the cluster does not know the feature.
         end_txn_v5: Whether EndTxn v5 is supported.
         init_producer_id_v6: Whether InitProducerId v6 is supported, which has `enable2Pc` and `keepPreparedTxn`.
         produce_v12: Whether Produce v12 is supported, which adds its partitions to the transaction automatically.
