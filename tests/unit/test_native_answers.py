@@ -19,9 +19,11 @@ from dualwrite.errors import (
     ProducerFencedError,
     UnknownTopicError,
 )
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.error_codes import PERMANENT, error_name
 from dualwrite.kafka.librdkafka.errors import broker_error
-from dualwrite.kafka.native.retry_policy import Verdict, failure, verdict_on
+from dualwrite.kafka.native.retry_policy import Verdict, failure, retry_pause, verdict_on
+from dualwrite.kafka.native.settings import NativeSettings
 
 CODES = sorted(
     {
@@ -119,3 +121,16 @@ def test_what_was_tried_again_until_the_time_was_over_has_a_cause_and_a_next_ste
         error = failure(code, "x", "id")
         assert error.cause, code
         assert error.next_step, code
+
+
+def test_the_pause_before_a_retry_doubles_up_to_the_settings_maximum() -> None:
+    settings = NativeSettings.of(
+        KafkaConfig.of({"bootstrap.servers": "b", "retry.backoff.ms": 100, "retry.backoff.max.ms": 350})
+    )
+    for attempts, longest in ((1, 0.1), (2, 0.2), (3, 0.35), (1000, 0.35)):
+        assert 0.8 * longest <= retry_pause(6, attempts, settings) <= 1.2 * longest
+
+
+def test_the_pause_while_markers_are_written_does_not_follow_the_settings() -> None:
+    settings = NativeSettings.of(KafkaConfig.of({"bootstrap.servers": "b", "retry.backoff.ms": 1000}))
+    assert [retry_pause(51, attempts, settings) for attempts in (1, 2, 5, 6, 1000)] == [0.002, 0.004, 0.032, 0.05, 0.05]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Place
-from dualwrite.errors import DualWriteError, MessageTooLargeError, UnknownTopicError
-from dualwrite.kafka.messages import MAX_PARTITION, as_bytes, check_number, check_topic
+from dualwrite.errors import DualWriteError, MessageTooLargeError
+from dualwrite.kafka.messages import as_bytes, check_topic
 from dualwrite.kafka.native.partition import Partition
 from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
+from dualwrite.kafka.native.topic_partitions import TopicPartitions, check_partition
 
 if TYPE_CHECKING:
     from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow
@@ -24,16 +24,6 @@ WORTHWHILE_BYTES: Final = 64 * 1024
 """Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
 
 _CHUNK: Final = 1000
-
-
-class _Topic:
-    """A topic in the current transaction; `sticky` is the partition that currently gets the messages without a key."""
-
-    __slots__ = ("partitions", "sticky")
-
-    def __init__(self, count: int) -> None:
-        self.partitions: list[Partition | None] = [None] * count
-        self.sticky: Partition | None = None
 
 
 class RecordAccumulator:
@@ -52,10 +42,10 @@ class RecordAccumulator:
         self._partitioner = settings.partitioner
         self._batch_bytes = settings.batch_bytes
         self._buffer_bytes = settings.buffer_bytes
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, TopicPartitions] = {}
         self._filling = 0  # bytes in batches that are not closed yet
         self._room = settings.buffer_bytes  # the limit for `_filling`: what the sender's unacknowledged batches leave
-        self._sticks = settings.partitioner(None, 1) is None  # whether a message without a key may go to any partition
+        self._is_sticky = settings.partitioner(None, 1) is None  # whether a message without a key may go to any partition
         self._producer_id = self._epoch = -1
 
     def begin(self, producer_id: int, epoch: int) -> None:
@@ -97,10 +87,10 @@ class RecordAccumulator:
         if opened is None:
             limit = Deadline.of(limit)  # needed only for waiting
             opened = self._opened(topic, partition, limit)
-        if key is None and partition is None and opened.sticky is not None and self._sticks:
+        if key is None and partition is None and opened.sticky is not None and self._is_sticky:
             target = opened.sticky
         else:
-            target = self._target(topic, opened, key, partition)
+            target = opened.target(key, partition)
         builder = target.builder
         size = RECORD_OVERHEAD
         if value is not None:
@@ -110,7 +100,7 @@ class RecordAccumulator:
         if builder.size + size > self._batch_bytes:
             self._check_size(topic, size)
             limit = Deadline.of(limit)
-            builder = self._with_room(topic, opened, target, key, partition, size, limit).builder
+            builder = self._with_room(opened, target, key, partition, size, limit).builder
         builder.records.append((key, value, headers, timestamp_ms))
         builder.size += size
         self._filling += size
@@ -146,12 +136,12 @@ class RecordAccumulator:
                 needed = RECORD_OVERHEAD if value is None else RECORD_OVERHEAD + len(value)
                 if size + needed > largest:
                     if target is not None:
-                        self._filled_by(target, size)
+                        self._set_size(target, size)
                     target = None
                     self._check_size(topic, needed)
-                    chosen = self._target(topic, opened, None, partition)
+                    chosen = opened.target(None, partition)
                     with patience as limit:
-                        target = self._with_room(topic, opened, chosen, None, partition, needed, limit)
+                        target = self._with_room(opened, chosen, None, partition, needed, limit)
                     records, size = target.builder.records, target.builder.size
                 records.append((None, value, None, timestamp_ms))
                 size += needed
@@ -162,7 +152,7 @@ class RecordAccumulator:
             raise
         finally:
             if target is not None:
-                self._filled_by(target, size)
+                self._set_size(target, size)
         if self._filling > self._room:
             with patience as limit:
                 self._make_room(limit)
@@ -200,7 +190,7 @@ class RecordAccumulator:
                 opened = self._opened(topic, partition, limit)
         partitions, partitioner, largest = opened.partitions, self._partitioner, self._batch_bytes
         count = len(partitions)
-        fixed = None if partition is None else self._target(topic, opened, None, partition)
+        fixed = None if partition is None else opened.target(None, partition)
         added = 0
         try:
             for record in records:
@@ -215,14 +205,14 @@ class RecordAccumulator:
                     index = partitioner(key, count)
                     target = opened.sticky if index is None else partitions[index]
                     if target is None:
-                        target = self._target(topic, opened, key, None)
+                        target = opened.target(key, None)
                 builder = target.builder
                 if builder.size + size > largest:
                     self._filling += added
                     added = 0
                     self._check_size(topic, size)
                     with patience as limit:
-                        builder = self._with_room(topic, opened, target, key, partition, size, limit).builder
+                        builder = self._with_room(opened, target, key, partition, size, limit).builder
                 builder.records.append(record)
                 builder.size += size
                 added += size
@@ -265,7 +255,7 @@ class RecordAccumulator:
                 for begin, end in part.batches(self._batch_bytes):
                     encoded = part.encoded(begin, end, timestamp_ms)
                     with patience as limit:
-                        self._add_batch(topic, opened, index, encoded, limit)
+                        self._add_batch(opened, index, encoded, limit)
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
@@ -293,8 +283,7 @@ class RecordAccumulator:
 
     def _with_room(
         self,
-        topic: str,
-        opened: _Topic,
+        opened: TopicPartitions,
         target: Partition,
         key: bytes | None,
         partition: int | None,
@@ -309,13 +298,11 @@ class RecordAccumulator:
                 self._make_room(deadline)
             if opened.sticky is target and partition is None:
                 opened.sticky = None  # the next batch without keys goes to another partition, which may be full, too
-                target = self._target(topic, opened, key, partition)
+                target = opened.target(key, partition)
         return target
 
-    def _add_batch(
-        self, topic: str, opened: _Topic, partition: int | None, records: EncodedRecords, deadline: Deadline
-    ) -> None:
-        target = self._target(topic, opened, None, partition)
+    def _add_batch(self, opened: TopicPartitions, partition: int | None, records: EncodedRecords, deadline: Deadline) -> None:
+        target = opened.target(None, partition)
         if target.builder.records:
             self._close(target)
         self._sender.add(target, records)
@@ -326,41 +313,20 @@ class RecordAccumulator:
         if self._filling > self._room:
             self._make_room(deadline)
 
-    def _filled_by(self, target: Partition, size: int) -> None:
+    def _set_size(self, target: Partition, size: int) -> None:
         self._filling += size - target.builder.size
         target.builder.size = size
 
-    def _opened(self, topic: str, partition: int | None, deadline: Deadline) -> _Topic:
+    def _opened(self, topic: str, partition: int | None, deadline: Deadline) -> TopicPartitions:
         check_topic(topic)
         found = self._topics.get(topic)  # a subclass of str
         if found is None:
-            layout = self._sender.topics.layout(topic, deadline)
+            count = len(self._sender.topics.layout(topic, deadline).leaders)
             if partition is not None:
-                self._check_partition(topic, partition, len(layout.leaders))
-            self._topics[topic] = found = _Topic(len(layout.leaders))
+                check_partition(topic, partition, count, self._id)
+            found = TopicPartitions(topic, count, self._producer_id, self._epoch, self._settings, self._id)
+            self._topics[topic] = found
         return found
-
-    def _target(self, topic: str, opened: _Topic, key: bytes | None, partition: int | None) -> Partition:
-        """The partition that a message goes to."""
-        partitions = opened.partitions
-        if partition is not None:
-            self._check_partition(topic, partition, len(partitions))
-            index = partition
-        else:
-            chosen = self._partitioner(key, len(partitions))
-            if chosen is None:
-                if opened.sticky is None:
-                    opened.sticky = self._made(topic, opened, random.randrange(len(partitions)))  # noqa: S311  (no secret)
-                return opened.sticky
-            index = chosen
-        return partitions[index] or self._made(topic, opened, index)
-
-    def _made(self, topic: str, opened: _Topic, index: int) -> Partition:
-        target = opened.partitions[index]
-        if target is None:
-            target = Partition(str(topic), index, self._producer_id, self._epoch, self._settings.compression)
-            opened.partitions[index] = target
-        return target
 
     def _close(self, partition: Partition) -> None:
         self._filling -= partition.builder.size
@@ -380,14 +346,6 @@ class RecordAccumulator:
             for partition in opened.partitions:
                 if partition is not None and partition.builder.records:
                     yield partition
-
-    def _check_partition(self, topic: str, partition: int, count: int) -> None:
-        if check_number("partition", partition, MAX_PARTITION) >= count:
-            raise UnknownTopicError(
-                f"Topic {topic!r} has no partition {partition}; it has {count} partitions.",
-                transactional_id=self._id,
-                next_step="omit the partition, so that the key determines it, or add partitions to the topic",
-            )
 
     def _check_size(self, topic: str, size: int) -> None:
         limit = self._settings.message_max_bytes - BATCH_OVERHEAD

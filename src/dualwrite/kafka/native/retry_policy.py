@@ -1,7 +1,8 @@
-"""What Kafka's error codes mean for a transaction being sent: retry, look up the leader again, or fail."""
+"""What Kafka's error codes mean for a transaction being sent: retry, after which pause, look up the leader again, or fail."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -20,8 +21,13 @@ from dualwrite.kafka.client.errors import (
     UNKNOWN_TOPIC,
     ErrorKind,
 )
+from dualwrite.kafka.native.settings import NativeSettings
 
 NO_ANSWER: Final = E.NETWORK_EXCEPTION  # Kafka's client-side code for a missing answer
+
+_MARKERS_PAUSE: Final = 0.002
+_MAX_MARKERS_PAUSE: Final = 0.05
+_MAX_DOUBLINGS: Final = 16
 
 
 class Verdict(Enum):
@@ -134,6 +140,21 @@ _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
 def verdict_on(code: int) -> Verdict:
     """What to do after this error code."""
     return _VERDICTS.get(code, Verdict.FAILED)
+
+
+def retry_pause(code: int, attempts: int, settings: NativeSettings) -> float:
+    """Seconds before a batch that has failed with this code is sent again.
+
+    Args:
+        code: The error code.
+        attempts: How often the batch was sent.
+        settings: `retry_backoff` and its maximum; the wait for markers, which takes milliseconds, does not follow them.
+    """
+    doublings = min(attempts - 1, _MAX_DOUBLINGS)
+    if code == E.CONCURRENT_TRANSACTIONS:
+        return float(min(_MARKERS_PAUSE * 2**doublings, _MAX_MARKERS_PAUSE))
+    pause = min(settings.retry_backoff * 2**doublings, settings.retry_backoff_max)
+    return float(pause * random.uniform(0.8, 1.2))  # noqa: S311  (spreads retries; no secret)
 
 
 def failure(

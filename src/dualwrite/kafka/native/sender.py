@@ -7,12 +7,9 @@ prepared.
 from __future__ import annotations
 
 import logging
-import random
-import selectors
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
@@ -20,35 +17,26 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.client.connection import Connection, Inbox
+from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.hot_messages import Produce
 from dualwrite.kafka.client.sockets import ConnectionLostError
+from dualwrite.kafka.native.in_flight import InFlightRequests, SentBatches, wait_for_answers
 from dualwrite.kafka.native.metadata import Topics
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.records import EncodedRecords
-from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, verdict_on
+from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, retry_pause, verdict_on
 from dualwrite.kafka.native.settings import NativeSettings
 
 log = logging.getLogger(__name__)
 
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
-_MARKERS_PAUSE: Final = 0.002
-_MAX_MARKERS_PAUSE: Final = 0.05
 _LOOK_AROUND: Final = 0.5  # seconds between checks for unanswered requests during a wait
 _PATIENCE: Final = 0.05  # seconds to wait for one connection while there are other leaders to send to
 _PATIENCE_ALONE: Final = 1.0  # and while there are none
 _LOOK_AT_OPENINGS: Final = 0.01
 _UNANSWERED: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A Produce request in flight."""
-
-    sent_at: float
-    batches: dict[tuple[str, int], tuple[Partition, Batch]]
 
 
 class _FailureKept:
@@ -67,15 +55,6 @@ class _FailureKept:
             self._sender.failure = self._sender.failure or error
         elif error is not None:
             self._sender.interrupted()
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """The transaction's requests in flight on one (possibly shared) connection, and the answers that have arrived."""
-
-    connection: Connection
-    requests: dict[int, _Request] = field(default_factory=dict)
-    inbox: Inbox = field(default_factory=list)
 
 
 class Sender:
@@ -97,7 +76,7 @@ class Sender:
         self._network = network
         self._settings = settings
         self._id = kafka_transactional_id
-        self._lines: dict[Address, _Line] = {}
+        self._in_flight: dict[Address, InFlightRequests] = {}
         self._waiting: dict[Partition, None] = {}
         self.topics = Topics(network, settings.metadata_max_age, kafka_transactional_id)
         self._unstored = 0  # records
@@ -108,7 +87,7 @@ class Sender:
 
     def begin(self) -> None:
         """A new transaction: forget the previous one's batches, and ignore late answers to them."""
-        self._lines.clear()
+        self._in_flight.clear()
         self._waiting.clear()
         self.buffered = self._unstored = 0
         self.failure = None
@@ -183,16 +162,16 @@ class Sender:
         """
         soon = deadline.within(_UNANSWERED)
         with suppress(BrokerError), self.failure_kept():
-            while self._lines and not soon.expired:
+            while self._in_flight and not soon.expired:
                 self._wait(soon.left)
         self.close()
 
     def close(self) -> None:
         """Close the connections with requests in flight, and forget these; idle connections stay open for other users."""
-        lines = list(self._lines.values())
-        self._lines.clear()
-        for line in lines:
-            line.connection.close()
+        all_in_flight = list(self._in_flight.values())
+        self._in_flight.clear()
+        for in_flight in all_in_flight:
+            in_flight.connection.close()
 
     # --- the send loop ----------------------------------------------------------------------------------------------------
 
@@ -219,8 +198,8 @@ class Sender:
 
     def _read_arrived(self) -> None:
         self.raise_failure()
-        for line in list(self._lines.values()):
-            self._read(line, 0.0)
+        for in_flight in list(self._in_flight.values()):
+            self._read(in_flight, 0.0)
         self.raise_failure()
 
     def _too_late(self, what: str, timeout: float) -> BrokerError:
@@ -244,8 +223,9 @@ class Sender:
         now = time.monotonic()
         limit = deadline.within(self._settings.answer_timeout)
         leaders = self._by_leader(now, limit)
+        most = self._settings.in_flight
         # An unreachable leader must not block the other leaders, or a caller that has more to send.
-        patience = limit.within(_PATIENCE if self._lines or len(leaders) > 1 else _PATIENCE_ALONE)
+        patience = limit.within(_PATIENCE if self._in_flight or len(leaders) > 1 else _PATIENCE_ALONE)
         for address, ready in leaders.items():
             partitions = ready
             try:
@@ -253,22 +233,22 @@ class Sender:
                 connection = self._network.connection_soon(address, limit, wait=wait)
                 if connection is None:
                     continue
-                line = self._line(address, connection)
-                while partitions and len(line.requests) < self._settings.in_flight:
-                    self._send(line, partitions, limit)
-                    partitions = [p for p in partitions if p.may_send(now, self._settings.in_flight)]
+                in_flight = self._on(address, connection)
+                while partitions and len(in_flight.requests) < most:
+                    self._send(in_flight, partitions, limit)
+                    partitions = [p for p in partitions if p.may_send(now, most)]
             except ConnectionLostError as error:
                 self._connection_lost(address, error)
 
-    def _line(self, address: Address, connection: Connection) -> _Line:
+    def _on(self, address: Address, connection: Connection) -> InFlightRequests:
         if not connection.supports(Produce, Produce.API_VERSION):
             raise ConnectionLostError(address, f"the broker does not support Produce v{Produce.API_VERSION}")
-        line = self._lines.get(address)
-        if line is None:
-            line = self._lines[address] = _Line(connection)
-        if line.connection is not connection:  # another user has found it broken and replaced it
+        in_flight = self._in_flight.get(address)
+        if in_flight is None:
+            in_flight = self._in_flight[address] = InFlightRequests(connection)
+        if in_flight.connection is not connection:  # another user of the connection has found it broken and replaced it
             raise ConnectionLostError(address, "closed")
-        return line
+        return in_flight
 
     def _by_leader(self, now: float, deadline: Deadline) -> dict[Address, list[Partition]]:
         ready = [p for p in self._waiting if p.may_send(now, self._settings.in_flight)]
@@ -285,7 +265,7 @@ class Sender:
                 leaders.setdefault(leader, []).append(partition)
         return leaders
 
-    def _send(self, line: _Line, partitions: list[Partition], deadline: Deadline) -> None:
+    def _send(self, in_flight: InFlightRequests, partitions: list[Partition], deadline: Deadline) -> None:
         """Send one request with the next batch of as many of the partitions as fit."""
         batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
         by_topic: dict[str, list[tuple[int, bytes]]] = {}
@@ -300,68 +280,52 @@ class Sender:
             by_topic.setdefault(partition.topic, []).append((partition.index, batch.data))
             if not partition.waiting:
                 del self._waiting[partition]
-        request = _Request(time.monotonic(), batches)
         self.has_sent = True
-        # Recorded before it is sent, under a number that no answer has, so that it is found if the connection breaks.
-        line.requests[-1] = request
-        number = line.connection.send(
-            Produce(self._id, _ALL_REPLICAS, int(self._settings.request_timeout * 1000), by_topic),
-            line.inbox,
-            deadline,
-        )
-        line.requests[number] = line.requests.pop(-1)
+        request = Produce(self._id, _ALL_REPLICAS, int(self._settings.request_timeout * 1000), by_topic)
+        in_flight.send(request, batches, deadline)
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout: float) -> None:
         """Wait at most `timeout` seconds for an answer, and read it."""
         timeout = min(max(timeout, 0.0), _LOOK_AROUND)
-        lines = list(self._lines.values())
-        if not lines and self._network.has_openings:
+        all_in_flight = list(self._in_flight.values())
+        if not all_in_flight and self._network.has_openings:
             self._network.wait_for_openings(timeout)
             return
-        if not lines:
+        if not all_in_flight:
             time.sleep(timeout)
             return
         if self._network.has_openings:
             timeout = min(timeout, _LOOK_AT_OPENINGS)
-        if len(lines) == 1:
-            self._read(lines[0], timeout)
-        elif self._until_readable(lines, timeout):
-            for line in lines:
-                self._read(line, 0.0)
+        if len(all_in_flight) == 1:
+            self._read(all_in_flight[0], timeout)
+        else:
+            try:
+                wait_for_answers(all_in_flight, timeout)
+            except ConnectionLostError as error:
+                self._connection_lost(error.address, error)
+            else:
+                for in_flight in all_in_flight:
+                    self._read(in_flight, 0.0)
         self._give_up_on_silent()
 
-    def _until_readable(self, lines: list[_Line], timeout: float) -> bool:
-        """Wait for an answer on one of several lines; False if one of them is closed."""
-        if any(line.inbox or line.connection.has_read for line in lines):
-            return True
-        with selectors.DefaultSelector() as selector:
-            for line in lines:
-                try:
-                    selector.register(line.connection, selectors.EVENT_READ)
-                except (ConnectionLostError, ValueError) as error:
-                    self._connection_lost(line.connection.address, error)
-                    return False
-            selector.select(timeout)
-        return True
-
-    def _read(self, line: _Line, timeout: float) -> None:
+    def _read(self, in_flight: InFlightRequests, timeout: float) -> None:
         """Process the answers that arrive within `timeout` seconds, including those read by other users of the connection."""
-        address = line.connection.address
+        address = in_flight.connection.address
         try:
-            if not line.inbox:
-                line.connection.receive(timeout)
+            if not in_flight.inbox:
+                in_flight.connection.receive(timeout)
         except ConnectionLostError as error:
             self._connection_lost(address, error)
             return
-        answers, line.inbox[:] = list(line.inbox), []
+        answers, in_flight.inbox[:] = list(in_flight.inbox), []
         for number, answer in answers:
-            self._answered(line.requests.pop(number), answer)
-        if not line.requests and self._lines.get(address) is line:
-            del self._lines[address]
+            self._answered(in_flight.requests.pop(number), answer)
+        if not in_flight.requests and self._in_flight.get(address) is in_flight:
+            del self._in_flight[address]
 
-    def _answered(self, request: _Request, answer: Any) -> None:
+    def _answered(self, request: SentBatches, answer: Any) -> None:
         for topic in answer.responses:
             for found in topic.partition_responses:
                 entry = request.batches.pop((topic.name, found.index), None)
@@ -389,7 +353,7 @@ class Sender:
                 self.topics.distrust(partition.topic)
             # If the batch only had to wait for an earlier one, keep the earlier one's reason.
             reason = (in_order and partition.last_code) or code
-            partition.send_again(batch, time.monotonic() + self._backoff(code, batch.attempts), reason)
+            partition.send_again(batch, time.monotonic() + retry_pause(code, batch.attempts, self._settings), reason)
         else:
             facts: dict[str, Any] = {"size": len(batch.data)} if verdict is Verdict.SPLIT else {}
             self.failure = self.failure or failure(
@@ -401,10 +365,10 @@ class Sender:
     def _connection_lost(self, address: Address, error: Exception) -> None:
         """Retry, with the then current leader, all batches unanswered on the connection to an address."""
         log.debug("%s: %s", self._id, error)
-        line = self._lines.pop(address, None)
-        if line is not None:
-            line.connection.close()
-            for request in line.requests.values():
+        in_flight = self._in_flight.pop(address, None)
+        if in_flight is not None:
+            in_flight.connection.close()
+            for request in in_flight.requests.values():
                 self._send_again(request, NO_ANSWER)
         not_before = time.monotonic() + self._settings.retry_backoff
         for partition in [p for p in self._waiting if self.topics.leader(p.topic, p.index) == address]:
@@ -412,25 +376,18 @@ class Sender:
             partition.not_before = max(partition.not_before, not_before)
             partition.last_code = partition.last_code or NO_ANSWER
 
-    def _send_again(self, request: _Request, code: int) -> None:
+    def _send_again(self, request: SentBatches, code: int) -> None:
         for partition, batch in request.batches.values():
             self.topics.distrust(partition.topic)
-            partition.send_again(batch, time.monotonic() + self._backoff(code, batch.attempts), code)
+            partition.send_again(batch, time.monotonic() + retry_pause(code, batch.attempts, self._settings), code)
             self._waiting[partition] = None
         request.batches.clear()
 
     def _give_up_on_silent(self) -> None:
         limit = time.monotonic() - max(self._settings.answer_timeout, self._settings.request_timeout)
-        for address, line in list(self._lines.items()):
-            if any(request.sent_at < limit for request in line.requests.values()):
+        for address, in_flight in list(self._in_flight.items()):
+            if any(request.sent_at < limit for request in in_flight.requests.values()):
                 self._connection_lost(address, ConnectionLostError(address, "no answer to Produce"))
-
-    def _backoff(self, code: int, attempts: int) -> float:
-        doublings = min(attempts - 1, 16)
-        if code == ErrorCode.CONCURRENT_TRANSACTIONS:
-            return float(min(_MARKERS_PAUSE * 2**doublings, _MAX_MARKERS_PAUSE))
-        pause = min(self._settings.retry_backoff * 2**doublings, self._settings.retry_backoff_max)
-        return float(pause * random.uniform(0.8, 1.2))  # noqa: S311  (spreads retries; no secret)
 
     def _next_attempt_in(self) -> float:
         """Seconds until the next batch that is backing off may be retried."""
