@@ -20,6 +20,7 @@ from dualwrite.errors import BrokerError, DeliveryError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native import accumulator as accumulators
+from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.producer import NativeProducer
 
 DELIVERY = 60.0
@@ -94,6 +95,7 @@ def on_brokers(brokers: Any) -> NativeProducer:
     settings = replace(producer._accumulator._settings, batch_bytes=5_000, buffer_bytes=100_000)
     producer._sender = brokers
     producer._accumulator = accumulators.RecordAccumulator(brokers, settings, "orders")
+    producer._bulk = BulkSender(brokers, producer._accumulator, producer._markers, producer._budget, DELIVERY)
     producer.adopt(1, 0, timeout_ms=900_000)
     producer.begin_transaction()
     return producer

@@ -16,43 +16,33 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
-    BrokerUnavailableError,
     ConfigurationError,
     DualWriteError,
     InvalidTransactionalIdError,
     ProducerFencedError,
     UsageError,
 )
-from dualwrite.kafka.base import EndTxnAnswer, Headers, Message
+from dualwrite.kafka.base import Headers, Message
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.messages import (
-    MAX_TIMESTAMP,
-    TIMESTAMP,
-    as_bytes,
-    check_number,
-    header_list,
-    keyed,
-    not_as_many_keys,
-)
+from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, header_list
 from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.markers import MarkerWait
-from dualwrite.kafka.native.patience import Patience
+from dualwrite.kafka.native.registration import Identity, Registrar
 from dualwrite.kafka.native.retry_policy import failure
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.kafka.native.states import ProducerState, check_allowed
 from dualwrite.kafka.native.txn_offsets import commit_offsets
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
-from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionStatus
+from dualwrite.kafka.time_budget import NO_TIMEOUT_MS, TimeBudget
+from dualwrite.state import LAST_EPOCH, PreparedTxnState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_PAUSE: Final = 0.01
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 
 
@@ -92,7 +82,6 @@ class NativeProducer:
             )
         self._id = kafka_transactional_id
         self._two_phase = two_phase
-        self._config = config
         settings = NativeSettings.of(config)
         self._delivery_timeout = delivery_timeout
         self._owns_coordinator = coordinator is None
@@ -109,7 +98,8 @@ class NativeProducer:
         self._delivery: Delivery | None = None
         self._budget = TimeBudget(None)
         self._markers = MarkerWait(lambda limit: coordinator.describe(kafka_transactional_id, timeout=limit))
-        self._chosen_timeout_ms: int | None = None
+        self._registrar = Registrar(config, coordinator, kafka_transactional_id, two_phase=two_phase)
+        self._bulk = BulkSender(self._sender, self._accumulator, self._markers, self._budget, delivery_timeout)
         self._id_has_changed = False
 
     @property
@@ -176,37 +166,7 @@ class NativeProducer:
             InvalidTransitionError: A transaction is open.
         """
         self._check_allowed("init_transactions")
-        deadline = Deadline.of(timeout)
-        self._check_broker(deadline)
-        timeout_ms = self._timeout_ms(deadline)
-        last_is_ending = False
-        while True:
-            try:
-                answer = self._coordinator.init_producer_id(
-                    self._id,
-                    timeout_ms=timeout_ms,
-                    two_phase=self._two_phase,
-                    keep_prepared=keep_prepared_txn,
-                    timeout=deadline,
-                )
-            except BrokerUnavailableError as error:
-                if last_is_ending and deadline.expired:  # timed out on a retry whose answer is already known
-                    raise self._not_ended(deadline.seconds) from error
-                raise
-            if keep_prepared_txn and answer.code == ErrorCode.UNSUPPORTED_VERSION:
-                return self._kept_by_describing(deadline)
-            if answer.code != ErrorCode.CONCURRENT_TRANSACTIONS:
-                break
-            last_is_ending = True
-            deadline.sleep(_PAUSE)
-            if deadline.expired:
-                raise self._not_ended(deadline.seconds)
-        if not answer.proven:
-            raise self._refused(answer, "InitProducerId")
-        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(timeout=deadline))
-        if answer.ongoing_producer_id < 0:
-            return None
-        return self._adopt_prepared(answer.ongoing_producer_id, answer.ongoing_epoch)
+        return self._continue_as(self._registrar.register(Deadline.of(timeout), keep_prepared=keep_prepared_txn))
 
     def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
         """Take over the id with the answer to the EndTxn v5 that aborted the previous epoch (rule F5).
@@ -220,7 +180,7 @@ class NativeProducer:
             timeout_ms: The transaction timeout of the id at its coordinator.
         """
         self._check_allowed("adopt")
-        self._set_identity(producer_id, epoch, timeout_ms)
+        self._continue_as(Identity(producer_id, epoch, timeout_ms))
 
     def create(self, *, timeout: Limit) -> bool:
         """Register the id if its coordinator does not know it yet; returns whether it did (rule F5). Aborts nothing.
@@ -228,21 +188,15 @@ class NativeProducer:
         Raises: as `init_transactions`.
         """
         self._check_allowed("create")
-        deadline = Deadline.of(timeout)
-        self._check_broker(deadline)
-        answer = self._coordinator.create_producer_id(
-            self._id, timeout_ms=self._timeout_ms(deadline), two_phase=self._two_phase, timeout=deadline
-        )
-        if answer.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
+        created = self._registrar.create(Deadline.of(timeout))
+        if created is None:
             return False
-        if not answer.proven:
-            raise self._refused(answer, "InitProducerId")
-        self._set_identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(timeout=deadline))
+        self._continue_as(created)
         return True
 
     def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have for this producer to adopt it."""
-        return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(Deadline.of(timeout))
+        return self._registrar.wanted_timeout_ms(Deadline.of(timeout))
 
     # --- the transaction --------------------------------------------------------------------------------------------------
 
@@ -305,103 +259,19 @@ class NativeProducer:
         self._check_allowed("send_many")
         now = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         self._sender.raise_failure()
-        self._send_many(topic, values, keys, partition, now, self._patience())
+        self._bulk.send_many(topic, values, keys, partition, now)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """See MessagesProducer: one Produce request per broker for all of them, unless they fill more than a batch."""
         self._check_allowed("send")
         self._sender.raise_failure()
-        limit = Deadline.after(self._delivery_timeout)
-        is_first = not self._sender.has_sent
-        if is_first:
-            self._markers.wait(limit)
-            self._budget.start()
-        now = time.time_ns() // 1_000_000
-        append = self._accumulator.append
-        try:
-            for topic, value, key, headers, partition, timestamp in messages:
-                append(topic, key, value, headers, partition, now if timestamp is None else timestamp, limit)
-            if is_first:
-                self._accumulator.push(limit)
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            self._sender.interrupted()
-            raise
+        self._bulk.send_messages(messages)
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
         """See ColumnProducer. Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""
-        from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
-
         self._check_allowed("send_columns")
         self._sender.raise_failure()
-        if keys is not None and len(keys) != len(values):
-            raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
-        now, patience = time.time_ns() // 1_000_000, self._patience()
-        if not self._sender.has_sent:  # the first one begins the transaction at the broker
-            self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition, now, patience)
-            values, keys = values[1:], None if keys is None else keys[1:]
-        if not len(values):
-            return
-        columns = RecordColumns.of(values, keys)
-        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, patience):
-            self._send_rows(topic, values, keys, partition, now, patience)
-
-    def _send_rows(
-        self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None, now: int, patience: Patience
-    ) -> None:
-        self._send_many(topic, values.to_pylist(), None if keys is None else keys.to_pylist(), partition, now, patience)
-
-    def _send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        keys: Iterable[bytes | str | None] | None,
-        partition: int | None,
-        now: int,
-        patience: Patience,
-    ) -> None:
-        if keys is not None:
-            pairs = keyed(keys, values)
-            if not self._sender.has_sent:
-                for key, value in pairs:
-                    self._send_first(topic, key, value, partition, now, patience)
-                    break
-            self._accumulator.extend_keyed(topic, pairs, partition, now, patience)
-            return
-        remaining = iter(values)
-        if not self._sender.has_sent:
-            for value in remaining:
-                self._send_first(topic, None, value, partition, now, patience)
-                break
-        self._accumulator.extend(topic, remaining, partition, now, patience)
-
-    def _send_first(
-        self,
-        topic: str,
-        key: bytes | str | None,
-        value: bytes | str | None,
-        partition: int | None,
-        now: int,
-        patience: Patience,
-    ) -> None:
-        """Send the first message of the transaction at once: it begins the transaction at the broker."""
-        key, value = as_bytes("key", key), as_bytes("value", value)
-        with patience as limit:
-            self._markers.wait(limit)
-            self._budget.start()
-            try:
-                self._accumulator.append(topic, key, value, None, partition, now, limit)
-                self._accumulator.push(limit)
-            except DualWriteError:
-                raise
-            except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-                self._sender.interrupted()
-                raise
-
-    def _patience(self) -> Patience:
-        """The time limit of a call that adds many messages."""
-        return Patience(self._delivery_timeout, lambda: self._sender.stored)
+        self._bulk.send_columns(topic, values, keys, partition)
 
     def send_offsets_to_transaction(
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
@@ -517,7 +387,7 @@ class NativeProducer:
             just_written=commit and self._budget.just_started,
         )
         if not answer.proven:
-            error = self._refused(answer, "EndTxn")
+            error = failure(answer.code, "EndTxn", self._id, otherwise=BrokerError)
             if isinstance(error, ProducerFencedError):
                 self._state = ProducerState.FENCED
             raise error
@@ -527,69 +397,12 @@ class NativeProducer:
         self._prepared = None
         self._state = ProducerState.READY
 
-    def _set_identity(self, producer_id: int, epoch: int, timeout_ms: int) -> None:
-        self._producer_id, self._epoch = producer_id, epoch
-        self._budget = TimeBudget(None if timeout_ms == NO_TIMEOUT_MS else timeout_ms / 1000)
-        self._prepared = None
+    def _continue_as(self, identity: Identity) -> PreparedTxnState | None:
+        """Write under this identity from now on; a prepared transaction of the id must be ended first."""
+        self._producer_id, self._epoch = identity.producer_id, identity.epoch
+        self._budget.timeout = None if identity.timeout_ms == NO_TIMEOUT_MS else identity.timeout_ms / 1000
+        self._budget.reset()
+        self._prepared = identity.prepared
         self._id_has_changed = False
-        self._state = ProducerState.READY
-
-    def _adopt_prepared(self, producer_id: int, epoch: int) -> PreparedTxnState:
-        self._prepared = PreparedTxnState(producer_id, epoch)
-        self._state = ProducerState.PREPARED
-        return self._prepared
-
-    def _kept_by_describing(self, deadline: Deadline) -> PreparedTxnState | None:
-        """Emulate `keepPreparedTxn` on a broker without support for it: describe first, and change only what has ended."""
-        while not deadline.expired:
-            described = self._coordinator.describe(self._id, timeout=deadline)
-            if described is None:
-                if self.create(timeout=deadline):
-                    return None
-                continue
-            if described.status is TransactionStatus.ONGOING:
-                self._set_identity(described.producer_id, described.epoch, described.timeout_ms)
-                return self._adopt_prepared(described.producer_id, described.epoch)
-            if not described.status.is_ending:
-                answer = self._coordinator.end_transaction(
-                    self._id,
-                    producer_id=described.producer_id,
-                    epoch=described.epoch,
-                    commit=False,
-                    timeout=deadline,
-                )
-                if answer.proven:  # same answer for all who abort this epoch: only InitProducerId gives an epoch of our own
-                    return self.init_transactions(timeout=deadline)
-            deadline.sleep(_PAUSE)
-        raise self._not_ended(deadline.seconds)
-
-    def _check_broker(self, deadline: Deadline) -> None:
-        """Check that EndTxn gives each transaction its own epoch: otherwise two transactions could not be distinguished."""
-        if not self._coordinator.knows_end_by_epoch(timeout=deadline):
-            raise ConfigurationError(
-                "The native producer requires transaction.version 2 (KIP-890), but this cluster has an older version.",
-                transactional_id=self._id,
-                cause="the brokers are older than Apache Kafka 4.0, or were upgraded without `kafka-features.sh upgrade`",
-                next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
-            )
-
-    def _timeout_ms(self, deadline: Deadline) -> int:
-        """The timeout for InitProducerId; under two-phase commit brokers ignore it."""
-        if self._chosen_timeout_ms is None:
-            self._chosen_timeout_ms = (
-                DEFAULT_TRANSACTION_TIMEOUT_MS
-                if self._two_phase
-                else transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
-            )
-        return self._chosen_timeout_ms
-
-    def _refused(self, answer: EndTxnAnswer, request: str) -> BrokerError:
-        return failure(answer.code, request, self._id, otherwise=BrokerError)
-
-    def _not_ended(self, timeout: float) -> BrokerError:
-        return BrokerUnavailableError(
-            f"Kafka did not complete the last transaction of the id within {timeout:g} s.",
-            transactional_id=self._id,
-            cause="its markers can't be written (a partition without a leader?)",
-            next_step="retry; prepared transactions stay prepared",
-        )
+        self._state = ProducerState.READY if identity.prepared is None else ProducerState.PREPARED
+        return identity.prepared

@@ -1,0 +1,148 @@
+"""Calls that add many messages to a transaction: iterables with or without keys, Arrow columns, checked messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import DualWriteError
+from dualwrite.kafka.base import Message
+from dualwrite.kafka.messages import as_bytes, keyed, not_as_many_keys
+from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.markers import MarkerWait
+from dualwrite.kafka.native.patience import Patience
+from dualwrite.kafka.native.sender import Sender
+from dualwrite.kafka.time_budget import TimeBudget
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class BulkSender:
+    """Adds many messages with one call. The first one of a transaction is sent at once: it begins it at the broker.
+
+    Args:
+        sender: The transaction's sender.
+        accumulator: Gets the messages.
+        markers: Waits for the last transaction's markers before the first message.
+        budget: The clock of the transaction, started before the first message.
+        delivery_timeout: Seconds that a call may wait without progress; see Patience.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        accumulator: RecordAccumulator,
+        markers: MarkerWait,
+        budget: TimeBudget,
+        delivery_timeout: float,
+    ) -> None:
+        self._sender = sender
+        self._accumulator = accumulator
+        self._markers = markers
+        self._budget = budget
+        self._delivery_timeout = delivery_timeout
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        keys: Iterable[bytes | str | None] | None,
+        partition: int | None,
+        timestamp_ms: int,
+    ) -> None:
+        """See `NativeProducer.send_many`."""
+        self._send_many(topic, values, keys, partition, timestamp_ms, self._patience())
+
+    def send_messages(self, messages: Iterable[Message]) -> None:
+        """See `NativeProducer.send_messages`."""
+        limit = Deadline.after(self._delivery_timeout)
+        is_first = not self._sender.has_sent
+        if is_first:
+            self._markers.wait(limit)
+            self._budget.start()
+        now = time.time_ns() // 1_000_000
+        append = self._accumulator.append
+        try:
+            for topic, value, key, headers, partition, timestamp in messages:
+                append(topic, key, value, headers, partition, now if timestamp is None else timestamp, limit)
+            if is_first:
+                self._accumulator.push(limit)
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+            self._sender.interrupted()
+            raise
+
+    def send_columns(self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None) -> None:
+        """See `NativeProducer.send_columns`."""
+        from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
+
+        if keys is not None and len(keys) != len(values):
+            raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
+        now, patience = time.time_ns() // 1_000_000, self._patience()
+        if not self._sender.has_sent:
+            self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition, now, patience)
+            values, keys = values[1:], None if keys is None else keys[1:]
+        if not len(values):
+            return
+        columns = RecordColumns.of(values, keys)
+        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, patience):
+            self._send_rows(topic, values, keys, partition, now, patience)
+
+    def _send_rows(
+        self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None, now: int, patience: Patience
+    ) -> None:
+        self._send_many(topic, values.to_pylist(), None if keys is None else keys.to_pylist(), partition, now, patience)
+
+    def _send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        keys: Iterable[bytes | str | None] | None,
+        partition: int | None,
+        now: int,
+        patience: Patience,
+    ) -> None:
+        if keys is not None:
+            pairs = keyed(keys, values)
+            if not self._sender.has_sent:
+                for key, value in pairs:
+                    self._send_first(topic, key, value, partition, now, patience)
+                    break
+            self._accumulator.extend_keyed(topic, pairs, partition, now, patience)
+            return
+        remaining = iter(values)
+        if not self._sender.has_sent:
+            for value in remaining:
+                self._send_first(topic, None, value, partition, now, patience)
+                break
+        self._accumulator.extend(topic, remaining, partition, now, patience)
+
+    def _send_first(
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        partition: int | None,
+        now: int,
+        patience: Patience,
+    ) -> None:
+        key, value = as_bytes("key", key), as_bytes("value", value)
+        with patience as limit:
+            self._markers.wait(limit)
+            self._budget.start()
+            try:
+                self._accumulator.append(topic, key, value, None, partition, now, limit)
+                self._accumulator.push(limit)
+            except DualWriteError:
+                raise
+            except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+                self._sender.interrupted()
+                raise
+
+    def _patience(self) -> Patience:
+        """The time limit of a call that adds many messages."""
+        return Patience(self._delivery_timeout, lambda: self._sender.stored)

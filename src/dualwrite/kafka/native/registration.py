@@ -1,0 +1,155 @@
+"""Registering a transactional id: InitProducerId, and what replaces `keepPreparedTxn` on brokers that do not support it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
+from dualwrite.kafka.base import InitProducerIdAnswer
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.native.retry_policy import failure
+from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
+from dualwrite.state import PreparedTxnState, TransactionStatus
+
+_PAUSE: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The identity under which a producer writes, as its coordinator knows it.
+
+    Args:
+        producer_id: The producer id of its next transaction.
+        epoch: The epoch of its next transaction.
+        timeout_ms: The transaction timeout that the id has.
+        prepared: A transaction of the id that a previous owner prepared and that was kept.
+    """
+
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    prepared: PreparedTxnState | None = None
+
+
+class Registrar:
+    """Registers one id at its coordinator. It has no state, apart from the timeout, which is read from a broker once.
+
+    Args:
+        config: The cluster's settings.
+        coordinator: Sends the requests.
+        kafka_transactional_id: The id.
+        two_phase: Whether to register it for two-phase commit.
+    """
+
+    def __init__(
+        self, config: KafkaConfig, coordinator: WireTransactionCoordinator, kafka_transactional_id: str, *, two_phase: bool
+    ) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._id = kafka_transactional_id
+        self._two_phase = two_phase
+        self._chosen_timeout_ms: int | None = None
+
+    def register(self, deadline: Deadline, *, keep_prepared: bool) -> Identity:
+        """See `NativeProducer.init_transactions`."""
+        self._check_broker(deadline)
+        timeout_ms = self._timeout_ms(deadline)
+        last_is_ending = False
+        while True:
+            try:
+                answer = self._coordinator.init_producer_id(
+                    self._id, timeout_ms=timeout_ms, two_phase=self._two_phase, keep_prepared=keep_prepared, timeout=deadline
+                )
+            except BrokerUnavailableError as error:
+                if last_is_ending and deadline.expired:  # the retry was cut off, but the cause is known from the last response
+                    raise self._not_ended(deadline.seconds) from error
+                raise
+            if keep_prepared and answer.code == ErrorCode.UNSUPPORTED_VERSION:
+                return self._kept_by_describing(deadline)
+            if answer.code != ErrorCode.CONCURRENT_TRANSACTIONS:
+                break
+            last_is_ending = True
+            deadline.sleep(_PAUSE)
+            if deadline.expired:
+                raise self._not_ended(deadline.seconds)
+        self._check_proven(answer)
+        kept = None
+        if answer.ongoing_producer_id >= 0:
+            kept = PreparedTxnState(answer.ongoing_producer_id, answer.ongoing_epoch)
+        return Identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(deadline), kept)
+
+    def create(self, deadline: Deadline) -> Identity | None:
+        """See `NativeProducer.create`; None if the coordinator knows the id."""
+        self._check_broker(deadline)
+        answer = self._coordinator.create_producer_id(
+            self._id, timeout_ms=self._timeout_ms(deadline), two_phase=self._two_phase, timeout=deadline
+        )
+        if answer.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
+            return None
+        self._check_proven(answer)
+        return Identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(deadline))
+
+    def wanted_timeout_ms(self, deadline: Deadline) -> int:
+        """See `NativeProducer.wanted_timeout_ms`."""
+        return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(deadline)
+
+    def _check_proven(self, answer: InitProducerIdAnswer) -> None:
+        if not answer.proven:
+            raise failure(answer.code, "InitProducerId", self._id, otherwise=BrokerError)
+
+    def _kept_by_describing(self, deadline: Deadline) -> Identity:
+        """Emulate `keepPreparedTxn`: describe first, and change only what has ended."""
+        while not deadline.expired:
+            described = self._coordinator.describe(self._id, timeout=deadline)
+            if described is None:
+                created = self.create(deadline)
+                if created is not None:
+                    return created
+                continue
+            if described.status is TransactionStatus.ONGOING:
+                prepared = PreparedTxnState(described.producer_id, described.epoch)
+                return Identity(described.producer_id, described.epoch, described.timeout_ms, prepared)
+            if not described.status.is_ending:
+                answer = self._coordinator.end_transaction(
+                    self._id,
+                    producer_id=described.producer_id,
+                    epoch=described.epoch,
+                    commit=False,
+                    timeout=deadline,
+                )
+                if answer.proven:  # all who abort this epoch get the same response: only InitProducerId gives us our own epoch
+                    return self.register(deadline, keep_prepared=False)
+            deadline.sleep(_PAUSE)
+        raise self._not_ended(deadline.seconds)
+
+    def _check_broker(self, deadline: Deadline) -> None:
+        """Check that EndTxn gives each transaction its own epoch: otherwise two transactions could not be distinguished."""
+        if not self._coordinator.knows_end_by_epoch(timeout=deadline):
+            raise ConfigurationError(
+                "The native producer requires transaction.version 2 (KIP-890), but this cluster has an older version.",
+                transactional_id=self._id,
+                cause="the brokers are older than Apache Kafka 4.0, or were upgraded without `kafka-features.sh upgrade`",
+                next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
+            )
+
+    def _timeout_ms(self, deadline: Deadline) -> int:
+        """The timeout for InitProducerId; under two-phase commit brokers ignore it."""
+        if self._chosen_timeout_ms is None:
+            self._chosen_timeout_ms = (
+                DEFAULT_TRANSACTION_TIMEOUT_MS
+                if self._two_phase
+                else transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
+            )
+        return self._chosen_timeout_ms
+
+    def _not_ended(self, timeout: float) -> BrokerError:
+        return BrokerUnavailableError(
+            f"Kafka did not complete the last transaction of the id within {timeout:g} s.",
+            transactional_id=self._id,
+            cause="its markers can't be written (a partition without a leader?)",
+            next_step="retry; prepared transactions stay prepared",
+        )
