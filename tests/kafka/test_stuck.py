@@ -264,7 +264,7 @@ def test_groups_of_every_protocol_that_reads_topics_are_listed(monkeypatch: pyte
         ],
     )
     monkeypatch.setattr(Brokers, "view", lambda *_: ClusterView({1: Address("h", 1)}, (), {}))
-    monkeypatch.setattr(Brokers, "ask", lambda _, __, ___, conclude: {1: conclude(1, answer)})
+    monkeypatch.setattr(Brokers, "request", lambda _, __, ___, conclude: {1: conclude(1, answer)})
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
         found = list_groups(Brokers(network, Deadline.after(1), 1))
     assert [(one.group_id, one.kind) for one in found] == [("Classic", "classic"), ("Consumer", CONSUMER), ("Streams", STREAMS)]

@@ -74,7 +74,7 @@ def test_the_answer_to_end_txn(version: int, error: int, producer_id: int, epoch
     answer = producer.EndTxnResponse(
         throttle_time_ms=7, error_code=error, producer_id=producer_id, producer_epoch=epoch, version=version
     )
-    ((answered, read),) = framing.answers(written(answer, version, number))
+    ((answered, read),) = framing.responses(written(answer, version, number))
     assert answered == number
     assert read == (error, *((producer_id, epoch) if version == 5 else (-1, -1)))
 
@@ -99,7 +99,7 @@ def test_the_answer_to_produce(found: list[Any]) -> None:
     framing = Framing(CLIENT)
     number, _ = framing.request(Produce("id", -1, 1, {}))
     answer = producer.ProduceResponse(responses=found, throttle_time_ms=3, version=12)
-    ((_, read),) = framing.answers(written(answer, 12, number))
+    ((_, read),) = framing.responses(written(answer, 12, number))
     assert [(topic.name, [*map(astuple, topic.partition_responses)]) for topic in read.responses] == [
         (
             topic.name,
@@ -115,7 +115,7 @@ def test_tagged_fields_are_skipped() -> None:
     number, _ = framing.request(EndTxn(5, "id", 1, 2, True))
     tags = b"\x02\x00\x03abc\x81\x01\x00"  # tag 0 of 3 bytes, tag 129 of none
     body = struct.pack(">i", number) + tags + struct.pack(">ihqh", 0, 48, 5, 6) + tags
-    assert framing.answers(struct.pack(">i", len(body)) + body) == [(number, (48, 5, 6))]
+    assert framing.responses(struct.pack(">i", len(body)) + body) == [(number, (48, 5, 6))]
 
 
 @given(cuts=st.lists(st.integers(0, 400), max_size=8))
@@ -132,7 +132,7 @@ def test_answers_come_in_any_pieces(cuts: list[int]) -> None:
         expected.append((number, place))
     found = []
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
-        found += framing.answers(data[begin:end])
+        found += framing.responses(data[begin:end])
     told = [(number, read.error_code if hasattr(read, "producer_id") else int(read.cluster_id)) for number, read in found]
     assert told == expected
 
@@ -158,12 +158,12 @@ def test_what_is_no_answer_is_a_kafka_error(data: bytes) -> None:
         framing = Framing(CLIENT)
         framing.request(request)
         with pytest.raises(KafkaError):
-            framing.answers(data)
+            framing.responses(data)
 
 
 def test_an_answer_without_a_request_is_a_kafka_error() -> None:
     with pytest.raises(KafkaError):
-        Framing(CLIENT).answers(broken(4, 1))
+        Framing(CLIENT).responses(broken(4, 1))
 
 
 def test_a_text_is_not_longer_than_its_message() -> None:
@@ -171,4 +171,4 @@ def test_a_text_is_not_longer_than_its_message() -> None:
     number, _ = framing.request(Produce("id", -1, 1, {}))
     body = struct.pack(">i", number) + b"\x00\x02\x7fabc"
     with pytest.raises(KafkaError):
-        framing.answers(struct.pack(">i", len(body)) + body)
+        framing.responses(struct.pack(">i", len(body)) + body)

@@ -7,7 +7,7 @@ import pytest
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.native import markers
-from dualwrite.kafka.native.markers import AT_FIRST, LOOK_AGAIN_AFTER, MarkerWait
+from dualwrite.kafka.native.markers import AT_FIRST, CHECK_AGAIN_AFTER, MarkerWait
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 
@@ -54,13 +54,13 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
 def test_markers_that_are_written_in_time_are_not_looked_for_again(kafka: Kafka) -> None:
     kafka.markers_take = 0.001
     assert kafka.looks_of(pause=0.005) == 1
-    assert kafka.looks_of(pause=0.006, transactions=LOOK_AGAIN_AFTER) == 0
+    assert kafka.looks_of(pause=0.006, transactions=CHECK_AGAIN_AFTER) == 0
 
 
 def test_but_now_and_then_one_is_made_since_they_may_have_become_slower(kafka: Kafka) -> None:
     kafka.looks_of(pause=0.005)
-    assert kafka.looks_of(pause=0.006, transactions=LOOK_AGAIN_AFTER + 1) == 1
-    kafka.looks_of(pause=0.006, transactions=LOOK_AGAIN_AFTER)
+    assert kafka.looks_of(pause=0.006, transactions=CHECK_AGAIN_AFTER + 1) == 1
+    kafka.looks_of(pause=0.006, transactions=CHECK_AGAIN_AFTER)
     kafka.markers_take = 0.03
     assert kafka.looks_of(pause=0.006) > 1
     assert kafka.looks_of(pause=0.04) == 1, "twice as long as they took"

@@ -221,7 +221,7 @@ class TransactionAdmin:
         for reply in found.values():
             if reply.problem is not None:
                 raise reply.problem
-        return {key: int(reply.answer) for key, reply in found.items()}
+        return {key: int(reply.response) for key, reply in found.items()}
 
     def transaction_of(self, topic: str, partition: int, offset: int) -> RecordTransaction:
         """Which transaction a record belongs to, whose it is, and how it ended.

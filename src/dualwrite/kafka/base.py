@@ -68,7 +68,7 @@ class TransactionalProducer(Protocol):
             The prepared transaction of the id that was kept, if the producer supports this and was asked to; else None.
 
         Raises:
-            BrokerUnavailableError: No coordinator answered within the time limit.
+            BrokerUnavailableError: No coordinator responded within the time limit.
             BrokerAuthorizationError: The principal is not authorized to use the id.
             ConfigurationError: The broker rejects the transaction timeout.
         """
@@ -113,7 +113,7 @@ class TransactionalProducer(Protocol):
 
         The time limit of `send` is for waiting without progress: all waits of the call share one limit, which starts again
         when the brokers have stored messages. A call with millions of messages may therefore take longer than the limit, but
-        where the brokers store nothing, it waits no longer than that. The time that the iterable takes does not count.
+        where the brokers store nothing, it waits no longer than that. The time that the iterable needs does not count.
 
         Raises: as `send`, and InvalidMessageError if the numbers of keys and values differ.
         """
@@ -125,7 +125,7 @@ class TransactionalProducer(Protocol):
         Raises:
             ProducerFencedError: The consumer's generation in the group is over, so its partitions belong to another member.
             BrokerAuthorizationError: The principal lacks Read on the group.
-            BrokerUnavailableError: The group's coordinator did not answer within the time limit.
+            BrokerUnavailableError: The group's coordinator did not respond within the time limit.
         """
         ...
 
@@ -210,7 +210,7 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         Asks a broker for its maximum if the user has set none, the first time.
 
         Raises:
-            BrokerUnavailableError: No broker answered within the time limit.
+            BrokerUnavailableError: No broker responded within the time limit.
         """
         ...
 

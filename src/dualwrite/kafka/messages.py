@@ -104,7 +104,7 @@ def checked_messages(
     partition: int | None,
     timestamp: int | None,
 ) -> Iterator[Message]:
-    """The messages of a `send_many`, each checked when its turn comes.
+    """The messages of a `send_many`, each checked when the iterator reaches it.
 
     Raises:
         InvalidMessageError: As for `checked_message` and `keyed`.

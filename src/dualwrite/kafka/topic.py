@@ -1,4 +1,4 @@
-"""`Topic`: a topic with serializers, which make bytes of keys and values, and deserializers, which read them again."""
+"""`Topic`: a topic with serializers, which encode keys and values, and deserializers, which decode them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pairs = list[tuple[str, bytes | None]]
 
 
 class Sends(Protocol):
-    """What messages are sent with: a Transaction, a unit of a group, an AsyncTransaction."""
+    """An object that sends messages: a Transaction, a unit of a group, an AsyncTransaction."""
 
     def send(
         self,
@@ -183,7 +183,7 @@ class Topic(Generic[V, K]):
 
 
 def _is_unavailability(error: BaseException | None) -> bool:
-    """Whether a server was away: an error of the network is its cause, or the server said so itself."""
+    """Whether a server was unavailable: a network error is the cause, or the server's own status code says so."""
     while error is not None:
         status = getattr(error, "http_status_code", 0)  # of confluent-kafka's SchemaRegistryError
         if _is_of_the_network(error) or status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
@@ -200,6 +200,6 @@ def _is_of_the_network(error: BaseException) -> bool:
 
 
 def _context(topic: str, field: Field, headers: list[tuple[str, Any]]) -> SerializationContext:
-    from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: PLC0415  (librdkafka, not for everybody)
+    from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: PLC0415  (loads librdkafka)
 
     return SerializationContext(topic, MessageField(field), headers)

@@ -1,1 +1,1 @@
-"""Requests for the administration of transactions (KIP-664), to all brokers that it takes."""
+"""Requests for the administration of transactions (KIP-664), to every broker that is involved."""

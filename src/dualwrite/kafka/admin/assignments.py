@@ -1,4 +1,4 @@
-"""Which partitions the members of consumer groups have (DescribeGroups; ConsumerGroupDescribe of KIP-848)."""
+"""Which partitions are assigned to the members of consumer groups (DescribeGroups; ConsumerGroupDescribe of KIP-848)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _CLASSIC: Final = "consumer"  # the protocol type of classic groups whose member
 
 
 def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dict[str, set[Key]]:
-    """The partitions that members have, by group; empty during a rebalance of the classic protocol, and for Kafka Streams' own.
+    """The assigned partitions of each group; empty during a rebalance of the classic protocol, and for Kafka Streams' own.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     found: dict[str, set[Key]] = defaultdict(set)
     for is_new in (False, True):
-        asked = [group for group in groups if (group.kind == CONSUMER) is is_new and group.kind != STREAMS]
-        live = brokers.view([]).brokers if asked else {}
-        for node, names in by_coordinator(asked).items():
+        described = [group for group in groups if (group.kind == CONSUMER) is is_new and group.kind != STREAMS]
+        live = brokers.view([]).brokers if described else {}
+        for node, names in by_coordinator(described).items():
             for batch in batches(names) if node in live else ():
-                question = _request(batch, is_new=is_new)
-                answers = brokers.ask(live, {node: question}, lambda _, answer: _groups(brokers, answer))
-                for group_id, keys in answers.get(node, {}).items():
+                request = _request(batch, is_new=is_new)
+                responses = brokers.request(live, {node: request}, lambda _, response: _groups(brokers, response))
+                for group_id, keys in responses.get(node, {}).items():
                     found[group_id] |= keys
     return found
 
@@ -47,11 +47,11 @@ def _request(names: Sequence[str], *, is_new: bool) -> Any:
     return made
 
 
-def _groups(brokers: Brokers, answer: Any) -> Mapping[str, set[Key]]:
+def _groups(brokers: Brokers, response: Any) -> Mapping[str, set[Key]]:
     found = {}
-    for group in answer.groups:
+    for group in response.groups:
         if group.error_code in TRANSIENT:
-            raise TryAgainError(f"the description of a group answered {error_name(group.error_code)}")
+            raise TryAgainError(f"the description of a group returned {error_name(group.error_code)}")
         if group.error_code:
             note_refused(brokers, "DescribeGroups", group.group_id, group.error_code)
         else:

@@ -1,4 +1,4 @@
-"""The brokers of a cluster, for one call of the transaction tools: who leads what, who has answered, who has not."""
+"""The brokers of a cluster, for one call of the transaction tools: leaders, coordinators, and those that don't respond."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.retry import rounds
 from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.client.together import Question, asked_together
+from dualwrite.kafka.client.together import MakeRequest, request_together
 from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, settings_in, settings_request
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 
 BATCH: Final = 500
-"""How many ids or partitions one request names, as in Apache's own tool."""
+"""The number of ids or partitions in one request, as in Apache's own tool."""
 
 TRANSIENT: Final = frozenset(
     {
@@ -38,13 +38,13 @@ TRANSIENT: Final = frozenset(
 
 _SHARE: Final = 0.5  # of the time left, for one step
 PAUSE: Final = 0.05
-"""Seconds before something is asked again for the first time."""
+"""Seconds before the first retry of a request."""
 
 T = TypeVar("T")
 
 
 class TryAgainError(Exception):
-    """A broker's answer with a transient error."""
+    """A response with a transient error: send the request again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,17 @@ class ClusterView:
 
 
 class Brokers:
-    """The exchange with the brokers during one call.
+    """Requests to the brokers during one call.
 
-    A broker that gives no answer for `patience` seconds is noted in `problems`, and is not asked again during the call.
+    A broker that does not respond for `patience` seconds is noted in `problems`, and gets no more requests during the call.
 
     Args:
         network: The connections.
         deadline: For the whole call.
-        patience: Seconds for which one broker is asked again before the call goes on without it.
+        patience: Seconds for which requests to one broker are retried before the call continues without it.
 
     Attributes:
-        sees_coordinators: Whether `coordinators` could see that each id has one (ACL Describe on `__transaction_state`).
+        sees_coordinators: Whether `coordinators` could check that each id has one (ACL Describe on `__transaction_state`).
     """
 
     def __init__(self, network: Network, deadline: Deadline, patience: float) -> None:
@@ -95,7 +95,7 @@ class Brokers:
         self.sees_coordinators = True
 
     def renewed(self, deadline: Deadline) -> Brokers:
-        """The same brokers for the next part of a call, with time of its own; who was given up stays so."""
+        """The same brokers for the next part of a call, with its own deadline; silent brokers get no more requests in it."""
         again = Brokers(self.network, deadline, self._patience)
         again._problems = self._problems
         again._hidden = self._hidden
@@ -103,23 +103,23 @@ class Brokers:
 
     @property
     def problems(self) -> tuple[BrokerProblem, ...]:
-        """What could not be asked, without repetition."""
+        """The brokers and coordinators that did not respond, each once."""
         return tuple(sorted(self._problems.values(), key=str))
 
     @property
     def hidden(self) -> tuple[DualWriteError, ...]:
-        """What Kafka may have left out of its answers for want of an ACL: which one, and what it hides."""
+        """What Kafka may have left out of its responses because of missing ACLs: each error names the ACL and what it hides."""
         return tuple(self._hidden.values())
 
     def turn(self) -> Deadline:
-        """The time for one step of the call; whatever a silent broker does, something is left for the next steps."""
+        """The deadline of one step of the call, so that a silent broker leaves time for the next steps."""
         return self.deadline.within(min(self._patience, self.deadline.left * _SHARE))
 
     def view(self, topics: Sequence[str] | None) -> ClusterView:
         """The live brokers and these topics, none of which is created; None for all topics.
 
         Raises:
-            BrokerUnavailableError: No broker answered before the deadline.
+            BrokerUnavailableError: No broker responded before the deadline.
             BrokerAuthorizationError: The login was refused.
         """
         return self._of_any(lambda network, attempt: _view(network, topics, attempt))
@@ -137,8 +137,8 @@ class Brokers:
         Raises: as for `view`.
         """
         brokers = self.view([]).brokers
-        questions = {node: lambda _, node=node: settings_request(BROKER_RESOURCE, [str(node)], [name]) for node in brokers}
-        found = self.ask(brokers, questions, lambda node, answer: settings_in(answer).get(str(node), {}).get(name))
+        requests = {node: lambda _, node=node: settings_request(BROKER_RESOURCE, [str(node)], [name]) for node in brokers}
+        found = self.request(brokers, requests, lambda node, response: settings_in(response).get(str(node), {}).get(name))
         return frozenset(value for value in found.values() if value is not None)
 
     def coordinators(self) -> dict[int, Address]:
@@ -148,13 +148,13 @@ class Brokers:
         """
         seen = self.view([TRANSACTION_STATE_TOPIC])
         self.sees_coordinators = seen.refused.get(TRANSACTION_STATE_TOPIC) not in DENIED
-        lost = [str(found.partition) for found in seen.partitions if found.leader is None]
-        if lost:
-            named = ", ".join(lost)
+        leaderless = [str(found.partition) for found in seen.partitions if found.leader is None]
+        if leaderless:
+            named = ", ".join(leaderless)
             self.note(BrokerProblem(None, None, f"{TRANSACTION_STATE_TOPIC} {named} without a leader: their ids are missing"))
         for node in sorted({replica for found in seen.partitions for replica in found.replicas} - seen.brokers.keys()):
             taken_over = "; other brokers have taken over what it coordinated"
-            self.note(BrokerProblem(node, None, f"is down{'' if lost else taken_over}", covered=not lost))
+            self.note(BrokerProblem(node, None, f"is down{'' if leaderless else taken_over}", covered=not leaderless))
         return dict(seen.brokers)
 
     def note(self, problem: BrokerProblem) -> None:
@@ -162,39 +162,39 @@ class Brokers:
         self._problems.setdefault(problem.reason if problem.broker is None else problem.broker, problem)
 
     def hide(self, what: str, error: DualWriteError) -> None:
-        """Note what a missing ACL hides; the first error about it is kept."""
+        """Note what is missing because of an ACL; the first error about it is kept."""
         self._hidden.setdefault(what, error)
 
     def is_silent(self, node: int) -> bool:
-        """Whether the broker has been given up in this call."""
+        """Whether the broker has not responded in this call."""
         return node in self._problems
 
-    def ask(
-        self, brokers: Mapping[int, Address], questions: Mapping[int, Question], conclude: Callable[[int, Any], T]
+    def request(
+        self, brokers: Mapping[int, Address], requests: Mapping[int, MakeRequest], conclude: Callable[[int, Any], T]
     ) -> dict[int, T]:
-        """Ask brokers at the same time, and again while their errors are transient.
+        """Send requests to brokers at the same time, and again while their errors are transient.
 
         Args:
             brokers: Address by node id.
-            questions: The request for each node.
-            conclude: The result of a node's answer; raises TryAgainError for a transient error.
+            requests: The request for each node.
+            conclude: Makes the result from a node's response; raises TryAgainError for a transient error.
 
         Returns:
             The results by node; a node that is missing is in `problems`.
         """
         found: dict[int, T] = {}
-        waiting = {node: question for node, question in questions.items() if not self.is_silent(node)}
-        reasons: dict[int, Exception] = {}  # why a node is asked again
+        waiting = {node: request for node, request in requests.items() if not self.is_silent(node)}
+        reasons: dict[int, Exception] = {}  # why a node's request is sent again
         patience = self.turn()
         for _ in rounds(patience, pause=PAUSE):
-            answers = asked_together(self.network, {brokers[node]: waiting[node] for node in waiting}, patience)
+            responses = request_together(self.network, {brokers[node]: waiting[node] for node in waiting}, patience)
             reasons.clear()
             for node in waiting:
-                answer = answers[brokers[node]]
+                response = responses[brokers[node]]
                 try:
-                    if isinstance(answer, Exception):
-                        raise answer
-                    found[node] = conclude(node, answer)
+                    if isinstance(response, Exception):
+                        raise response
+                    found[node] = conclude(node, response)
                 except (TryAgainError, ConnectionLostError) as error:
                     reasons[node] = error
                 except DualWriteError as error:
@@ -206,26 +206,26 @@ class Brokers:
             self._give_up(node, brokers[node], reason)
         return found
 
-    def _of_any(self, ask: Callable[[Network, Deadline], T]) -> T:
-        """Ask any broker, and another one if it is silent."""
+    def _of_any(self, request: Callable[[Network, Deadline], T]) -> T:
+        """Send a request to any broker, and to another one if it does not respond."""
         inquiry = Inquiry(self.network.config, timeout=self.deadline, network=self.network)
-        return inquiry.of_cluster(lambda network, _: ask(network, self.turn()))
+        return inquiry.of_cluster(lambda network, _: request(network, self.turn()))
 
     def _give_up(self, node: int, address: Address, error: Exception) -> None:
         self.note(BrokerProblem(node, str(address), str(error).removeprefix(f"{address}: ")))
 
 
 def check(code: int, request: str) -> None:
-    """Raise an error code that concerns a whole answer.
+    """Raise the error code of a whole response, if it has one.
 
     Raises:
         TryAgainError: It is transient.
         BrokerError: It is not.
     """
     if code in TRANSIENT:
-        raise TryAgainError(f"{request} answered {error_name(code)}")
+        raise TryAgainError(f"{request} returned {error_name(code)}")
     if code:
-        raise BrokerError(f"{request} answered {error_name(code)}.", code=code, name=error_name(code))
+        raise BrokerError(f"{request} returned {error_name(code)}.", code=code, name=error_name(code))
 
 
 def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
@@ -242,15 +242,15 @@ def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
 
 def _view(network: Network, topics: Sequence[str] | None, deadline: Deadline) -> ClusterView:
     named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-    answer = network.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=False), deadline)
+    response = network.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=False), deadline)
     there = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
     return ClusterView(
-        brokers={broker.node_id: Address(broker.host, broker.port) for broker in answer.brokers},
+        brokers={broker.node_id: Address(broker.host, broker.port) for broker in response.brokers},
         partitions=tuple(
             PartitionView(topic.name, p.partition_index, p.leader_id if p.leader_id >= 0 else None, tuple(p.replica_nodes))
-            for topic in sorted(answer.topics, key=lambda found: found.name)
+            for topic in sorted(response.topics, key=lambda found: found.name)
             if topic.error_code in there
             for p in sorted(topic.partitions, key=lambda found: found.partition_index)
         ),
-        refused={topic.name: topic.error_code for topic in answer.topics if topic.error_code not in there},
+        refused={topic.name: topic.error_code for topic in response.topics if topic.error_code not in there},
     )

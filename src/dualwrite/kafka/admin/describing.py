@@ -35,26 +35,26 @@ def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) ->
 
 
 class _Batch:
-    """The ids of one batch, until each has its answer or its problem."""
+    """The ids of one batch, until each is described or has failed."""
 
     def __init__(self, brokers: Brokers, ids: Sequence[str]) -> None:
         self._brokers = brokers
         self._waiting = list(dict.fromkeys(ids))
         self._found: dict[str, DescribedTransaction] = {}
-        self._reasons: dict[str, tuple[int | None, str]] = {}  # why an id is asked for again
+        self._reasons: dict[str, tuple[int | None, str]] = {}  # why an id is requested again
 
     def described(self) -> dict[str, DescribedTransaction]:
         for _ in rounds(self._brokers.turn(), pause=PAUSE):
-            self._ask()
+            self._send_requests()
             self._waiting = [name for name in self._waiting if name not in self._found]
             if not self._waiting:
                 break
         for name in self._waiting:
-            node, reason = self._reasons.get(name, (None, "no answer"))
+            node, reason = self._reasons.get(name, (None, "no response"))
             self._found[name] = DescribedTransaction(name, node, None, self._unanswered(name, reason))
         return self._found
 
-    def _ask(self) -> None:
+    def _send_requests(self) -> None:
         by_node: dict[int, list[str]] = defaultdict(list)
         addresses: dict[int, Address] = {}
         for name, where in self._brokers.located(self._waiting).items():
@@ -63,16 +63,16 @@ class _Batch:
                 continue
             node, addresses[node] = where
             if self._brokers.is_silent(node):
-                self._finish(name, node, self._unanswered(name, f"broker {node} does not answer"))
+                self._finish(name, node, self._unanswered(name, f"broker {node} does not respond"))
             else:
                 by_node[node].append(name)
-        questions = {node: lambda _, names=names: _request(names) for node, names in by_node.items()}
-        answers = self._brokers.ask(addresses, questions, lambda _, answer: answer.transaction_states)
-        for node, states in answers.items():
+        requests = {node: lambda _, names=names: _request(names) for node, names in by_node.items()}
+        responses = self._brokers.request(addresses, requests, lambda _, response: response.transaction_states)
+        for node, states in responses.items():
             for state in states:
                 self._add(node, state)
-        for node in by_node.keys() - answers.keys():
-            self._reasons |= dict.fromkeys(by_node[node], (node, f"broker {node} does not answer"))
+        for node in by_node.keys() - responses.keys():
+            self._reasons |= dict.fromkeys(by_node[node], (node, f"broker {node} does not respond"))
 
     def _not_located(self, name: str, error: CoordinatorUnavailableError) -> None:
         if error.code in DENIED:
@@ -83,11 +83,11 @@ class _Batch:
     def _add(self, node: int, state: Any) -> None:
         name, code = state.transactional_id, state.error_code
         if code in TRANSIENT:
-            self._reasons[name] = (node, f"DescribeTransactions answered {error_name(code)}")
+            self._reasons[name] = (node, f"DescribeTransactions returned {error_name(code)}")
         elif code in DENIED:
             self._finish(name, node, denied("DescribeTransactions", code, name))
         elif code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
-            what = f"DescribeTransactions answered {error_name(code)}."
+            what = f"DescribeTransactions returned {error_name(code)}."
             self._finish(name, node, BrokerError(what, transactional_id=name, code=code, name=error_name(code)))
         else:
             try:
@@ -102,7 +102,7 @@ class _Batch:
 
     def _unanswered(self, name: str, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(
-            f"The transaction's coordinator gave no answer: {reason}.",
+            f"The transaction's coordinator did not respond: {reason}.",
             transactional_id=name,
             cause="its broker is down, overloaded, or unreachable from here",
             next_step="retry once the broker is back, or another has taken over",

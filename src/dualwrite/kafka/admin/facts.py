@@ -1,4 +1,4 @@
-"""What Kafka says about transactions and producers (KIP-664), and which broker could not be asked. No I/O."""
+"""What Kafka reports about transactions and producers (KIP-664), and which brokers did not respond. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNNING: Final = frozenset(status for status in TransactionStatus if status is T
 
 @dataclass(frozen=True, slots=True)
 class BrokerProblem:
-    """A broker that gave no answer, or partitions that no broker answers for: the result may lack what they know.
+    """A broker that did not respond, or partitions without a leader: the result may lack what they know.
 
     Args:
         broker: The node id; None if the partitions have no leader.
@@ -40,11 +40,11 @@ class BrokerProblem:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What was found, and which brokers could not be asked. Iterating over it yields what was found.
+    """What was found, and which brokers did not respond. Iterating over it yields what was found.
 
     Args:
         found: The result, sorted.
-        problems: Empty if every broker answered.
+        problems: Empty if every broker responded.
         hidden: The ACLs without which Kafka may have left something out, as errors that name them.
     """
 
@@ -54,7 +54,7 @@ class Answer(Generic[T]):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can be missing because of a broker that did not answer, or of an ACL."""
+        """Whether nothing can be missing because of a broker that did not respond, or of an ACL."""
         return not self.hidden and all(problem.covered for problem in self.problems)
 
     def __iter__(self) -> Iterator[T]:
@@ -83,13 +83,13 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class DescribedTransaction:
-    """What the coordinator of a transactional id says about it (KIP-664, DescribeTransactions).
+    """What the coordinator of a transactional id reports about it (KIP-664, DescribeTransactions).
 
     Args:
         transactional_id: The id, as Kafka sees it.
         coordinator: The node id of its coordinator; None if that could not be found out.
         description: The state; None if the coordinator does not know the id, or `problem` is set.
-        problem: Why the id could not be described: the coordinator did not answer, or an ACL is missing.
+        problem: Why the id could not be described: the coordinator did not respond, or an ACL is missing.
     """
 
     transactional_id: str
@@ -99,7 +99,7 @@ class DescribedTransaction:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the coordinator answered that it does not know the id."""
+        """Whether the coordinator has reported that it does not know the id."""
         return self.description is None and self.problem is None
 
 
@@ -135,7 +135,7 @@ class PartitionProducers:
     Args:
         topic: The topic.
         partition: The partition; -1 if the topic itself could not be described.
-        broker: The node that was asked, the leader unless another was requested; None if none could be asked.
+        broker: The node that got the request, the leader unless another was chosen; None if there was none.
         producers: The producers, sorted by id.
         problem: Why they could not be described, if so.
     """

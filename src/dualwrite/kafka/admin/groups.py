@@ -48,7 +48,7 @@ class GroupListing:
 
     @property
     def has_members(self) -> bool:
-        """Whether somebody consumes in it."""
+        """Whether a consumer is a member of it."""
         return self.state not in _WITHOUT_MEMBERS
 
 
@@ -74,22 +74,22 @@ Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
 
 
 def list_groups(brokers: Brokers) -> list[GroupListing]:
-    """The consumer groups; a broker that does not answer is in `brokers.problems`.
+    """The consumer groups; a broker that does not respond is in `brokers.problems`.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     live = brokers.view([]).brokers
 
-    def conclude(node: int, answer: Any) -> list[GroupListing]:
-        check(answer.error_code, "ListGroups")
+    def conclude(node: int, response: Any) -> list[GroupListing]:
+        check(response.error_code, "ListGroups")
         return [
             GroupListing(one.group_id, node, one.group_state, (one.group_type or "").lower())
-            for one in answer.groups
+            for one in response.groups
             if one.protocol_type in _PROTOCOLS
         ]
 
-    found = brokers.ask(live, {node: lambda _: ListGroupsRequest() for node in live}, conclude)
+    found = brokers.request(live, {node: lambda _: ListGroupsRequest() for node in live}, conclude)
     return sorted(group for groups in found.values() for group in groups)
 
 
@@ -125,13 +125,13 @@ def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
 
 
 def note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
-    """Note that something about a group is not known; of several groups the first is kept. A group may have ended meanwhile."""
+    """Note what is unknown about a group, unless the group has ended meanwhile; of several groups the first is kept."""
     if code == ErrorCode.GROUP_ID_NOT_FOUND:
         return
     if code in DENIED:
         brokers.hide(request, denied(request, code, group_id))
         return
-    what = f"Something about group {group_id!r} is not known: {request} answered {error_name(code)}."
+    what = f"Something about group {group_id!r} is not known: {request} returned {error_name(code)}."
     brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
 
 
@@ -154,11 +154,11 @@ def _committed(
     *,
     stable: bool,
 ) -> list[CommittedOffset]:
-    def conclude(_: int, answer: Any) -> list[CommittedOffset]:
+    def conclude(_: int, response: Any) -> list[CommittedOffset]:
         found = []
-        for group in answer.groups:
+        for group in response.groups:
             if group.error_code in TRANSIENT:
-                raise TryAgainError(f"OffsetFetch answered {error_name(group.error_code)}")
+                raise TryAgainError(f"OffsetFetch returned {error_name(group.error_code)}")
             if group.error_code:
                 note_refused(brokers, "OffsetFetch", group.group_id, group.error_code)
             found += [
@@ -171,7 +171,7 @@ def _committed(
             ]
         return found
 
-    return brokers.ask(live, {node: _request(names, keys, stable=stable)}, conclude).get(node, [])
+    return brokers.request(live, {node: _request(names, keys, stable=stable)}, conclude).get(node, [])
 
 
 def _request(names: Sequence[str], keys: Keys, *, stable: bool) -> Callable[[Connection], Any]:

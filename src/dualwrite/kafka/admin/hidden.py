@@ -1,4 +1,4 @@
-"""Whether Kafka may leave transactional ids out of an answer, without an error, for want of an ACL; and of which one."""
+"""Whether Kafka may leave transactional ids out of a response, without an error, because of a missing ACL; and of which."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sees_every_id(brokers: Brokers) -> bool:
                 name=ErrorCode.TOPIC_AUTHORIZATION_FAILED.name,
             ),
         )
-    # an id that no ACL with a name or a prefix can be meant for
+    # an id that no ACL with a name or a prefix matches
     (probed,) = describe_transactions(lambda: brokers, [uuid4().hex])
     if isinstance(probed.problem, BrokerAuthorizationError):
         brokers.hide(

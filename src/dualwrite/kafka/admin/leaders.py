@@ -1,4 +1,4 @@
-"""Ask the leaders of partitions, one request to each broker, until every partition has its answer or its problem."""
+"""Requests to the leaders of partitions, one to each broker, until every partition has a result or has failed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionReply:
-    """What a broker answered about a partition.
+    """A broker's response about a partition.
 
     Args:
-        broker: The node that was asked; None if none could be asked.
-        answer: Its answer; None if there is a problem.
-        problem: Why there is no answer.
+        broker: The node that got the request; None if there was none.
+        response: Its response; None if there is a problem.
+        problem: Why there is no response.
     """
 
     broker: int | None
-    answer: Any = None
+    response: Any = None
     problem: DualWriteError | None = None
 
 
-class PartitionQuestion(Protocol):
+class PartitionRequest(Protocol):
     """A request that can name several partitions of one broker."""
 
     @property
@@ -42,17 +42,17 @@ class PartitionQuestion(Protocol):
 
     @property
     def failure(self) -> str:
-        """What is said about a partition, `{}`, that gives no answer: `The producers of {} could not be described`."""
+        """What is said about a partition, `{}`, that does not respond: `The producers of {} could not be described`."""
 
     def request(self, connection: Connection, keys: Sequence[Key]) -> Any:
         """The request about these partitions."""
 
-    def answers(self, answer: Any) -> Iterable[tuple[Key, int, Any]]:
-        """The partition, the error code and the answer for each partition of a broker's answer."""
+    def responses(self, response: Any) -> Iterable[tuple[Key, int, Any]]:
+        """The partition, the error code and the response for each partition of a broker's response."""
 
 
 def chosen_partitions(seen: ClusterView, partitions: Collection[int]) -> tuple[list[PartitionView], dict[Key, DualWriteError]]:
-    """Those partitions of the topics, or all; and why others can't be asked. A topic that is refused has partition -1.
+    """Those partitions of the topics, or all; and the errors of the others. A topic that is refused has partition -1.
 
     Args:
         seen: What Metadata showed.
@@ -75,63 +75,63 @@ def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
     return found
 
 
-def ask_partitions(
+def request_partitions(
     brokers: Brokers,
     seen: ClusterView,
     partitions: Sequence[PartitionView],
-    question: PartitionQuestion,
+    request: PartitionRequest,
     broker: int | None = None,
 ) -> dict[Key, PartitionReply]:
-    """Ask the leader of each partition, or one broker for its replicas; in the order of the partitions.
+    """Send the request to the leader of each partition, or for its replicas to one broker; in the order of the partitions.
 
     Args:
         brokers: The brokers, for this call.
         seen: What Metadata showed.
         partitions: The partitions; no more than one batch.
-        question: The request.
-        broker: The node to ask about all of them; None for the leaders.
+        request: The request.
+        broker: The node to send all requests to; None for the leaders.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
-    return _Batch(brokers, seen, partitions, question, broker).replies()
+    return _Batch(brokers, seen, partitions, request, broker).replies()
 
 
 class _Batch:
-    """The partitions of one batch, until each has its reply."""
+    """The partitions of one batch, until each has a reply."""
 
     def __init__(
         self,
         brokers: Brokers,
         seen: ClusterView,
         partitions: Sequence[PartitionView],
-        question: PartitionQuestion,
+        request: PartitionRequest,
         broker: int | None,
     ) -> None:
         self._brokers = brokers
         self._seen = seen
-        self._question = question
+        self._request = request
         self._broker = broker
         self._waiting: dict[Key, PartitionView] = {(found.topic, found.partition): found for found in partitions}
         self._order = tuple(self._waiting)
         self._found: dict[Key, PartitionReply] = {}
-        self._reasons: dict[Key, str] = {}  # why a partition is asked for again
+        self._reasons: dict[Key, str] = {}  # why a partition is requested again
 
     def replies(self) -> dict[Key, PartitionReply]:
         for _ in rounds(self._brokers.turn(), pause=PAUSE):
-            self._ask()
+            self._send_requests()
             self._waiting = {key: view for key, view in self._waiting.items() if key not in self._found}
             if not self._waiting:
                 break
             self._look_again()
         for key, view in self._waiting.items():
-            self._fail(key, self._node(view), self._reasons.get(key, "no answer"))
+            self._fail(key, self._node(view), self._reasons.get(key, "no response"))
         return {key: self._found[key] for key in self._order}
 
     def _node(self, view: PartitionView) -> int | None:
         return view.leader if self._broker is None else self._broker
 
-    def _ask(self) -> None:
+    def _send_requests(self) -> None:
         by_node: dict[int, list[Key]] = defaultdict(list)
         for key, view in self._waiting.items():
             node = self._node(view)
@@ -140,31 +140,31 @@ class _Batch:
             elif node not in self._seen.brokers:
                 self._reasons[key] = f"broker {node} is down"
             elif self._brokers.is_silent(node):
-                self._fail(key, node, f"broker {node} does not answer")
+                self._fail(key, node, f"broker {node} does not respond")
             else:
                 by_node[node].append(key)
-        questions = {
-            node: lambda connection, keys=keys: self._question.request(connection, keys) for node, keys in by_node.items()
+        requests = {
+            node: lambda connection, keys=keys: self._request.request(connection, keys) for node, keys in by_node.items()
         }
-        answers = self._brokers.ask(self._seen.brokers, questions, lambda _, answer: answer)
-        for node, answer in answers.items():
-            for key, code, found in self._question.answers(answer):
-                self._add_answer(node, key, code, found)
-        for node in by_node.keys() - answers.keys():
-            self._reasons |= dict.fromkeys(by_node[node], f"broker {node} does not answer")
+        responses = self._brokers.request(self._seen.brokers, requests, lambda _, response: response)
+        for node, response in responses.items():
+            for key, code, found in self._request.responses(response):
+                self._add_response(node, key, code, found)
+        for node in by_node.keys() - responses.keys():
+            self._reasons |= dict.fromkeys(by_node[node], f"broker {node} does not respond")
 
-    def _add_answer(self, node: int, key: Key, code: int, answer: Any) -> None:
+    def _add_response(self, node: int, key: Key, code: int, response: Any) -> None:
         if code in TRANSIENT:
-            self._reasons[key] = f"{self._question.request_name} answered {error_name(code)}"
+            self._reasons[key] = f"{self._request.request_name} returned {error_name(code)}"
         elif code in DENIED:
-            self._found[key] = PartitionReply(node, problem=denied(self._question.request_name, code, key[0]))
+            self._found[key] = PartitionReply(node, problem=denied(self._request.request_name, code, key[0]))
         elif code:
             self._found[key] = PartitionReply(node, problem=_problem("partition", f"{key[0]}-{key[1]}", code))
         else:
-            self._found[key] = PartitionReply(node, answer)
+            self._found[key] = PartitionReply(node, response)
 
     def _look_again(self) -> None:
-        """A leader may have moved."""
+        """Read the leaders again, since they may have moved."""
         self._seen = self._brokers.view(sorted({topic for topic, _ in self._waiting}))
         for view in self._seen.partitions:
             if (view.topic, view.partition) in self._waiting:
@@ -172,7 +172,7 @@ class _Batch:
 
     def _fail(self, key: Key, node: int | None, reason: str) -> None:
         problem = BrokerUnavailableError(
-            f"{self._question.failure.format(f'{key[0]}-{key[1]}')}: {reason}.",
+            f"{self._request.failure.format(f'{key[0]}-{key[1]}')}: {reason}.",
             cause="the broker is down, overloaded, or unreachable from here",
             next_step="retry once it is back",
             servers=self._brokers.network.config.servers,

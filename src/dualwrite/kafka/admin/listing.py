@@ -37,8 +37,8 @@ class Filter:
     running_longer_than_ms: int | None = None
 
     @property
-    def asked_states(self) -> frozenset[TransactionStatus]:
-        """The states to ask for: only that of an open transaction can have been open for long."""
+    def requested_states(self) -> frozenset[TransactionStatus]:
+        """The states to request: only a transaction that has not ended can have been open for long."""
         if self.running_longer_than_ms is None:
             return self.states
         return (self.states or RUNNING) & RUNNING
@@ -46,11 +46,11 @@ class Filter:
     @property
     def is_contradiction(self) -> bool:
         """Whether nothing can meet it: no such state has an open transaction."""
-        return self.running_longer_than_ms is not None and not self.asked_states
+        return self.running_longer_than_ms is not None and not self.requested_states
 
     def has(self, listing: TransactionListing) -> bool:
         """Whether a listing meets the conditions that can be checked without its start time."""
-        states = {state.value for state in self.asked_states}
+        states = {state.value for state in self.requested_states}
         return (
             (not states or listing.state in states)
             and (not self.producer_ids or listing.producer_id in self.producer_ids)
@@ -72,7 +72,7 @@ class Listed:
 
 
 def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[int, Address] | None = None) -> Listed:
-    """Ask every broker, or those given, for its transactions; a broker that does not answer is in `brokers.problems`.
+    """List the transactions of every broker, or of those given; a broker that does not respond is in `brokers.problems`.
 
     The pattern is checked here too, so that a broker's own dialect of regular expressions makes no difference.
 
@@ -82,11 +82,11 @@ def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[in
     listed = Listed()
     if wanted.is_contradiction:
         return listed
-    asked = brokers.coordinators() if coordinators is None else coordinators
-    unfiltered: set[int] = set()  # nodes to which a regular expression of Python means nothing
+    chosen = brokers.coordinators() if coordinators is None else coordinators
+    unfiltered: set[int] = set()  # nodes that reject the pattern: their dialect of regular expressions differs
     dated: set[int] = set()
 
-    def question(node: int) -> Callable[[Connection], Any]:
+    def request(node: int) -> Callable[[Connection], Any]:
         def made(connection: Connection) -> Any:
             if connection.supports(ListTransactionsRequest, _BY_DURATION):
                 dated.add(node)
@@ -94,16 +94,20 @@ def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[in
 
         return made
 
-    def conclude(node: int, answer: Any) -> list[TransactionListing] | None:
-        if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION and wanted.pattern is not None and node not in unfiltered:
+    def conclude(node: int, response: Any) -> list[TransactionListing] | None:
+        if (
+            response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+            and wanted.pattern is not None
+            and node not in unfiltered
+        ):
             unfiltered.add(node)
             return None
-        check(answer.error_code, "ListTransactions")
-        states = answer.transaction_states
+        check(response.error_code, "ListTransactions")
+        states = response.transaction_states
         return [TransactionListing(t.transactional_id, node, t.producer_id, t.transaction_state) for t in states]
 
-    found = brokers.ask(asked, {node: question(node) for node in asked}, conclude)
-    found |= brokers.ask(asked, {node: question(node) for node in unfiltered}, conclude)
+    found = brokers.request(chosen, {node: request(node) for node in chosen}, conclude)
+    found |= brokers.request(chosen, {node: request(node) for node in unfiltered}, conclude)
     for node, listings in found.items():
         kept = [listing for listing in listings or () if wanted.has(listing)]
         listed.found += kept
@@ -120,7 +124,7 @@ def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> A
     if wanted.pattern is not None and with_pattern and connection.supports(ListTransactionsRequest, _BY_PATTERN):
         more["transactional_id_pattern"] = wanted.pattern.pattern
     return ListTransactionsRequest(
-        state_filters=sorted(state.value for state in wanted.asked_states),
+        state_filters=sorted(state.value for state in wanted.requested_states),
         producer_id_filters=sorted(wanted.producer_ids),
         **more,
     )

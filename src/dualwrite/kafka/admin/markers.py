@@ -9,13 +9,13 @@ from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from dualwrite.errors import BrokerError, TransactionChangedError
 from dualwrite.kafka.admin.brokers import Brokers
-from dualwrite.kafka.admin.leaders import Key, PartitionReply, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.admin.leaders import Key, PartitionReply, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
 
 _OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
 _FENCED: Final = ErrorCode.TRANSACTION_COORDINATOR_FENCED
-_VERSION: Final = 1  # version 2 tells the transaction's version, which a coordinator knows (KIP-1228)
+_VERSION: Final = 1  # version 2 includes the transaction's version, which only a coordinator knows (KIP-1228)
 
 
 def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
@@ -32,14 +32,14 @@ def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: i
         BrokerAuthorizationError: ClusterAction on the cluster is missing.
         TransactionChangedError: The partition knows a newer epoch of the producer, or of its coordinator: nothing was written.
         UnknownTopicError: There is no such partition.
-        BrokerUnavailableError: The leader gave no answer; the marker may have been written.
+        BrokerUnavailableError: The leader did not respond; the marker may have been written.
     """
     seen = brokers.view([key[0]])
     chosen, refused = chosen_partitions(seen, [key[1]])
     for problem in refused.values():
         raise problem
-    question = _AbortMarker(producer_id, epoch, coordinator_epoch)
-    _check(ask_partitions(brokers, seen, chosen, question)[key], key, producer_id, epoch)
+    request = _AbortMarker(producer_id, epoch, coordinator_epoch)
+    _check(request_partitions(brokers, seen, chosen, request)[key], key, producer_id, epoch)
 
 
 class _AbortMarker:
@@ -72,8 +72,8 @@ class _AbortMarker:
         )
 
     @staticmethod
-    def answers(answer: Any) -> Iterator[tuple[Key, int, Any]]:
-        for marker in answer.markers:
+    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for marker in response.markers:
             for topic in marker.topics:
                 for found in topic.partitions:
                     yield (topic.name, found.partition_index), found.error_code, True

@@ -10,7 +10,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 
 from dualwrite.errors import DualWriteError
 from dualwrite.kafka.admin.brokers import Brokers, batches
-from dualwrite.kafka.admin.leaders import Key, PartitionReply, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.admin.leaders import Key, PartitionReply, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
 
 _LATEST: Final = -1
@@ -30,7 +30,7 @@ class PartitionEnd:
         broker: The leader; None if there is none.
         last_stable_offset: Where `read_committed` consumers stop; None if there is a problem.
         high_watermark: Where all others stop; None if there is a problem.
-        problem: Why the leader gave no answer, if so.
+        problem: Why the leader did not respond, if so.
     """
 
     topic: str
@@ -49,7 +49,7 @@ class PartitionEnd:
 
 
 def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int] = ()) -> Iterator[PartitionEnd]:
-    """Ask the leader of each partition for both ends; the high watermark first, so that new records make no difference.
+    """Both ends of each partition, from its leader; the high watermark first, so that new records make no difference.
 
     Args:
         brokers: The brokers, for this call.
@@ -63,12 +63,12 @@ def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: C
     chosen, refused = chosen_partitions(seen, partitions)
     yield from (PartitionEnd(*key, None, problem=problem) for key, problem in refused.items())
     for batch in batches(chosen):
-        written = ask_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED))
-        stable = ask_partitions(brokers, seen, batch, _Offset(_READ_COMMITTED))
+        written = request_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED))
+        stable = request_partitions(brokers, seen, batch, _Offset(_READ_COMMITTED))
         for key, reply in stable.items():
             problem = written[key].problem or reply.problem
             if problem is None:
-                yield PartitionEnd(*key, reply.broker, reply.answer, written[key].answer)
+                yield PartitionEnd(*key, reply.broker, reply.response, written[key].response)
             else:
                 yield PartitionEnd(*key, reply.broker, problem=problem)
 
@@ -86,12 +86,12 @@ def first_offsets(brokers: Brokers, topics: Sequence[str], partitions: Collectio
         raise problem
     found: dict[Key, PartitionReply] = {}
     for batch in batches(chosen):
-        found |= ask_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED, _EARLIEST))
+        found |= request_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED, _EARLIEST))
     return found
 
 
 class _Offset:
-    """The question for the offset after the last record that can be read, or for the first."""
+    """Requests the offset after the last record that can be read, or the first offset."""
 
     request_name = "ListOffsets"
     failure = "The offsets of {} could not be read"
@@ -116,7 +116,7 @@ class _Offset:
         )
 
     @staticmethod
-    def answers(answer: Any) -> Iterator[tuple[Key, int, Any]]:
-        for topic in answer.topics:
+    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for topic in response.topics:
             for found in topic.partitions:
                 yield (topic.name, found.partition_index), found.error_code, found.offset

@@ -10,20 +10,20 @@ from kafka.protocol.admin import DescribeProducersRequest
 from dualwrite.errors import BrokerError, ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers, ClusterView, PartitionView, batches
 from dualwrite.kafka.admin.facts import ActiveProducer, PartitionProducers
-from dualwrite.kafka.admin.leaders import Key, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.admin.leaders import Key, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
 
 
 def describe_producers(
     brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int] = (), broker: int | None = None
 ) -> Iterator[PartitionProducers]:
-    """Ask the leader of each partition, or one broker for its replicas. Yields a partition at a time.
+    """Describe the producers at the leader of each partition, or at one broker for its replicas. Yields a partition at a time.
 
     Args:
         brokers: The brokers, for this call.
         topics: The topics; None for all.
         partitions: Their partitions; empty for all.
-        broker: The node to ask, about the partitions that it has a replica of.
+        broker: The node to send the requests to, for the partitions that it has a replica of.
 
     Raises:
         ConfigurationError: There is no such broker, or it has no replica of the topics.
@@ -50,12 +50,12 @@ def _described(
     brokers: Brokers, seen: ClusterView, partitions: Sequence[PartitionView], broker: int | None
 ) -> Iterator[PartitionProducers]:
     for batch in batches(partitions):
-        for key, reply in ask_partitions(brokers, seen, batch, _Producers(), broker).items():
-            yield PartitionProducers(*key, reply.broker, reply.answer or (), reply.problem)
+        for key, reply in request_partitions(brokers, seen, batch, _Producers(), broker).items():
+            yield PartitionProducers(*key, reply.broker, reply.response or (), reply.problem)
 
 
 class _Producers:
-    """The question for the producers of partitions."""
+    """Requests the producers of partitions."""
 
     request_name = "DescribeProducers"
     failure = "The producers of {} could not be described"
@@ -67,8 +67,8 @@ class _Producers:
         return DescribeProducersRequest(topics=topics)
 
     @staticmethod
-    def answers(answer: Any) -> Iterator[tuple[Key, int, Any]]:
-        for topic in answer.topics:
+    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for topic in response.topics:
             for found in topic.partitions:
                 producers = () if found.error_code else tuple(sorted(map(_producer, found.active_producers)))
                 yield (topic.name, found.partition_index), found.error_code, producers
@@ -86,7 +86,7 @@ def _producer(found: Any) -> ActiveProducer:
 
 
 def _known(number: int) -> int | None:
-    """Kafka has -1 for what it does not know."""
+    """Kafka sends -1 for what it does not know."""
     return None if number < 0 else number
 
 

@@ -10,7 +10,7 @@ from kafka.protocol.consumer import FetchRequest
 
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.admin.brokers import Brokers
-from dualwrite.kafka.admin.leaders import Key, ask_partitions, by_topic, chosen_partitions
+from dualwrite.kafka.admin.leaders import Key, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.log_batches import Batch, batches
@@ -44,28 +44,28 @@ def stored_record(brokers: Brokers, key: Key, offset: int) -> StoredRecord:
     Raises:
         UnknownTopicError: There is no such partition.
         BrokerAuthorizationError: Read on the topic is missing.
-        BrokerUnavailableError: The leader gave no answer.
+        BrokerUnavailableError: The leader did not respond.
         BrokerError: There is no record with this offset: not yet, or not any more.
     """
     seen = brokers.view([key[0]])
     chosen, refused = chosen_partitions(seen, [key[1]])
     for problem in refused.values():
         raise problem
-    reply = ask_partitions(brokers, seen, chosen, _BatchAt(offset))[key]
+    reply = request_partitions(brokers, seen, chosen, _BatchAt(offset))[key]
     if reply.problem is not None:
         if isinstance(reply.problem, BrokerError) and reply.problem.facts.get("code") == ErrorCode.OFFSET_OUT_OF_RANGE:
             raise _no_record(key, offset, "retention has deleted it, or it was not written yet") from reply.problem
         raise reply.problem
-    found = next(batches(reply.answer.records), None)
+    found = next(batches(reply.response.records), None)
     if found is None:
-        raise _no_record(key, offset, f"the partition ends at {reply.answer.high_watermark}")
+        raise _no_record(key, offset, f"the partition ends at {reply.response.high_watermark}")
     if not found.base_offset <= offset <= found.last_offset:
         raise _no_record(key, offset, f"compaction has removed it; the next one is at {found.base_offset}")
     return StoredRecord(reply.broker, found)
 
 
 class _BatchAt:
-    """The question for the batch at an offset."""
+    """Requests the batch at an offset."""
 
     request_name = "Fetch"
     failure = "The record of {} could not be read"
@@ -95,8 +95,8 @@ class _BatchAt:
         )
 
     @staticmethod
-    def answers(answer: Any) -> Iterator[tuple[Key, int, Any]]:
-        for topic in answer.responses:
+    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for topic in response.responses:
             for found in topic.partitions:
                 yield (topic.topic, found.partition_index), found.error_code, found
 

@@ -22,7 +22,7 @@ _HEAD_START: Final = 1.0  # seconds to wait for one of several brokers before th
 
 
 class CoordinatorUnavailableError(Exception):
-    """FindCoordinator failed with a transient error, or no broker could be asked."""
+    """FindCoordinator failed with a transient error, or no broker is reachable."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ class CoordinatorUnavailableError(Exception):
 class Network:
     """Connections by address, one to each broker, kept open and replaced when they break. Not thread-safe.
 
-    Each call takes a deadline for everything that it waits for: name lookup, connecting, TLS, login, the answer. Without a
+    Each call has a deadline for everything that it waits for: name lookup, connecting, TLS, login, the response. Without a
     deadline, `socket.connection.setup.timeout.ms` and `socket.timeout.ms` limit each step.
 
     Args:
@@ -44,7 +44,7 @@ class Network:
         self._connections: dict[Address, Connection] = {}
         self._openings: dict[Address, Opening] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
-        self._seen: dict[Address, None] = {}  # brokers known from metadata; those in the settings may be replaced one day
+        self._seen: dict[Address, None] = {}  # brokers known from metadata; the bootstrap servers may be replaced one day
         self._cluster_id: str | None = None
 
     def connection(self, address: Address, deadline: Deadline | None = None) -> Connection:
@@ -168,7 +168,7 @@ class Network:
     def coordinators(
         self, keys: Sequence[str], kind: int = TRANSACTION, deadline: Deadline | None = None
     ) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
-        """Node id and address of each key's coordinator, or why it has none now; one request for all, asked anew each time.
+        """Node id and address of each key's coordinator, or why it has none now; one request for all, sent in every call.
 
         Raises:
             BrokerUnavailableError: No broker can be reached.
@@ -177,12 +177,12 @@ class Network:
         connection = self.any_broker(deadline)
         if not connection.supports(FindCoordinatorRequest, _BATCHED_FIND_COORDINATOR):
             raise ConnectionLostError(connection.address, "the broker is older than Apache Kafka 3.0: no FindCoordinator v4")
-        answer = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=list(keys)), deadline)
+        response = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=list(keys)), deadline)
         return {
-            found.key: CoordinatorUnavailableError(f"FindCoordinator answered {error_name(found.error_code)}", found.error_code)
+            found.key: CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
             if found.error_code
             else (found.node_id, Address(found.host, found.port))
-            for found in answer.coordinators
+            for found in response.coordinators
         }
 
     def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
@@ -190,16 +190,16 @@ class Network:
         self._coordinators.pop((kind, key), None)
 
     def metadata(self, topics: Sequence[str], deadline: Deadline | None = None) -> Any:
-        """The answer to a Metadata request for these topics; it creates them if the broker creates topics automatically.
+        """The response to a Metadata request for these topics; it creates them if the broker creates topics automatically.
 
         Raises:
             BrokerUnavailableError: No broker can be reached.
             ConnectionLostError: The connection broke during the request.
         """
         named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        answer = self.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=True), deadline)
-        self._seen.update((Address(b.host, b.port), None) for b in answer.brokers)
-        return answer
+        response = self.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=True), deadline)
+        self._seen.update((Address(b.host, b.port), None) for b in response.brokers)
+        return response
 
     def cluster_id(self, deadline: Deadline | None = None) -> str:
         """Kafka's `cluster.id`, as a broker reports it now; empty if the brokers have none."""
@@ -207,8 +207,8 @@ class Network:
 
     def brokers(self, deadline: Deadline | None = None) -> dict[int, Address]:
         """Every live broker by its node id, from a Metadata request."""
-        answer = self.any_broker(deadline).call(about_the_cluster(), deadline)
-        found = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        response = self.any_broker(deadline).call(about_the_cluster(), deadline)
+        found = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         self._seen.update((address, None) for address in found.values())
         return found
 
@@ -230,5 +230,5 @@ class Network:
         else:
             found = connection.call(FindCoordinatorRequest(key=key, key_type=kind), deadline)
         if found.error_code:
-            raise CoordinatorUnavailableError(f"FindCoordinator answered {error_name(found.error_code)}", found.error_code)
+            raise CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
         return Address(found.host, found.port)

@@ -28,7 +28,7 @@ from dualwrite.kafka.client.login import log_in
 from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
 
 Inbox = list[tuple[int, Any]]
-"""Receives the answers to one user's requests, each with the number of its request."""
+"""Receives the responses to one user's requests, each with the number of its request."""
 
 _READ_SIZE: Final = 65536
 _SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
@@ -38,8 +38,8 @@ _IDLE: Final = 1.0  # seconds without a request, after which the socket is check
 class Connection:
     """Requests over one socket, several in flight at once. Not thread-safe, and only for the process that opened it.
 
-    `call` waits for the answer. `send` does not: whichever later `receive` or `call` reads the answer puts it into the inbox
-    that was passed to `send`. So several users can share a connection, each with its own inbox.
+    `call` waits for the response. `send` does not: the response is put into the inbox that was passed to `send`, by whichever
+    later `receive` or `call` reads it. So several users can share a connection, each with its own inbox.
 
     Args:
         address: The broker.
@@ -47,7 +47,7 @@ class Connection:
         deadline: For opening; at most `socket.connection.setup.timeout.ms`.
 
     Raises:
-        ConnectionLostError: The connection failed, or the broker did not answer.
+        ConnectionLostError: The connection failed, or the broker did not respond.
         BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
     """
 
@@ -72,7 +72,7 @@ class Connection:
             raise
 
     def fileno(self) -> int:
-        """For `select`: readable means that an answer, or part of one, has arrived. See also `has_read`.
+        """For `select`: readable means that a response, or part of one, has arrived. See also `has_read`.
 
         Raises:
             ConnectionLostError: The connection is closed.
@@ -112,10 +112,10 @@ class Connection:
         return self.usable
 
     def call(self, request: Any, deadline: Deadline | None = None) -> Any:
-        """Send a request and wait for its answer: until the deadline, and at most `socket.timeout.ms`.
+        """Send a request and wait for its response: until the deadline, and at most `socket.timeout.ms`.
 
         Raises:
-            ConnectionLostError: No answer came: the connection is closed, and the request may have been executed. Or no time
+            ConnectionLostError: No response came: the connection is closed, and the request may have been executed. Or no time
                 was left, and nothing was sent.
         """
         limit = self._limit(deadline)
@@ -129,10 +129,10 @@ class Connection:
                 return inbox[0][1]
             if limit.expired:
                 self.close()
-                raise ConnectionLostError(self.address, f"no answer to {type(request).__name__} within {limit.seconds:.3g} s")
+                raise ConnectionLostError(self.address, f"no response to {type(request).__name__} within {limit.seconds:.3g} s")
 
     def send(self, request: Any, inbox: Inbox, deadline: Deadline | None = None) -> int:
-        """Send a request without waiting for its answer, which is later put into `inbox` with the number returned here.
+        """Send a request without waiting for its response, which is later put into `inbox` with the number returned here.
 
         Uses the newest version that both sides know, unless the request specifies one.
 
@@ -143,9 +143,9 @@ class Connection:
         return self._send(request, inbox, self._limit(deadline))
 
     def receive(self, timeout: float = 0.0) -> None:
-        """Put the answers that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
+        """Put the responses that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
 
-        Reads once, which may yield only part of an answer.
+        Reads once, which may yield only part of a response.
 
         Raises:
             ConnectionLostError: The connection broke; every unanswered request may have been executed.
@@ -188,8 +188,8 @@ class Connection:
     def _receive(self, data: bytes) -> None:
         if not data:
             raise ConnectionLostError(self.address, "the broker closed the connection")
-        for number, answer in self._framing.answers(data):
-            self._inboxes.pop(number).append((number, answer))
+        for number, response in self._framing.responses(data):
+            self._inboxes.pop(number).append((number, response))
 
     def version_of(self, request: Any) -> int:
         """The newest version of a request that both the broker and kafka-python support.
@@ -209,7 +209,7 @@ class Connection:
         return lowest <= version <= highest
 
     def close(self) -> None:
-        """Close the socket; may be called more than once. Requests in flight get no answer."""
+        """Close the socket; may be called more than once. Requests in flight get no response."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -226,19 +226,21 @@ class Connection:
         return Deadline.after(longest) if deadline is None else deadline.within(longest)
 
     def _ask_versions(self, deadline: Deadline) -> None:
-        asked = int(ApiVersionsRequest.max_version)
+        newest = int(ApiVersionsRequest.max_version)
         while True:
-            answer = self.call(
-                ApiVersionsRequest(version=asked, client_software_name="dualwrite", client_software_version=software_version()),
+            response = self.call(
+                ApiVersionsRequest(
+                    version=newest, client_software_name="dualwrite", client_software_version=software_version()
+                ),
                 deadline,
             )
-            if answer.error_code != ErrorCode.UNSUPPORTED_VERSION or asked == 0:
+            if response.error_code != ErrorCode.UNSUPPORTED_VERSION or newest == 0:
                 break
-            known = [a.max_version for a in answer.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
-            asked = min(asked - 1, known[0] if known else 0)
-        self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in answer.api_keys}
-        self.features = {f.name: f.max_version_level for f in (getattr(answer, "finalized_features", None) or ())}
-        self.newest_features = {f.name: f.max_version for f in (getattr(answer, "supported_features", None) or ())}
+            known = [a.max_version for a in response.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
+            newest = min(newest - 1, known[0] if known else 0)
+        self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
+        self.features = {f.name: f.max_version_level for f in (getattr(response, "finalized_features", None) or ())}
+        self.newest_features = {f.name: f.max_version for f in (getattr(response, "supported_features", None) or ())}
 
     def _log_in(self, deadline: Deadline) -> None:
         login = self._config.sasl

@@ -14,7 +14,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
-from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnReply
+from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.marker_leaders import check_leaders
 from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
@@ -113,7 +113,7 @@ class WireTransactionCoordinator:
                 raise TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
             response = coordinator.call(EndTxn(version, kafka_transactional_id, producer_id, epoch, commit), deadline)
             if response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
-                raise TryAgainError("EndTxn answered CONCURRENT_TRANSACTIONS: markers are being written")
+                raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
             if response.error_code:
                 check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _end_answer(response)
@@ -271,7 +271,7 @@ class WireTransactionCoordinator:
         self.network.close()
 
 
-def _end_answer(response: EndTxnReply) -> EndTxnAnswer:
+def _end_answer(response: EndTxnResponse) -> EndTxnAnswer:
     name = error_name(response.error_code)
     return EndTxnAnswer(response.error_code, name, response.producer_id, response.producer_epoch)
 

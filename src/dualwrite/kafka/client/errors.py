@@ -43,7 +43,7 @@ TOO_LARGE: Final = ErrorKind(
 )
 REFUSED: Final = ErrorKind(
     MessageRefusedError,
-    cause="the topic or the broker does not accept such messages: no key in a compacted topic, a timestamp outside the topic's "
+    cause="the topic or the broker does not accept the message: no key in a compacted topic, a timestamp outside the topic's "
     "limits, a policy violation, or an unsupported compression type",
     next_step="change the message or the topic's settings; the same message would be refused again",
 )

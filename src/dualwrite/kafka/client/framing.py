@@ -1,4 +1,4 @@
-"""Requests as bytes and bytes as answers, on one connection: size, header, and who decodes what."""
+"""Encoding requests and decoding responses on one connection: size, header, correlation id."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SIZE: Final = struct.Struct(">i")
 _HEADER: Final = struct.Struct(">ihhi")  # size, API key, version, correlation id
 _LENGTH: Final = struct.Struct(">h")
 _MOST: Final = 100_000_000
-"""Bytes of an answer."""
+"""Bytes of a response."""
 
 
 class Framing:
-    """Requests are answered in their order, each with the number of its request (the correlation id).
+    """Responses come in the order of the requests, each with the number of its request (the correlation id).
 
-    A request encodes itself and decodes its answer if it is a HotRequest; others are kafka-python's.
+    A request encodes itself and decodes its response if it is a HotRequest; others are kafka-python's.
 
     Args:
         client_id: For the header.
@@ -38,31 +38,31 @@ class Framing:
         self._rest = b""
 
     def request(self, request: Any) -> tuple[int, bytes]:
-        """The number of a request, and what must be sent next."""
+        """The number of a request, and its bytes, which must be sent before those of the next request."""
         number = self._number = (self._number + 1) % 2**31
         if hasattr(request, "parts"):
             parts = request.parts()
             size = _HEADER.size - _SIZE.size + len(self._client) + sum(map(len, parts))
             data = b"".join((_HEADER.pack(size, request.API_KEY, request.API_VERSION, number), self._client, *parts))
-            self._unanswered.append((number, partial(_own_answer, request)))
+            self._unanswered.append((number, partial(_own_response, request)))
         else:
             request.with_header(correlation_id=number, client_id=self._client_id)
             data = request.encode(framed=True, header=True)
-            self._unanswered.append((number, partial(_kafka_pythons_answer, request.header)))
+            self._unanswered.append((number, partial(_kafka_pythons_response, request.header)))
         return number, data
 
-    def answers(self, data: bytes) -> list[tuple[int, Any]]:
-        """The answers that are complete with this data, each with the number of its request.
+    def responses(self, data: bytes) -> list[tuple[int, Any]]:
+        """The responses that are complete with this data, each with the number of its request.
 
         Raises:
-            KafkaError: The data are no answers to the requests.
+            KafkaError: The data can't be decoded as responses to the requests.
         """
         received = self._rest + data if self._rest else data
         found, place = [], 0
         while len(received) - place >= _SIZE.size:
             (size,) = _SIZE.unpack_from(received, place)
             if not 0 <= size <= _MOST:
-                raise InvalidReceiveError(f"the size of an answer is {size}")
+                raise InvalidReceiveError(f"the size of a response is {size}")
             end = place + _SIZE.size + size
             if end > len(received):
                 break
@@ -73,27 +73,27 @@ class Framing:
 
     def _answer(self, frame: memoryview) -> tuple[int, Any]:
         if not self._unanswered:
-            raise CorrelationIdError("an answer without a request")
+            raise CorrelationIdError("a response without a request")
         number, decoded = self._unanswered.popleft()
         try:
             (answered,) = _SIZE.unpack_from(frame)
             if answered != number:
-                raise CorrelationIdError(f"the answer to request {answered} came instead of that to {number}")
+                raise CorrelationIdError(f"the response to request {answered} came instead of the one to {number}")
             return number, decoded(frame)
         except (ValueError, IndexError, struct.error, EOFError) as error:
-            raise KafkaProtocolError(f"the answer to request {number} can't be decoded: {error}") from error
+            raise KafkaProtocolError(f"the response to request {number} can't be decoded: {error}") from error
 
 
-def _own_answer(request: Any, frame: memoryview) -> Any:
+def _own_response(request: Any, frame: memoryview) -> Any:
     fields = Fields(frame, _SIZE.size)  # after the correlation id
     fields.skip_tags()
-    return request.answer(fields)
+    return request.response(fields)
 
 
-def _kafka_pythons_answer(header: Any, frame: memoryview) -> Any:
+def _kafka_pythons_response(header: Any, frame: memoryview) -> Any:
     kind = header.get_response_class()
     if kind is None:
-        raise KafkaProtocolError(f"kafka-python does not know the answer to API {header.request_api_key}")
+        raise KafkaProtocolError(f"kafka-python does not know the response to API {header.request_api_key}")
     data = BytesIO(frame)
     kind.parse_header(data)
     return kind.decode(data)

@@ -1,4 +1,4 @@
-"""Record batches, as a Fetch returns them (record batch version 2): who wrote them, and what a marker says. No I/O."""
+"""Record batches, as a Fetch returns them (record batch version 2): their producers, and the outcome in a marker. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
         base_offset: The offset of its first record.
         last_offset: The offset of its last record.
         first_timestamp_ms: The timestamp of its first record.
-        producer_id: Who wrote it; -1 for a producer without an id.
+        producer_id: The producer that wrote it; -1 for one without an id.
         epoch: The producer's epoch.
         is_transactional: Whether it is part of a transaction, or a marker.
         is_control: Whether it is a marker.
@@ -53,7 +53,7 @@ class Batch:
 
 
 def batches(records: bytes | None) -> Iterator[Batch]:
-    """The batches of a Fetch answer that have a complete header; the last one may be truncated."""
+    """The batches of a Fetch response that have a complete header; the last one may be truncated."""
     data = records or b""
     at = 0
     while len(data) - at >= _RECORDS_AT:

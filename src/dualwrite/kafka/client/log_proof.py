@@ -60,7 +60,7 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadlin
     found = _fetched(connection, place, offset, deadline, size=1, isolation=_READ_COMMITTED)
     if found is None or found.high_watermark <= offset:
         return Fate.GONE
-    if found.last_stable_offset <= offset:  # held back by this transaction or an earlier one
+    if found.last_stable_offset <= offset:  # this transaction or an earlier one is still open
         return _fate_by_marker(connection, state, place, deadline)
     if not _wrote(state, offset, found.records):
         return Fate.GONE
@@ -93,9 +93,9 @@ def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Plac
 
 
 def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadline, *, size: int, isolation: int) -> Any:
-    """The leader's answer for the partition; None if the offset is gone, or the principal may not read the topic."""
+    """The leader's response for the partition; None if the offset is gone, or the principal may not read the topic."""
     wanted = FetchRequest.FetchTopic.FetchPartition(partition=place.partition, fetch_offset=offset, partition_max_bytes=size)
-    answer: Any = connection.call(
+    response: Any = connection.call(
         FetchRequest(
             version=min(_NEWEST_BY_NAME, connection.version_of(FetchRequest)),
             max_wait_ms=0,
@@ -106,40 +106,40 @@ def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadli
         ),
         deadline,
     )
-    if getattr(answer, "error_code", 0):
-        raise LogNotReadableError(f"Fetch answered {error_name(answer.error_code)}")
-    (found,) = answer.responses[0].partitions
+    if getattr(response, "error_code", 0):
+        raise LogNotReadableError(f"Fetch returned {error_name(response.error_code)}")
+    (found,) = response.responses[0].partitions
     if found.error_code in _GONE:
         return None
     if found.error_code:
-        raise LogNotReadableError(f"Fetch of {place.topic}-{place.partition} answered {error_name(found.error_code)}")
+        raise LogNotReadableError(f"Fetch of {place.topic}-{place.partition} returned {error_name(found.error_code)}")
     return found
 
 
 def _leader(network: Network, place: Place, deadline: Deadline) -> Address | None:
     """The leader of the partition, or None if the partition does not exist."""
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=place.topic)], allow_auto_topic_creation=False)
-    answer = network.any_broker(deadline).call(request, deadline)
-    (topic,) = answer.topics
+    response = network.any_broker(deadline).call(request, deadline)
+    (topic,) = response.topics
     if topic.error_code in _TOPIC_GONE:
         return None
     if topic.error_code and not topic.partitions:
         raise BrokerError(
-            f"Metadata of topic {place.topic!r} answered {error_name(topic.error_code)}.",
+            f"Metadata of topic {place.topic!r} returned {error_name(topic.error_code)}.",
             code=topic.error_code,
             name=error_name(topic.error_code),
         )
     leaders = [p.leader_id for p in topic.partitions if p.partition_index == place.partition]
     if not leaders:
         return None
-    for broker in answer.brokers:
+    for broker in response.brokers:
         if broker.node_id == leaders[0]:
             return Address(broker.host, broker.port)
     raise LogNotReadableError(f"{place.topic}-{place.partition} has no leader")
 
 
 def _wrote(state: PreparedTxnState, offset: int, records: bytes | None) -> bool:
-    """Whether the first batch of a Fetch answer contains the offset and has the transaction's producer id and epoch."""
+    """Whether the first batch of a Fetch response contains the offset and has the transaction's producer id and epoch."""
     first = next(batches(records), None)
     return (
         first is not None

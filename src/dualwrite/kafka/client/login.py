@@ -20,15 +20,15 @@ def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], A
         address: The broker.
         login: Mechanism and credentials.
         protocol: `security.protocol`.
-        call: Sends a request and returns its answer.
+        call: Sends a request and returns its response.
 
     Raises:
         BrokerAuthorizationError: The broker refused the login, or the listener does not use SASL.
         Exception: Anything that `call` raises.
     """
-    answer = call(SaslHandshakeRequest(version=1, mechanism=login.mechanism))
-    if answer.error_code:
-        raise _no_handshake(address, login, protocol, answer)
+    response = call(SaslHandshakeRequest(version=1, mechanism=login.mechanism))
+    if response.error_code:
+        raise _no_handshake(address, login, protocol, response)
     mechanism = get_sasl_mechanism(login.mechanism)(
         host=address.host,
         security_protocol=protocol,
@@ -37,24 +37,24 @@ def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], A
         sasl_plain_password=login.password,
     )
     while not mechanism.is_done():
-        answer = call(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
-        if answer.error_code:
+        response = call(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
+        if response.error_code:
             raise BrokerAuthorizationError(
                 f"{address} refused the SASL {login.mechanism} login of {login.username!r}: "
-                f"{answer.error_message or error_name(answer.error_code)}.",
+                f"{response.error_message or error_name(response.error_code)}.",
                 next_step="check sasl.username and sasl.password",
-                code=answer.error_code,
-                name=error_name(answer.error_code),
+                code=response.error_code,
+                name=error_name(response.error_code),
             )
-        mechanism.receive(answer.auth_bytes)
-    return float(answer.session_lifetime_ms / 1000)
+        mechanism.receive(response.auth_bytes)
+    return float(response.session_lifetime_ms / 1000)
 
 
-def _no_handshake(address: Address, login: Sasl, protocol: str, answer: Any) -> BrokerAuthorizationError:
-    facts = {"code": answer.error_code, "name": error_name(answer.error_code)}
-    if answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM and answer.mechanisms:
+def _no_handshake(address: Address, login: Sasl, protocol: str, response: Any) -> BrokerAuthorizationError:
+    facts = {"code": response.error_code, "name": error_name(response.error_code)}
+    if response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM and response.mechanisms:
         return BrokerAuthorizationError(
-            f"{address} refuses SASL {login.mechanism}; it offers {', '.join(answer.mechanisms)}.",
+            f"{address} refuses SASL {login.mechanism}; it offers {', '.join(response.mechanisms)}.",
             next_step="set sasl.mechanism to one of them",
             **facts,
         )

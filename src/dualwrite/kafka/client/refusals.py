@@ -44,17 +44,17 @@ def status_of(name: str, kafka_transactional_id: str) -> TransactionStatus:
         ) from None
 
 
-def two_phase_refused(kafka_transactional_id: str, answer: str, code: int | None = None) -> TwoPhaseCommitRefusedError:
+def two_phase_refused(kafka_transactional_id: str, response: str, code: int | None = None) -> TwoPhaseCommitRefusedError:
     """Two-phase commit was requested and refused; a broker uses one code for all three causes."""
     return TwoPhaseCommitRefusedError(
-        f"Kafka refuses two-phase commit: {answer}.",
+        f"Kafka refuses two-phase commit: {response}.",
         transactional_id=kafka_transactional_id,
         cause="it is disabled on the broker, the broker is older than 4.1, or the principal lacks the permission",
         next_step="set transaction.two.phase.commit.enable=true and unstable.api.versions.enable=true on every broker "
         "(Apache Kafka 4.1 or newer), and grant the principal TwoPhaseCommit (and Write, Describe) on the transactional "
         "ids; or run without it (`dualwrite doctor` shows what the cluster supports)",
         code=code,
-        name=answer,
+        name=response,
     )
 
 

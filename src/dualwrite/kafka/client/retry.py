@@ -1,4 +1,4 @@
-"""Retry until a conclusive answer or the deadline: the one retry loop of the Kafka side."""
+"""Retry until a conclusive response or the deadline: the one retry loop of the Kafka side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST: Final = 1.0
 def repeated(once: Callable[[], T], passing: tuple[type[Exception], ...], deadline: Deadline, *, pause: float) -> T:
     """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
 
-    If the deadline cuts off a request, that is the error before it: it says what was wrong.
+    If the deadline cuts off a request, the error of the attempt before it is raised, since it says what was wrong.
 
     Args:
         once: The call; it must observe the deadline itself.
@@ -40,7 +40,7 @@ def repeated(once: Callable[[], T], passing: tuple[type[Exception], ...], deadli
 
 
 def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
-    """Rounds of a work in which some parts may have to be tried again; the user leaves the loop when nothing is left.
+    """Rounds of attempts, for work whose parts succeed one by one; the caller leaves the loop when nothing is left.
 
     Args:
         deadline: No round starts after it, except the first.

@@ -66,7 +66,7 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
             else:
                 return made
     if isinstance(problem, TimeoutError):
-        raise ConnectionLostError(address, f"can't connect: no answer within {deadline.seconds:.3g} s") from problem
+        raise ConnectionLostError(address, f"can't connect: no response within {deadline.seconds:.3g} s") from problem
     raise ConnectionLostError(address, f"can't connect: {problem}") from problem
 
 

@@ -15,33 +15,33 @@ from dualwrite.kafka.client.sockets import ConnectionLostError
 
 _LOOK_AT_OPENINGS: Final = 0.01
 
-Question = Callable[[Connection], Any]
+MakeRequest = Callable[[Connection], Any]
 """Makes the request for a connection: what it may contain depends on the versions that the broker supports."""
 
 
-def asked_together(
-    network: Network, questions: Mapping[Address, Question], deadline: Deadline
+def request_together(
+    network: Network, requests: Mapping[Address, MakeRequest], deadline: Deadline
 ) -> dict[Address, Any | ConnectionLostError | DualWriteError]:
-    """The answer of each broker, or why there is none. A broker that is slow or down delays no other one.
+    """The response of each broker, or why there is none. A broker that is slow or down does not delay the others.
 
     Args:
         network: The connections.
-        questions: The request for each broker.
-        deadline: For all of them; a broker that has not answered by then is given up.
+        requests: The request for each broker.
+        deadline: For all of them; a broker that has not responded by then gets an error in place of a response.
     """
-    return _Round(network, questions, deadline).run()
+    return _Round(network, requests, deadline).run()
 
 
 class _Round:
-    """One request to each broker: connections that are being opened, requests without an answer, answers."""
+    """One request to each broker: connections that are being opened, requests without a response, responses."""
 
-    def __init__(self, network: Network, questions: Mapping[Address, Question], deadline: Deadline) -> None:
+    def __init__(self, network: Network, requests: Mapping[Address, MakeRequest], deadline: Deadline) -> None:
         self._network = network
-        self._questions = questions
+        self._requests = requests
         self._deadline = deadline
-        self._unopened = dict.fromkeys(questions)
+        self._unopened = dict.fromkeys(requests)
         self._waiting: dict[Address, tuple[Connection, Inbox]] = {}
-        self._answers: dict[Address, Any] = {}
+        self._responses: dict[Address, Any] = {}
 
     def run(self) -> dict[Address, Any]:
         while (self._unopened or self._waiting) and not self._deadline.expired:
@@ -50,11 +50,11 @@ class _Round:
             self._wait()
             for address in tuple(self._waiting):
                 self._guarded(address, self._receive)
-        for address in self._questions.keys() - self._answers.keys():
+        for address in self._requests.keys() - self._responses.keys():
             if address in self._waiting:
-                self._waiting[address][0].close()  # or a late answer would be taken for that of the next request
-            self._answers[address] = ConnectionLostError(address, f"no answer within {self._deadline.seconds:.3g} s")
-        return self._answers
+                self._waiting[address][0].close()  # or a late response would be read as that to the next request
+            self._responses[address] = ConnectionLostError(address, f"no response within {self._deadline.seconds:.3g} s")
+        return self._responses
 
     def _guarded(self, address: Address, step: Callable[[Address], None]) -> None:
         try:
@@ -62,14 +62,14 @@ class _Round:
         except (ConnectionLostError, DualWriteError) as error:
             self._unopened.pop(address, None)
             self._waiting.pop(address, None)
-            self._answers[address] = error
+            self._responses[address] = error
 
     def _send(self, address: Address) -> None:
         connection = self._network.connection_soon(address, self._deadline, wait=0.0)
         if connection is None:
             return
         inbox: Inbox = []
-        connection.send(self._questions[address](connection), inbox, self._deadline)
+        connection.send(self._requests[address](connection), inbox, self._deadline)
         del self._unopened[address]
         self._waiting[address] = (connection, inbox)
 
@@ -79,10 +79,10 @@ class _Round:
             connection.receive(0.0)
         if inbox:
             del self._waiting[address]
-            self._answers[address] = inbox[0][1]
+            self._responses[address] = inbox[0][1]
 
     def _wait(self) -> None:
-        """Wait until an answer arrives, or, while connections are being opened, for a moment."""
+        """Wait until a response arrives, or, while connections are being opened, for a moment."""
         seconds = min(self._deadline.left, _LOOK_AT_OPENINGS) if self._unopened else self._deadline.left
         if not self._waiting:
             self._network.wait_for_openings(seconds)

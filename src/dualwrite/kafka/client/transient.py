@@ -49,9 +49,9 @@ def check_retriable(code: int, kafka_transactional_id: str, request: str, operat
         BrokerAuthorizationError: The principal lacks the ACL.
     """
     if code in _MOVED:
-        raise CoordinatorMovedError(f"{request} answered {error_name(code)}")
+        raise CoordinatorMovedError(f"{request} returned {error_name(code)}")
     if code in _TRANSIENT_CODES:
-        raise TryAgainError(f"{request} answered {error_name(code)}")
+        raise TryAgainError(f"{request} returned {error_name(code)}")
     if code in FORBIDDEN_CODES:
         raise forbidden(code, kafka_transactional_id, request, operation)
 
@@ -65,7 +65,7 @@ def check_response(code: int, kafka_transactional_id: str | None, request: str, 
     check_retriable(code, kafka_transactional_id or "", request, operation)
     if code:
         raise BrokerError(
-            f"{request} answered {error_name(code)} ({code}).",
+            f"{request} returned {error_name(code)} ({code}).",
             transactional_id=kafka_transactional_id,
             code=code,
             name=error_name(code),

@@ -40,7 +40,7 @@ class TwoPhaseObstacle(Enum):
     SWITCHED_OFF = "transaction.two.phase.commit.enable is off"
     FORBIDDEN = "the principal lacks TWO_PHASE_COMMIT on the transactional id"
     OFF_OR_FORBIDDEN = "transaction.two.phase.commit.enable is off, or the principal lacks TWO_PHASE_COMMIT on the id"
-    UNKNOWN = "the broker gave an unexpected answer"
+    UNKNOWN = "the broker gave an unexpected response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def probe(
     Versions and settings alone don't show whether two-phase commit is allowed, so the probe tries it: InitProducerId v6 with
     `enable2Pc` and `keepPreparedTxn`, for an id that no producer uses. Released brokers (4.1 to 4.4) check the ACLs of the
     id, then the two-phase setting, and then refuse `keepPreparedTxn` with UNSUPPORTED_VERSION before they look at the id:
-    that answer means that `enable2Pc` alone would be accepted, and nothing is created.
+    that response means that `enable2Pc` alone would be accepted, and nothing is created.
 
     A future broker that accepts `keepPreparedTxn` will create the id, in state Empty. So always probe with the same name:
     then at most one such id is left. The request also carries a producer id that no producer has, so that an id that exists
@@ -112,7 +112,7 @@ def probe(
         timeout: Seconds, including retries.
 
     Raises:
-        BrokerUnavailableError: No broker or no transaction coordinator answered within the time limit.
+        BrokerUnavailableError: No broker or no transaction coordinator responded within the time limit.
         BrokerAuthorizationError: The login was refused, or the principal lacks Write on the id.
         ConfigurationError: A setting is missing or invalid.
     """
@@ -165,17 +165,17 @@ def _asked(coordinator: Connection, transactional_id: str, deadline: Deadline) -
 
 
 def _check_writable(coordinator: Connection, transactional_id: str, deadline: Deadline) -> None:
-    answer = coordinator.call(
+    response = coordinator.call(
         EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False),
         deadline,
     )
-    check_passing(answer.error_code, "EndTxn")
-    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        raise forbidden(transactional_id, "EndTxn", answer.error_code)
+    check_passing(response.error_code, "EndTxn")
+    if response.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        raise forbidden(transactional_id, "EndTxn", response.error_code)
 
 
 def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: Deadline, *, two_phase: bool) -> int:
-    answer = coordinator.call(
+    response = coordinator.call(
         InitProducerIdRequest(
             version=_INIT_PRODUCER_ID,
             transactional_id=transactional_id,
@@ -187,7 +187,7 @@ def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: 
         ),
         deadline,
     )
-    code: int = answer.error_code
+    code: int = response.error_code
     check_passing(code, "InitProducerId")
     return code
 

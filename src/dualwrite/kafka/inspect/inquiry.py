@@ -1,4 +1,4 @@
-"""Read-only requests to a cluster, retried until a conclusive answer or the deadline."""
+"""Read-only requests to a cluster, retried until a conclusive response or the deadline."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class Inquiry:
         self._network = Network(config) if network is None else network
         self._deadline = Deadline.of(timeout)
 
-    def of_coordinator(self, kafka_transactional_id: str, ask: Callable[[Connection, Deadline], T]) -> T:
-        """Ask the coordinator of an id; `ask` must observe the deadline.
+    def of_coordinator(self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T]) -> T:
+        """Send a request to the coordinator of an id; `request` must observe the deadline.
 
         Raises:
-            BrokerUnavailableError: No answer within the time limit.
+            BrokerUnavailableError: No response within the time limit.
             BrokerAuthorizationError: The principal lacks Describe on the id.
         """
 
         def once() -> T:
             try:
-                return ask(self._network.coordinator(kafka_transactional_id, deadline=self._deadline), self._deadline)
+                return request(self._network.coordinator(kafka_transactional_id, deadline=self._deadline), self._deadline)
             except CoordinatorUnavailableError as error:
                 if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                     raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
@@ -70,13 +70,13 @@ class Inquiry:
 
         return self._repeated(once, f"the transaction coordinator of {kafka_transactional_id!r}")
 
-    def of_cluster(self, ask: Callable[[Network, Deadline], T]) -> T:
-        """Ask the brokers that `ask` chooses; it must observe the deadline.
+    def of_cluster(self, request: Callable[[Network, Deadline], T]) -> T:
+        """Send requests to the brokers that `request` chooses; it must observe the deadline.
 
         Raises:
-            BrokerUnavailableError: No answer within the time limit.
+            BrokerUnavailableError: No response within the time limit.
         """
-        return self._repeated(lambda: ask(self._network, self._deadline), "a broker")
+        return self._repeated(lambda: request(self._network, self._deadline), "a broker")
 
     def close(self) -> None:
         """Close the connections, unless they belong to the caller."""
@@ -108,7 +108,7 @@ class Inquiry:
 def check_passing(code: int, request: str) -> None:
     """Have the request retried if its error is transient; only inside an Inquiry."""
     if code in _TRANSIENT:
-        raise _TryAgainError(f"{request} answered {error_name(code)}")
+        raise _TryAgainError(f"{request} returned {error_name(code)}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
@@ -126,7 +126,7 @@ def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAut
 def described_settings(
     connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str], deadline: Deadline
 ) -> dict[str, Mapping[str, str]]:
-    """Settings of topics, or of the broker that is asked (DescribeConfigs), by resource and key.
+    """Settings of topics, or of the broker that gets the request (DescribeConfigs), by resource and key.
 
     A key is missing if the principal may not read it, or the broker does not know it: a broker also lists unknown keys from
     its server.properties, without a value.
@@ -145,10 +145,10 @@ def settings_request(resource_type: int, names: Iterable[str], keys: Iterable[st
     )
 
 
-def settings_in(answer: Any) -> dict[str, Mapping[str, str]]:
-    """The settings in the answer to `settings_request`."""
+def settings_in(response: Any) -> dict[str, Mapping[str, str]]:
+    """The settings in the response to `settings_request`."""
     return {
         found.resource_name: {entry.name: entry.value for entry in found.configs if entry.value is not None}
-        for found in answer.results
+        for found in response.results
         if not found.error_code
     }

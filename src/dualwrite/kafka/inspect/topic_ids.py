@@ -1,4 +1,4 @@
-"""Kafka's ids of topics (KIP-516): a topic that was deleted and created again has another one."""
+"""Kafka's ids of topics (KIP-516): a topic that is deleted and created again gets another one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def topic_ids(config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str
         timeout: Seconds, including retries.
 
     Raises:
-        BrokerUnavailableError: No broker answered within the time limit.
+        BrokerUnavailableError: No broker responded within the time limit.
         BrokerAuthorizationError: The login was refused.
     """
     wanted = list(dict.fromkeys(names))
@@ -33,8 +33,8 @@ def topic_ids(config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str
 
 def _ids(network: Network, names: list[str], deadline: Deadline) -> dict[str, str]:
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    answer = network.any_broker(deadline).call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
-    return {topic.name: _text(getattr(topic, "topic_id", None)) for topic in answer.topics if not topic.error_code}
+    response = network.any_broker(deadline).call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
+    return {topic.name: _text(getattr(topic, "topic_id", None)) for topic in response.topics if not topic.error_code}
 
 
 def _text(found: UUID | None) -> str:

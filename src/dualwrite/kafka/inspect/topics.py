@@ -33,7 +33,7 @@ class TopicFacts:
         name: The topic.
         exists: Whether it exists.
         error: Kafka's name for the error if the topic can't be described, such as TOPIC_AUTHORIZATION_FAILED.
-        made_at_first_use: Whether the broker creates a missing topic automatically; None if that can't be read.
+        made_at_first_use: Whether the broker creates a missing topic automatically; None if that is unknown.
         partitions: The number of partitions.
         replicas: The replicas of the partition with the fewest.
         in_sync: The in-sync replicas of the partition with the fewest.
@@ -69,7 +69,7 @@ def describe_topics(
         timeout: Seconds, including retries.
 
     Raises:
-        BrokerUnavailableError: No broker answered within the time limit.
+        BrokerUnavailableError: No broker responded within the time limit.
         BrokerAuthorizationError: The login was refused.
     """
     wanted = list(dict.fromkeys(names))
@@ -83,13 +83,13 @@ def _described(network: Network, names: list[str], deadline: Deadline) -> list[T
     if connection.version_of(MetadataRequest) >= _AUTHORIZED_OPERATIONS:
         request["include_topic_authorized_operations"] = True
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    answer = connection.call(MetadataRequest(topics=topics, **request), deadline)
-    if getattr(answer, "error_code", 0):
-        raise BrokerError(f"Metadata answered {error_name(answer.error_code)}.", code=answer.error_code)
-    there = [topic.name for topic in answer.topics if topic.error_code in _EXISTS]
+    response = connection.call(MetadataRequest(topics=topics, **request), deadline)
+    if getattr(response, "error_code", 0):
+        raise BrokerError(f"Metadata returned {error_name(response.error_code)}.", code=response.error_code)
+    there = [topic.name for topic in response.topics if topic.error_code in _EXISTS]
     settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
     auto_create = _creates_topics(network, deadline) if len(there) < len(names) else None
-    found = {topic.name: topic for topic in answer.topics}
+    found = {topic.name: topic for topic in response.topics}
     return [_facts(name, found[name], settings.get(name, {}), auto_create=auto_create) for name in names]
 
 

@@ -36,7 +36,7 @@ class BrokerOffsets:
         """The group's committed offsets, for those partitions that have one.
 
         Raises:
-            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker answers.
+            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
         try:
             found = self._consumer.committed([TopicPartition(*key) for key in partitions], timeout)
@@ -66,7 +66,7 @@ class BrokerOffsets:
         """The first offset that retention has left in each partition; one request to each leader.
 
         Raises:
-            BrokerError: A partition's leader does not answer.
+            BrokerError: A partition's leader does not respond.
         """
         return self._listed(partitions, _EARLIEST, "first", timeout)
 
@@ -74,7 +74,7 @@ class BrokerOffsets:
         """The end of each partition, before the first open transaction; one request to each leader.
 
         Raises:
-            BrokerError: A partition's leader does not answer.
+            BrokerError: A partition's leader does not respond.
         """
         return self._listed(partitions, _LATEST, "last stable", timeout)
 
@@ -82,7 +82,7 @@ class BrokerOffsets:
         """The partitions of a topic.
 
         Raises:
-            BrokerError: No broker answers.
+            BrokerError: No broker responds.
         """
         try:
             found = self._consumer.list_topics(topic, timeout=timeout).topics[topic]
@@ -106,7 +106,7 @@ class BrokerOffsets:
     def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
         found = broker_error(error, None, f"reading the offsets of group {self._group!r}")
         if isinstance(found, BrokerUnavailableError):
-            found.cause = "no broker answers, or a transaction with offsets of the group is open, of a process that has died"
+            found.cause = "no broker responds, or a transaction with offsets of the group is open, of a process that has died"
             found.next_step = (
                 f"check that the brokers are running; `dualwrite stuck --group {self._group}` shows such a transaction, and "
                 "`dualwrite recover` ends it"

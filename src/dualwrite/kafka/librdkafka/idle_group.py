@@ -1,4 +1,4 @@
-"""A consumer group as seen from outside: how many members it has, and its offsets at Kafka, set while it has none."""
+"""A consumer group without members: its offsets at Kafka, read and set from outside the group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IdleGroup:
         """How many members the group has.
 
         Raises:
-            BrokerError: Its coordinator does not answer.
+            BrokerError: Its coordinator does not respond.
         """
         described = self._admin.describe_consumer_groups([self._group], request_timeout=self._timeout)[self._group]
         try:
@@ -44,7 +44,7 @@ class IdleGroup:
         """The group's offsets, for those partitions that have one.
 
         Raises:
-            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker answers.
+            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
         doing = f"reading the offsets of group {self._group!r}"
         try:

@@ -1,4 +1,4 @@
-"""Protection from signals for calls of confluent-kafka that would lose a KeyboardInterrupt."""
+"""Protection from signals for calls of confluent-kafka that would swallow a KeyboardInterrupt."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable
 from dualwrite.kafka.librdkafka.interrupts import undisturbed
 
-_CREATION_WAIT: Final = 5.0  # a broker that creates topics automatically answers "unknown" meanwhile
+_CREATION_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
 _PAUSE: Final = 0.1
 _LEAST_TIME: Final = 0.001
 
@@ -31,7 +31,7 @@ def wait_for_topic(
     Raises:
         UnknownTopicError: It does not exist, and the broker did not create it within 5 s.
         BrokerAuthorizationError: The principal may not describe it.
-        BrokerUnavailableError: No broker answered within the time limit.
+        BrokerUnavailableError: No broker responded within the time limit.
     """
     creation_deadline = deadline.within(_CREATION_WAIT)
     problem: KafkaError | None = None

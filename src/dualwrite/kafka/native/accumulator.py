@@ -264,7 +264,7 @@ class RecordAccumulator:
         return True
 
     def push(self, deadline: Deadline) -> None:
-        """Close every batch and send what can be sent now, without waiting for answers; see `Sender.push` for errors.
+        """Close every batch and send what can be sent now, without waiting for responses; see `Sender.push` for errors.
 
         After any other exception the caller calls `Sender.interrupted`.
         """

@@ -62,9 +62,9 @@ class RecordColumns:
         """
         chosen = np.asarray(indexes, np.int32)
         order = np.argsort(chosen, kind="stable")
-        taken = pa.array(order)
-        values, sizes = self._values.take(taken), self._sizes[order]
-        keys = None if self._keys is None else self._keys.take(taken)
+        positions = pa.array(order)
+        values, sizes = self._values.take(positions), self._sizes[order]
+        keys = None if self._keys is None else self._keys.take(positions)
         counts = np.bincount(chosen)
         begin = 0
         for index in np.flatnonzero(counts).tolist():

@@ -1,4 +1,4 @@
-"""Produce requests in flight: of one transaction on one connection, and waiting until one of several is answered."""
+"""Produce requests in flight: of one transaction on one connection, and waiting for responses on several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_NUMBERED = -1
 
 @dataclass(slots=True, eq=False)
 class SentBatches:
-    """The batches of one Produce request that are not answered yet, by topic and partition; and when it was sent."""
+    """The batches of one Produce request without a response yet, by topic and partition; and when it was sent."""
 
     sent_at: float
     batches: dict[tuple[str, int], tuple[Partition, Batch]]
@@ -26,12 +26,12 @@ class SentBatches:
 
 @dataclass(slots=True, eq=False)
 class InFlightRequests:
-    """The transaction's requests in flight on one connection, and the answers that have arrived.
+    """The transaction's requests in flight on one connection, and the responses that have arrived.
 
     Args:
         connection: The connection, which other transactions may share.
         requests: The requests, by their number on the connection.
-        inbox: The answers that have been read and not processed yet.
+        inbox: The responses that have been read and not processed yet.
     """
 
     connection: Connection
@@ -44,14 +44,14 @@ class InFlightRequests:
         Raises:
             ConnectionLostError: It may have been sent; the batches are in `requests`.
         """
-        # Recorded before it is sent, under a number that no answer has, so that it is found if the connection breaks.
+        # Recorded before it is sent, under a number that no response has, so that it is found if the connection breaks.
         self.requests[_NOT_NUMBERED] = SentBatches(time.monotonic(), batches)
         number = self.connection.send(request, self.inbox, deadline)
         self.requests[number] = self.requests.pop(_NOT_NUMBERED)
 
 
-def wait_for_answers(in_flight: Sequence[InFlightRequests], timeout: float) -> None:
-    """Wait until an answer may have arrived on one of several connections, or the timeout.
+def wait_for_responses(in_flight: Sequence[InFlightRequests], timeout: float) -> None:
+    """Wait until a response may have arrived on one of several connections, or the timeout.
 
     Raises:
         ConnectionLostError: One of them is closed.

@@ -11,10 +11,10 @@ from dualwrite.errors import BrokerUnavailableError
 from dualwrite.state import TransactionDescription
 
 AT_FIRST: Final = 0.01
-"""Seconds after which markers are taken for written as long as nothing is known."""
+"""Seconds after which markers are assumed to be written, before anything is known."""
 
-LOOK_AGAIN_AFTER: Final = 64
-"""Transactions without a look, after which one is made to find out whether markers have become slower."""
+CHECK_AGAIN_AFTER: Final = 64
+"""Transactions without a check, after which one is made to find out whether markers have become slower."""
 
 _LIMIT: Final = 0.1
 _PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
@@ -23,10 +23,10 @@ _PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coo
 class MarkerWait:
     """Waits until the last transaction is complete, if that may take longer than the time that has passed since its end.
 
-    A broker that gets a message while markers are being written backs off, for 20 ms in some releases. Looking whether they are
-    written costs a request. So a producer learns how long its markers take: they have taken less than the time after which
-    a first look found them written, and a first look that did not find them written doubles the time after which it looks.
-    The wait only saves time: what is sent too early is refused, and sent again.
+    A broker that gets a message while markers are being written backs off, for 20 ms in some releases. Checking whether they
+    are written costs a request. So a producer learns how long its markers take: less than the time after which the first check
+    of a transaction found them written, or else twice the time until a later check did. The wait only saves time: a message
+    that is sent too early is refused, and sent again.
 
     Args:
         describe: Describes the producer's id at its coordinator.
@@ -35,27 +35,27 @@ class MarkerWait:
     def __init__(self, describe: Callable[[Deadline], TransactionDescription | None]) -> None:
         self._describe = describe
         self._ended_at = 0.0
-        self._taken_for_written_after = AT_FIRST
-        self._without_look = 0
+        self._assumed_written_after = AT_FIRST
+        self._without_check = 0
 
     def transaction_ended(self) -> None:
-        """Called when EndTxn was answered."""
+        """Called after the response to EndTxn."""
         self._ended_at = time.monotonic()
 
     def wait(self, deadline: Deadline) -> None:
         """Wait, at most until the deadline."""
         passed = time.monotonic() - self._ended_at
-        self._without_look += 1
-        enough = self._taken_for_written_after
-        if self._without_look > LOOK_AGAIN_AFTER:
+        self._without_check += 1
+        enough = self._assumed_written_after
+        if self._without_check > CHECK_AGAIN_AFTER:
             enough = max(enough, AT_FIRST)
         if passed > enough:
             return
-        self._without_look = 0
+        self._without_check = 0
         limit, pause = deadline.within(_LIMIT), _PAUSE
         try:
             if self._are_written(limit):
-                self._taken_for_written_after = min(self._taken_for_written_after, passed)
+                self._assumed_written_after = min(self._assumed_written_after, passed)
                 return
             while not limit.expired:
                 limit.sleep(pause)
@@ -64,7 +64,7 @@ class MarkerWait:
                     break
         except BrokerUnavailableError:
             return  # this wait only saves milliseconds; sending shows whether the broker is reachable
-        self._taken_for_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)
+        self._assumed_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)
 
     def _are_written(self, limit: Deadline) -> bool:
         described = self._describe(limit)

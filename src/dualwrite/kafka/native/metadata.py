@@ -12,11 +12,11 @@ from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, verdict_on
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 
 log = logging.getLogger(__name__)
 
-_TOPIC_WAIT: Final = 5.0  # a broker that creates topics automatically answers "unknown" meanwhile
+_TOPIC_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
 _PAUSE: Final = 0.05
 
 
@@ -55,12 +55,12 @@ class Topics:
         Raises:
             UnknownTopicError: The topic does not exist, and the broker did not create it within 5 s.
             BrokerAuthorizationError: The principal may not describe the topic.
-            BrokerUnavailableError: No broker answered within the time limit.
+            BrokerUnavailableError: No broker responded within the time limit.
         """
         known = self._layouts.get(topic)
         if known is not None and not 0 <= self._max_age < time.monotonic() - known.looked_up_at:
             return known
-        return self._looked_up(topic, deadline)
+        return self._found(topic, deadline)
 
     def leader(self, topic: str, partition: int) -> Address | None:
         """The known leader of a partition; None means that it must be looked up."""
@@ -69,8 +69,8 @@ class Topics:
             return None
         return known.leaders[partition]
 
-    def distrust(self, topic: str) -> None:
-        """A leader has moved or does not answer: look up the topic before anything more is sent to it."""
+    def invalidate(self, topic: str) -> None:
+        """A leader has moved or does not respond: look up the topic before anything more is sent to it."""
         self._stale.add(topic)
 
     def refresh(self, topics: set[str], deadline: Deadline) -> None:
@@ -80,7 +80,7 @@ class Topics:
             BrokerAuthorizationError: The principal may no longer describe one of them.
         """
         try:
-            codes = self._ask(topics, deadline)
+            codes = self._look_up(topics, deadline)
         except (ConnectionLostError, BrokerUnavailableError) as error:
             log.debug("%s: lookup of %s: %s", self._id, topics, error)
             self._stale |= topics
@@ -89,17 +89,17 @@ class Topics:
             if code and verdict_on(code) is Verdict.FAILED:
                 raise failure(code, f"lookup of topic {topic!r}", self._id)
 
-    def _looked_up(self, topic: str, deadline: Deadline) -> Layout:
+    def _found(self, topic: str, deadline: Deadline) -> Layout:
         creation_deadline = deadline.within(_TOPIC_WAIT)
         code = 0
         while True:
             try:
-                code = self._ask({topic}, deadline).get(topic, 0)
+                code = self._look_up({topic}, deadline).get(topic, 0)
             except (ConnectionLostError, BrokerUnavailableError) as error:
-                if deadline.expired and code:  # what the brokers said before the limit cut the last request off
+                if deadline.expired and code:  # the response before the limit cut off the last request
                     raise failure(code, f"lookup of topic {topic!r}", self._id) from error
                 if deadline.expired:
-                    raise failure(NO_ANSWER, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
+                    raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
             else:
                 if not code:
                     return self._layouts[topic]
@@ -107,13 +107,13 @@ class Topics:
                     raise failure(code, f"lookup of topic {topic!r}", self._id)
             deadline.sleep(_PAUSE)
 
-    def _ask(self, topics: set[str], deadline: Deadline) -> dict[str, int]:
-        """Ask for the layouts; returns the error code of each topic."""
-        answer = self._network.metadata(sorted(topics), deadline)
-        addresses = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+    def _look_up(self, topics: set[str], deadline: Deadline) -> dict[str, int]:
+        """Request the layouts; returns the error code of each topic."""
+        response = self._network.metadata(sorted(topics), deadline)
+        addresses = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         now = time.monotonic()
         codes = {}
-        for topic in answer.topics:
+        for topic in response.topics:
             codes[topic.name] = topic.error_code
             if topic.error_code:
                 continue

@@ -1,8 +1,8 @@
 """One partition's batches in one transaction: being filled, waiting, in flight; with their sequence numbers. No I/O.
 
 Batches are retried in order, with the same sequence numbers and the same bytes, and only after every batch in flight to the
-partition was answered. So the broker recognises duplicates and accepts the following batches (KIP-98, "Idempotent Producer
-Guarantees").
+partition has got its response. So the broker recognizes duplicates and accepts the following batches (KIP-98, "Idempotent
+Producer Guarantees").
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Partition:
         builder: The batch being filled.
         first_offset: The offset of the transaction's first record here, once the broker has acknowledged it with an offset.
         waiting: The batches to be sent, in order.
-        in_flight: The batches that were sent and not yet answered, in order.
+        in_flight: The batches that were sent and have no response yet, in order.
         not_before: When the first waiting batch may be retried, by `time.monotonic`.
         last_code: The error code that made a batch wait; 0 again once a batch is stored.
     """
@@ -93,7 +93,7 @@ class Partition:
         if not self.waiting or now < self.not_before:
             return False
         if self.in_flight and (self.last_code or self.waiting[0].attempts):
-            return False  # a retry: wait for the answers to everything in flight first
+            return False  # a retry: wait for the responses to everything in flight first
         return len(self.in_flight) < most
 
     def close_batch(self) -> None:
@@ -128,7 +128,7 @@ class Partition:
         return Place(self.topic, self.index, self.first_offset, self._next_order)
 
     def send_again(self, batch: Batch, not_before: float, code: int) -> None:
-        """A batch failed with a transient error or got no answer: put it back, in its old position."""
+        """A batch failed with a transient error or got no response: put it back, in its old position."""
         self.in_flight.remove(batch)
         self._put_back(batch, not_before, code)
 

@@ -161,7 +161,7 @@ class NativeProducer:
         Raises:
             TwoPhaseCommitRefusedError: Two-phase commit was requested, and the broker or its ACLs do not allow it.
             TransactionTimeoutRefusedError: The broker rejects the transaction timeout.
-            BrokerUnavailableError: No coordinator answered within the time limit.
+            BrokerUnavailableError: No coordinator responded within the time limit.
             BrokerAuthorizationError: The principal is not authorized to use the id.
             InvalidTransitionError: A transaction is open.
         """
@@ -169,14 +169,14 @@ class NativeProducer:
         return self._continue_as(self._registrar.register(Deadline.of(timeout), keep_prepared=keep_prepared_txn))
 
     def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
-        """Take over the id with the answer to the EndTxn v5 that aborted the previous epoch (rule F5).
+        """Take over the id with the response to the EndTxn v5 that aborted the previous epoch (rule F5).
 
         Before anything is sent, the caller must check that it still owns the claim (rule F2): two claimants that abort the
-        same epoch get the same answer.
+        same epoch get the same response.
 
         Args:
-            producer_id: The producer id from the answer.
-            epoch: The epoch from the answer.
+            producer_id: The producer id from the response.
+            epoch: The epoch from the response.
             timeout_ms: The transaction timeout of the id at its coordinator.
         """
         self._check_allowed("adopt")
@@ -371,14 +371,14 @@ class NativeProducer:
         self._accumulator.flush(deadline)
 
     def _end(self, deadline: Deadline, *, commit: bool) -> None:
-        """EndTxn for our epoch; continue with the epoch in the answer. The state is uncertain before the request is sent."""
+        """EndTxn for our epoch; continue with the epoch in the response. The state is uncertain before the request is sent."""
         if not self._has_content and self._prepared is None:
             self._state = ProducerState.READY
             return
         self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
         if not commit:
             self._sender.abandon(deadline)
-        answer = self._coordinator.end_transaction(
+        response = self._coordinator.end_transaction(
             self._id,
             producer_id=self._producer_id,
             epoch=self._epoch,
@@ -386,14 +386,14 @@ class NativeProducer:
             timeout=deadline,
             just_written=commit and self._budget.just_started,
         )
-        if not answer.proven:
-            error = failure(answer.code, "EndTxn", self._id, otherwise=BrokerError)
+        if not response.proven:
+            error = failure(response.code, "EndTxn", self._id, otherwise=BrokerError)
             if isinstance(error, ProducerFencedError):
                 self._state = ProducerState.FENCED
             raise error
         self._markers.transaction_ended()
-        self._id_has_changed = answer.producer_id != self._producer_id
-        self._producer_id, self._epoch = answer.producer_id, answer.epoch  # no calls from here on, so no KeyboardInterrupt
+        self._id_has_changed = response.producer_id != self._producer_id
+        self._producer_id, self._epoch = response.producer_id, response.epoch  # no calls from here on, so no KeyboardInterrupt
         self._prepared = None
         self._state = ProducerState.READY
 

@@ -61,45 +61,45 @@ class Registrar:
         last_is_ending = False
         while True:
             try:
-                answer = self._coordinator.init_producer_id(
+                response = self._coordinator.init_producer_id(
                     self._id, timeout_ms=timeout_ms, two_phase=self._two_phase, keep_prepared=keep_prepared, timeout=deadline
                 )
             except BrokerUnavailableError as error:
                 if last_is_ending and deadline.expired:  # the retry was cut off, but the cause is known from the last response
                     raise self._not_ended(deadline.seconds) from error
                 raise
-            if keep_prepared and answer.code == ErrorCode.UNSUPPORTED_VERSION:
+            if keep_prepared and response.code == ErrorCode.UNSUPPORTED_VERSION:
                 return self._kept_by_describing(deadline)
-            if answer.code != ErrorCode.CONCURRENT_TRANSACTIONS:
+            if response.code != ErrorCode.CONCURRENT_TRANSACTIONS:
                 break
             last_is_ending = True
             deadline.sleep(_PAUSE)
             if deadline.expired:
                 raise self._not_ended(deadline.seconds)
-        self._check_proven(answer)
+        self._check_proven(response)
         kept = None
-        if answer.ongoing_producer_id >= 0:
-            kept = PreparedTxnState(answer.ongoing_producer_id, answer.ongoing_epoch)
-        return Identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(deadline), kept)
+        if response.ongoing_producer_id >= 0:
+            kept = PreparedTxnState(response.ongoing_producer_id, response.ongoing_epoch)
+        return Identity(response.producer_id, response.epoch, self.wanted_timeout_ms(deadline), kept)
 
     def create(self, deadline: Deadline) -> Identity | None:
         """See `NativeProducer.create`; None if the coordinator knows the id."""
         self._check_broker(deadline)
-        answer = self._coordinator.create_producer_id(
+        response = self._coordinator.create_producer_id(
             self._id, timeout_ms=self._timeout_ms(deadline), two_phase=self._two_phase, timeout=deadline
         )
-        if answer.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
+        if response.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
             return None
-        self._check_proven(answer)
-        return Identity(answer.producer_id, answer.epoch, self.wanted_timeout_ms(deadline))
+        self._check_proven(response)
+        return Identity(response.producer_id, response.epoch, self.wanted_timeout_ms(deadline))
 
     def wanted_timeout_ms(self, deadline: Deadline) -> int:
         """See `NativeProducer.wanted_timeout_ms`."""
         return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(deadline)
 
-    def _check_proven(self, answer: InitProducerIdAnswer) -> None:
-        if not answer.proven:
-            raise failure(answer.code, "InitProducerId", self._id, otherwise=BrokerError)
+    def _check_proven(self, response: InitProducerIdAnswer) -> None:
+        if not response.proven:
+            raise failure(response.code, "InitProducerId", self._id, otherwise=BrokerError)
 
     def _kept_by_describing(self, deadline: Deadline) -> Identity:
         """Emulate `keepPreparedTxn`: describe first, and change only what has ended."""
@@ -114,14 +114,16 @@ class Registrar:
                 prepared = PreparedTxnState(described.producer_id, described.epoch)
                 return Identity(described.producer_id, described.epoch, described.timeout_ms, prepared)
             if not described.status.is_ending:
-                answer = self._coordinator.end_transaction(
+                response = self._coordinator.end_transaction(
                     self._id,
                     producer_id=described.producer_id,
                     epoch=described.epoch,
                     commit=False,
                     timeout=deadline,
                 )
-                if answer.proven:  # all who abort this epoch get the same response: only InitProducerId gives us our own epoch
+                if (
+                    response.proven
+                ):  # all who abort this epoch get the same response: only InitProducerId gives us our own epoch
                     return self.register(deadline, keep_prepared=False)
             deadline.sleep(_PAUSE)
         raise self._not_ended(deadline.seconds)

@@ -23,7 +23,7 @@ from dualwrite.kafka.client.errors import (
 )
 from dualwrite.kafka.native.settings import NativeSettings
 
-NO_ANSWER: Final = E.NETWORK_EXCEPTION  # Kafka's client-side code for a missing answer
+NO_RESPONSE: Final = E.NETWORK_EXCEPTION  # Kafka's client-side code for a missing response
 
 _MARKERS_PAUSE: Final = 0.002
 _MAX_MARKERS_PAUSE: Final = 0.05
@@ -31,7 +31,7 @@ _MAX_DOUBLINGS: Final = 16
 
 
 class Verdict(Enum):
-    """What to do after an answer."""
+    """What to do after a response."""
 
     STORED = "stored"
     AGAIN = "again"
@@ -70,7 +70,7 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
                 E.NOT_LEADER_OR_FOLLOWER,
                 E.BROKER_NOT_AVAILABLE,
                 E.REPLICA_NOT_AVAILABLE,
-                NO_ANSWER,
+                NO_RESPONSE,
                 E.KAFKA_STORAGE_ERROR,
                 E.LISTENER_NOT_FOUND,
                 E.FENCED_LEADER_EPOCH,
@@ -97,7 +97,7 @@ _LOST_ORDER: Final = ErrorKind(
 )
 _UNREACHABLE: Final = ErrorKind(
     BrokerUnavailableError,
-    cause="the partition's leader does not answer, or has moved and the new one is not known yet",
+    cause="the partition's leader does not respond, or has moved and the new one is not known yet",
     next_step="check that the brokers are running and reachable at their advertised addresses",
 )
 _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
@@ -122,7 +122,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
                 E.REQUEST_TIMED_OUT,
                 E.BROKER_NOT_AVAILABLE,
                 E.REPLICA_NOT_AVAILABLE,
-                NO_ANSWER,
+                NO_RESPONSE,
                 E.COORDINATOR_LOAD_IN_PROGRESS,
                 E.COORDINATOR_NOT_AVAILABLE,
                 E.NOT_COORDINATOR,
@@ -167,7 +167,7 @@ def failure(
     unreachable: type[BrokerError] = BrokerUnavailableError,
     **facts: Any,
 ) -> BrokerError:
-    """The error for a code: `otherwise` for a code without its own error, `unreachable` if the leader does not answer.
+    """The error for a code: `otherwise` for a code without its own error, `unreachable` if the leader does not respond.
 
     `action` completes "Kafka error during …"; `message` is the broker's error message.
     """

@@ -1,6 +1,6 @@
-"""Sends a transaction's batches to the partition leaders, several in flight at once, and reads the answers.
+"""Sends a transaction's batches to the partition leaders, several in flight at once, and reads the responses.
 
-Runs in the caller's thread: answers that have arrived are read whenever a batch is sent, the rest when the transaction is
+Runs in the caller's thread: responses that have arrived are read whenever a batch is sent, the rest when the transaction is
 prepared.
 """
 
@@ -21,22 +21,22 @@ from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.hot_messages import Produce
 from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.native.in_flight import InFlightRequests, SentBatches, wait_for_answers
+from dualwrite.kafka.native.in_flight import InFlightRequests, SentBatches, wait_for_responses
 from dualwrite.kafka.native.metadata import Topics
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.records import EncodedRecords
-from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, retry_pause, verdict_on
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, retry_pause, verdict_on
 from dualwrite.kafka.native.settings import NativeSettings
 
 log = logging.getLogger(__name__)
 
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
-_LOOK_AROUND: Final = 0.5  # seconds between checks for unanswered requests during a wait
-_PATIENCE: Final = 0.05  # seconds to wait for one connection while there are other leaders to send to
-_PATIENCE_ALONE: Final = 1.0  # and while there are none
-_LOOK_AT_OPENINGS: Final = 0.01
-_UNANSWERED: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
+_CHECK_INTERVAL: Final = 0.5  # seconds between checks for unanswered requests during a wait
+_CONNECTION_WAIT: Final = 0.05  # seconds to wait for one connection while there are other leaders to send to
+_ONLY_CONNECTION_WAIT: Final = 1.0  # and while there are none
+_OPENINGS_INTERVAL: Final = 0.01
+_ABORT_WAIT: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
 
 
 class _FailureKept:
@@ -86,7 +86,7 @@ class Sender:
         self.has_sent = False
 
     def begin(self) -> None:
-        """A new transaction: forget the previous one's batches, and ignore late answers to them."""
+        """A new transaction: forget the previous one's batches, and ignore late responses to them."""
         self._in_flight.clear()
         self._waiting.clear()
         self.buffered = self._unstored = 0
@@ -110,7 +110,7 @@ class Sender:
         self._waiting[partition] = None
 
     def push(self, deadline: Deadline) -> None:
-        """Send what can be sent now, and read the answers that have arrived; does not wait for answers.
+        """Send what can be sent now, and read the responses that have arrived; does not wait for responses.
 
         Args:
             deadline: For looking up leaders or opening a connection, if necessary.
@@ -151,16 +151,16 @@ class Sender:
         return _FailureKept(self)
 
     def interrupted(self) -> None:
-        """After KeyboardInterrupt or the like the transaction can only be aborted: an answer may have been read and lost."""
+        """After KeyboardInterrupt or GeneratorExit, for example, only an abort is possible: a response may have been lost."""
         self.failure = self.failure or DeliveryError("The delivery was interrupted.", transactional_id=self._id)
         self.close()
 
     def abandon(self, deadline: Deadline) -> None:
-        """Before an abort: give up requests in flight, so that they don't delay the abort.
+        """Before an abort: drop requests in flight, so that they don't delay the abort.
 
         A broker processes the requests of a connection one at a time, and may block on a Produce until all replicas have it.
         """
-        soon = deadline.within(_UNANSWERED)
+        soon = deadline.within(_ABORT_WAIT)
         with suppress(BrokerError), self.failure_kept():
             while self._in_flight and not soon.expired:
                 self._wait(soon.left)
@@ -225,11 +225,11 @@ class Sender:
         leaders = self._by_leader(now, limit)
         most = self._settings.in_flight
         # An unreachable leader must not block the other leaders, or a caller that has more to send.
-        patience = limit.within(_PATIENCE if self._in_flight or len(leaders) > 1 else _PATIENCE_ALONE)
+        connection_limit = limit.within(_CONNECTION_WAIT if self._in_flight or len(leaders) > 1 else _ONLY_CONNECTION_WAIT)
         for address, ready in leaders.items():
             partitions = ready
             try:
-                wait = 0.0 if self._network.is_opening(address) else patience.left
+                wait = 0.0 if self._network.is_opening(address) else connection_limit.left
                 connection = self._network.connection_soon(address, limit, wait=wait)
                 if connection is None:
                     continue
@@ -260,7 +260,7 @@ class Sender:
             leader = self.topics.leader(partition.topic, partition.index)
             if leader is None:
                 partition.not_before = now + self._settings.retry_backoff
-                partition.last_code = partition.last_code or NO_ANSWER
+                partition.last_code = partition.last_code or NO_RESPONSE
             else:
                 leaders.setdefault(leader, []).append(partition)
         return leaders
@@ -284,11 +284,11 @@ class Sender:
         request = Produce(self._id, _ALL_REPLICAS, int(self._settings.request_timeout * 1000), by_topic)
         in_flight.send(request, batches, deadline)
 
-    # --- answers ----------------------------------------------------------------------------------------------------------
+    # --- responses ----------------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for an answer, and read it."""
-        timeout = min(max(timeout, 0.0), _LOOK_AROUND)
+        """Wait at most `timeout` seconds for a response, and read it."""
+        timeout = min(max(timeout, 0.0), _CHECK_INTERVAL)
         all_in_flight = list(self._in_flight.values())
         if not all_in_flight and self._network.has_openings:
             self._network.wait_for_openings(timeout)
@@ -297,21 +297,21 @@ class Sender:
             time.sleep(timeout)
             return
         if self._network.has_openings:
-            timeout = min(timeout, _LOOK_AT_OPENINGS)
+            timeout = min(timeout, _OPENINGS_INTERVAL)
         if len(all_in_flight) == 1:
             self._read(all_in_flight[0], timeout)
         else:
             try:
-                wait_for_answers(all_in_flight, timeout)
+                wait_for_responses(all_in_flight, timeout)
             except ConnectionLostError as error:
                 self._connection_lost(error.address, error)
             else:
                 for in_flight in all_in_flight:
                     self._read(in_flight, 0.0)
-        self._give_up_on_silent()
+        self._drop_silent_connections()
 
     def _read(self, in_flight: InFlightRequests, timeout: float) -> None:
-        """Process the answers that arrive within `timeout` seconds, including those read by other users of the connection."""
+        """Process the responses that arrive within `timeout` seconds, including those read by other users of the connection."""
         address = in_flight.connection.address
         try:
             if not in_flight.inbox:
@@ -319,23 +319,23 @@ class Sender:
         except ConnectionLostError as error:
             self._connection_lost(address, error)
             return
-        answers, in_flight.inbox[:] = list(in_flight.inbox), []
-        for number, answer in answers:
-            self._answered(in_flight.requests.pop(number), answer)
+        responses, in_flight.inbox[:] = list(in_flight.inbox), []
+        for number, response in responses:
+            self._answered(in_flight.requests.pop(number), response)
         if not in_flight.requests and self._in_flight.get(address) is in_flight:
             del self._in_flight[address]
 
-    def _answered(self, request: SentBatches, answer: Any) -> None:
-        for topic in answer.responses:
+    def _answered(self, request: SentBatches, response: Any) -> None:
+        for topic in response.responses:
             for found in topic.partition_responses:
                 entry = request.batches.pop((topic.name, found.index), None)
                 if entry is not None:
                     self._act_on(*entry, found)
-        if request.batches:  # missing from the answer
-            self._send_again(request, NO_ANSWER)
+        if request.batches:  # missing in the response
+            self._send_again(request, NO_RESPONSE)
 
     def _act_on(self, partition: Partition, batch: Batch, found: Any) -> None:
-        """Act on the answer for one batch."""
+        """Act on the response for one batch."""
         code = found.error_code
         verdict = verdict_on(code)
         if verdict is Verdict.STORED:
@@ -344,13 +344,13 @@ class Sender:
             self._unstored -= batch.count
             self.stored += batch.count
             return
-        log.debug("%s: %s answered %d to attempt %d", self._id, _name(partition), code, batch.attempts)
+        log.debug("%s: %s returned %d to attempt %d", self._id, _name(partition), code, batch.attempts)
         in_order = verdict is Verdict.IN_ORDER and partition.is_behind_another(batch)
         if verdict is Verdict.SPLIT and batch.count > 1:
             partition.split(batch, 0.0, code)
         elif in_order or verdict in (Verdict.AGAIN, Verdict.LOOK_UP):
             if verdict is Verdict.LOOK_UP:
-                self.topics.distrust(partition.topic)
+                self.topics.invalidate(partition.topic)
             # If the batch only had to wait for an earlier one, keep the earlier one's reason.
             reason = (in_order and partition.last_code) or code
             partition.send_again(batch, time.monotonic() + retry_pause(code, batch.attempts, self._settings), reason)
@@ -369,30 +369,30 @@ class Sender:
         if in_flight is not None:
             in_flight.connection.close()
             for request in in_flight.requests.values():
-                self._send_again(request, NO_ANSWER)
+                self._send_again(request, NO_RESPONSE)
         not_before = time.monotonic() + self._settings.retry_backoff
         for partition in [p for p in self._waiting if self.topics.leader(p.topic, p.index) == address]:
-            self.topics.distrust(partition.topic)
+            self.topics.invalidate(partition.topic)
             partition.not_before = max(partition.not_before, not_before)
-            partition.last_code = partition.last_code or NO_ANSWER
+            partition.last_code = partition.last_code or NO_RESPONSE
 
     def _send_again(self, request: SentBatches, code: int) -> None:
         for partition, batch in request.batches.values():
-            self.topics.distrust(partition.topic)
+            self.topics.invalidate(partition.topic)
             partition.send_again(batch, time.monotonic() + retry_pause(code, batch.attempts, self._settings), code)
             self._waiting[partition] = None
         request.batches.clear()
 
-    def _give_up_on_silent(self) -> None:
+    def _drop_silent_connections(self) -> None:
         limit = time.monotonic() - max(self._settings.answer_timeout, self._settings.request_timeout)
         for address, in_flight in list(self._in_flight.items()):
             if any(request.sent_at < limit for request in in_flight.requests.values()):
-                self._connection_lost(address, ConnectionLostError(address, "no answer to Produce"))
+                self._connection_lost(address, ConnectionLostError(address, "no response to Produce"))
 
     def _next_attempt_in(self) -> float:
         """Seconds until the next batch that is backing off may be retried."""
         now = time.monotonic()
-        return min((p.not_before - now for p in self._waiting if p.not_before > now), default=_LOOK_AROUND)
+        return min((p.not_before - now for p in self._waiting if p.not_before > now), default=_CHECK_INTERVAL)
 
 
 def _name(partition: Partition) -> str:

@@ -68,7 +68,7 @@ class NativeSettings:
         buffer_bytes: Unacknowledged bytes at which `send` blocks (`queue.buffering.max.kbytes`).
         in_flight: The limit for Produce requests in flight to one broker (`max.in.flight.requests.per.connection`), 1 to 5.
         request_timeout: Seconds that a broker may take to store a batch on all in-sync replicas (`request.timeout.ms`).
-        answer_timeout: Seconds after which a broker that does not answer is given up (`socket.timeout.ms`).
+        answer_timeout: Seconds without a response after which a connection is closed (`socket.timeout.ms`).
         metadata_max_age: Seconds after which a topic's partitions are looked up again
             (`topic.metadata.refresh.interval.ms`).
         retry_backoff: Seconds to wait before the first retry, doubled each time (`retry.backoff.ms`).

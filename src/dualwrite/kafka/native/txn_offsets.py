@@ -12,7 +12,7 @@ from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.cluster import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.retry import repeated
 from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.native.retry_policy import NO_ANSWER, Verdict, failure, verdict_on
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 
 TXN_OFFSET_COMMIT_VERSION: Final = 5  # since v5 the broker adds the group to the transaction automatically (KIP-890)
@@ -40,23 +40,23 @@ def commit_offsets(
     """Send the offsets until the group's coordinator has accepted them; the request is idempotent.
 
     Raises:
-        ProducerFencedError: The consumer's generation is over, or the transaction is no longer ours.
+        ProducerFencedError: The consumer's generation is over, or another process has ended the transaction.
         BrokerAuthorizationError: The principal lacks Read on the group.
-        BrokerUnavailableError: The group's coordinator did not answer within the time limit.
+        BrokerUnavailableError: The group's coordinator did not respond within the time limit.
     """
     action = f"offset commit for group {group.group_id!r}"
 
     def once() -> None:
         try:
             coordinator = network.coordinator(group.group_id, GROUP, deadline)
-            answer = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
+            response = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
         except (ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError) as error:
             code = getattr(error, "code", None)
             if code and verdict_on(code) is Verdict.FAILED:  # FindCoordinator checks the ACLs of the group, too
                 raise failure(code, action, kafka_transactional_id) from error
             network.forget_coordinator(group.group_id, GROUP)
-            raise _AgainError(NO_ANSWER) from error
-        codes = [p.error_code for topic in answer.topics for p in topic.partitions if p.error_code]
+            raise _AgainError(NO_RESPONSE) from error
+        codes = [p.error_code for topic in response.topics for p in topic.partitions if p.error_code]
         for code in codes:
             if verdict_on(code) is Verdict.FAILED:
                 raise failure(code, action, kafka_transactional_id)

@@ -12,4 +12,4 @@ class ConsumerGroupDescribeRequest(message, load_json=__name__):  # type: ignore
 
 
 class ConsumerGroupDescribeResponse(message, load_json=__name__):  # type: ignore[call-arg, misc]  # of the metaclass
-    """Its answer."""
+    """Its response."""
