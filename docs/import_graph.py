@@ -7,7 +7,7 @@
 A *room* is a folder without folders in it, or a module beside folders. An *arrow* leads from a room to one that it imports. A
 room stands one *floor* above the highest room that it imports. With a circle there are no floors: the
 circle is printed, and the exit code is 1. An import of names for a type checker (`if TYPE_CHECKING`) is no arrow, and neither
-are those of a package's `__init__`, which only passes names on.
+are those of a package's `__init__`, which only passes names on: importing them from there is an import of that room.
 
 The map has one node for everything below `dualwrite.jobs`, and so on, and leaves out an arrow that follows from others (cli →
 api → jobs, so also cli → jobs).
@@ -43,8 +43,9 @@ def arrows_of(graph: grimp.ImportGraph) -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
     for module, room in rooms.items():
         for imported in graph.find_modules_directly_imported_by(module):
-            if imported in rooms and rooms[imported] != room:
-                arrows[room].add(rooms[imported])
+            other = rooms.get(imported, imported)  # a package that passes names on is the room of the modules in it
+            if other in arrows and other != room:
+                arrows[room].add(other)
     return arrows
 
 

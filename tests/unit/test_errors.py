@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
+import pkgutil
 
 import pytest
 
@@ -76,3 +78,14 @@ def test_what_may_have_committed_is_never_called_retriable(kind: type[DualWriteE
 )
 def test_errors_of_the_caller_are_also_the_builtin_kind(kind: type[DualWriteError], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_belongs_to_the_module_from_which_users_import_it(kind: type[DualWriteError]) -> None:
+    assert kind.__module__ == "dualwrite.errors"
+
+
+def test_every_error_of_every_family_can_be_imported() -> None:
+    families = [importlib.import_module(found.name) for found in pkgutil.iter_modules(errors.__path__, "dualwrite.errors.")]
+    defined = {kind for family in families for kind in vars(family).values() if inspect.isclass(kind)}
+    assert {kind for kind in defined if issubclass(kind, DualWriteError)} == set(KINDS)

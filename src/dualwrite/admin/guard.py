@@ -10,9 +10,10 @@ from typing import Final
 
 from dualwrite.admin.aborting import Examined
 from dualwrite.admin.decisions import OTHER_DATABASE, Decided
-from dualwrite.errors import DualWriteError, RepairRefusedError, shell_word
+from dualwrite.errors import DualWriteError, RepairRefusedError
 from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.recovery.decision import Decision
+from dualwrite.shell import shell_word
 from dualwrite.state import TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.transactional_id import TransactionalId

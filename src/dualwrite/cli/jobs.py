@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from dualwrite.cli.options import ask, refuse, show_table
-from dualwrite.errors import shell_word
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
@@ -18,6 +17,7 @@ from dualwrite.jobs.recovery import plan_job, recover_job
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Settings
+from dualwrite.shell import shell_word
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import keeps_a_table
 from dualwrite.stores.sql import SqlStateStore

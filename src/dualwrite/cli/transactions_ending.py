@@ -28,8 +28,9 @@ from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_l
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import described_json, document
 from dualwrite.cli.transactions_view import show_described
-from dualwrite.errors import RepairRefusedError, shell_word
+from dualwrite.errors import RepairRefusedError
 from dualwrite.recovery.decision import Decision
+from dualwrite.shell import shell_word
 
 app = typer.Typer()
 

@@ -23,8 +23,9 @@ from dualwrite.cli.transactions_common import (
 )
 from dualwrite.cli.transactions_json import document, examined_json
 from dualwrite.cli.transactions_view import show_examined
-from dualwrite.errors import DualWriteError, RepairRefusedError, StateTableMissingError, StoreUnavailableError, shell_word
+from dualwrite.errors import DualWriteError, RepairRefusedError, StateTableMissingError, StoreUnavailableError
 from dualwrite.settings import Settings
+from dualwrite.shell import shell_word
 
 app = typer.Typer()
 

@@ -14,7 +14,6 @@ from dualwrite.errors import (
     InDoubtTransactionError,
     StoreCommitFailedError,
     StoreError,
-    shell_word,
 )
 from dualwrite.failpoints import hit
 from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
@@ -26,6 +25,7 @@ from dualwrite.jobs.job_rows import Marker
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
+from dualwrite.shell import shell_word
 from dualwrite.stores.base import LostTransaction
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError, shell_word
+from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
 from dualwrite.jobs.base import JobRun
+from dualwrite.shell import shell_word
 
 _TOKENS_KEPT: Final = 64
 """How many tokens of earlier runs of the newest batch are kept; runs of earlier batches are identified by their number."""

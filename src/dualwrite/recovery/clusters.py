@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dualwrite.errors import NotResolvedError, StoreError, shell_word
+from dualwrite.errors import NotResolvedError, StoreError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.shell import shell_word
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.rows import on_cluster
 

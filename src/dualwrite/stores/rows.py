@@ -10,8 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from dualwrite.delivery import Delivery
-from dualwrite.errors import ClusterMismatchError, FencedError, NotResolvedError, shell_word
+from dualwrite.errors import ClusterMismatchError, FencedError, NotResolvedError
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.shell import shell_word
 from dualwrite.state import PreparedTxnState, TransactionDescription, names
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
 

@@ -15,8 +15,8 @@ from dualwrite.errors import (
     StoreCommitFailedError,
     StoreError,
     StoreUnavailableError,
-    shell_word,
 )
+from dualwrite.shell import shell_word
 from dualwrite.stores.sql.dialect import BlockerHiddenError, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME, metadata
