@@ -211,18 +211,17 @@ class GenerationResolver:
 
     def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> EndTxnAnswer | None:
         """EndTxn of the described epoch; None if the answer proves nothing: the next round describes again (rule F3)."""
-        answer = self._coordinator.end_transaction(
-            self._kafka_id,
-            producer_id=described.producer_id,
-            epoch=described.epoch,
-            commit=commit,
-            timeout=self._deadline,
-        )
+        answer = self._end_txn(described.producer_id, described.epoch, commit=commit)
         hit("recover_after_end_txn")
         if answer.proven:
             return answer
         log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
         return None
+
+    def _end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> EndTxnAnswer:
+        return self._coordinator.end_transaction(
+            self._kafka_id, producer_id=producer_id, epoch=epoch, commit=commit, timeout=self._deadline
+        )
 
     def _prove(self, stored: PreparedTxnState) -> Outcome:
         """Find out by EndTxn v5 of the stored (producerId, epoch) how it ended, after the producer id has changed (KIP-890).
@@ -247,9 +246,7 @@ class GenerationResolver:
 
     def _ask_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
         """Send EndTxn(commit) with a producer id that the id no longer has: this changes nothing, but the answer is proof."""
-        answer = self._coordinator.end_transaction(
-            self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True, timeout=self._deadline
-        )
+        answer = self._end_txn(producer_id, epoch, commit=True)
         hit("recover_after_end_txn")
         return answer
 
@@ -266,13 +263,7 @@ class GenerationResolver:
         if described is None:
             return True
         if self._ends_by_epoch():
-            answer = self._coordinator.end_transaction(
-                self._kafka_id,
-                producer_id=described.producer_id,
-                epoch=described.epoch,
-                commit=False,
-                timeout=self._deadline,
-            )
+            answer = self._end_txn(described.producer_id, described.epoch, commit=False)
             self.raised = answer if answer.proven else None
             return answer.proven
         answer = self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
