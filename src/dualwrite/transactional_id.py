@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from dualwrite.errors import InvalidTransactionalIdError
+from dualwrite.errors import DualWriteError, InvalidTransactionalIdError
 
 MAX_TRANSACTIONAL_ID_LENGTH: Final = 255
 STORE_ID_LENGTH: Final = 12
@@ -80,6 +80,19 @@ def lanes_of(row_ids: Iterable[str], logical: str) -> list[str]:
     """Those of the ids that are lanes of the logical id, in the order of their numbers."""
     ids = map(TransactionalId.of_row, row_ids)
     return [lane.row for lane in sorted(found for found in ids if found.logical == logical)]
+
+
+def name_lane(error: DualWriteError, logical: str) -> None:
+    """Make an error about a lane's row name the logical id, which the user knows, and mention the lane in its text.
+
+    A row or a claim has only the id of the row, and an error about it names that id. The writer and `forget`, which are called
+    with the logical id, call this for each error that leaves them. The attribute `lane` is set to the lane's id.
+    """
+    row_id = error.transactional_id
+    if row_id is not None and row_id != logical and TransactionalId.of_row(row_id).logical == logical:
+        error.transactional_id = logical
+        error.what = f"{error.what.removesuffix('.')} (lane {row_id!r})."
+        error.facts["lane"] = row_id
 
 
 def validate_transactional_id(transactional_id: str, *, lanes: int = 1) -> str:

@@ -19,12 +19,11 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.phases import Phase
-from dualwrite.recovery.recoverer import name_lane
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, Timeouts, validate_lanes
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked
-from dualwrite.transactional_id import validate_transactional_id
+from dualwrite.transactional_id import name_lane, validate_transactional_id
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 from dualwrite.errors import (
     BrokerError,
@@ -29,15 +29,12 @@ from dualwrite.recipe.outcomes import (
 )
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
-from dualwrite.recovery.recoverer import name_lane
 from dualwrite.settings import Timeouts
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
-
-E = TypeVar("E", bound=DualWriteError)
 
 BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
 IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA, Phase.ABORTING}
@@ -222,14 +219,14 @@ class Lane:
             self.advance(Event.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
             if not has_committed_on_both_sides(self._coordinator, kafka_id, state, database_committed=database_committed):
-                raise_outcome(error, self._named(in_doubt(self.id, state, fenced, database_committed=database_committed)))
+                raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
             outcome = (
                 f"the transaction of {self._name} committed on both sides; another writer or recoverer then claimed the id"
             )
             report_committed(error, outcome)
             return
         except DualWriteError as unresolved:
-            raise_outcome(error, self._named(in_doubt(self.id, state, unresolved, database_committed=database_committed)))
+            raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
         generation = self.ownership.generation
         try:
             self.ownership.start()
@@ -237,10 +234,10 @@ class Lane:
         except DualWriteError as starting:
             log.warning("%s: starting a new producer is postponed: %s", self.id, starting)
         if not database_committed:
-            raise_outcome(error, self._named(rolled_back(self.id, error)))
+            raise_outcome(error, rolled_back(self.id, error))
         lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
         if lost is not None:
-            raise_outcome(error, self._named(lost))
+            raise_outcome(error, lost)
         report_committed(error, f"the transaction of {self._name} committed on both sides")
 
     def _is_surely_rolled_back(self, error: BaseException) -> bool:
@@ -251,10 +248,6 @@ class Lane:
     def _means_fenced(self, error: BaseException) -> bool:
         """Whether this lane was claimed: not another lane of ours, nor the id of another writer that the block uses."""
         return isinstance(error, FencedError) and error.transactional_id == self.id and "lane" not in error.facts
-
-    def _named(self, error: E) -> E:
-        name_lane(error, self._logical_id)
-        return error
 
     @property
     def _name(self) -> str:
@@ -309,15 +302,13 @@ class Lane:
         except FencedError as fenced:
             log.warning("%s: closing: %s", self.id, fenced)
         except DualWriteError as error:
-            raise self._named(
-                InDoubtTransactionError(
-                    "The writer is closed, but its last transaction could not be resolved.",
-                    transactional_id=self.id,
-                    cause=str(error),
-                    next_step="open a writer on this id or run `dualwrite recover`: either resolves it",
-                    state="",
-                    database_committed=None,
-                )
+            raise InDoubtTransactionError(
+                "The writer is closed, but its last transaction could not be resolved.",
+                transactional_id=self.id,
+                cause=str(error),
+                next_step="open a writer on this id or run `dualwrite recover`: either resolves it",
+                state="",
+                database_committed=None,
             ) from error
 
     @contextmanager

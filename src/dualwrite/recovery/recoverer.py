@@ -28,7 +28,7 @@ from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
 from dualwrite.stores.base import Claim, LostTransaction, StateRow, TxnStateStore
-from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of
+from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of, name_lane
 
 log = logging.getLogger(__name__)
 
@@ -113,18 +113,6 @@ def _unknown_id(store: TxnStateStore, transactional_id: str) -> StoreError:
 
 def _is_open(row: StateRow) -> bool:
     return row.prepared_state is not None or bool(row.unresolved_generations) or bool(row.lost)
-
-
-def name_lane(error: DualWriteError, transactional_id: str) -> None:
-    """Make an error about a lane name the logical id, which the user knows, and mention the lane in its text.
-
-    The attribute `lane` is set to the lane's id.
-    """
-    lane = error.transactional_id
-    if lane is not None and lane != transactional_id and TransactionalId.of_row(lane).logical == transactional_id:
-        error.transactional_id = transactional_id
-        error.what = f"{error.what.removesuffix('.')} (lane {lane!r})."
-        error.facts["lane"] = lane
 
 
 class Recoverer:
