@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from dualwrite.devcluster import interrupts, logs, ports, process, readiness, registry
+from dualwrite.devcluster import logs, process, readiness, registry
 from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.locations import make_directory
-from dualwrite.devcluster.node import ClusterFiles, JavaCommand
+from dualwrite.devcluster.node import ClusterFiles
 from dualwrite.devcluster.plan import plan
 from dualwrite.devcluster.process import Launcher
 from dualwrite.devcluster.progress import Progress, SilentProgress
 from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.devcluster.security import Security
 from dualwrite.devcluster.settings import ClusterSettings
-from dualwrite.devcluster.status import ClusterStatus, NodeStatus
+from dualwrite.devcluster.starting import Starter, require_ports
+from dualwrite.devcluster.status import ClusterStatus, status_of
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds for a cluster to become ready, after all downloads."""
@@ -68,7 +69,7 @@ class DevCluster:
         progress: Progress | None = None,
     ) -> None:
         self.name = name
-        asked = {
+        requested = {
             "nodes": nodes,
             "kafka_version": kafka_version,
             "config": None if config is None else {key: str(value) for key, value in config.items()},
@@ -76,7 +77,7 @@ class DevCluster:
             "security": security,
             "java_options": None if java_options is None else tuple(java_options),
         }
-        self._asked = {key: value for key, value in asked.items() if value is not None}
+        self._requested = {key: value for key, value in requested.items() if value is not None}
         self._port = port
         self._java = java
         self._progress = progress or SilentProgress()
@@ -151,28 +152,19 @@ class DevCluster:
             BrokerExitedError: A broker exited instead of becoming ready; the message has the end of its log.
             DevClusterError: No Java, no network, a busy port, a data directory of another cluster, or a timeout.
         """
-        with self._alone():
+        with self._locked():
             before = self._claim()
-            record = plan(self.name, before, self._asked, self._port)
+            record = plan(self.name, before, self._requested, self._port)
             often = self._is_started_often(record.settings)
             java = self._files.java_command(record.settings, self._java, self._progress, makes_archive=often)
             missing = [node for node in record.nodes if not node.alive]
-            for node in missing:
-                self._require_ports(node)
+            require_ports(record, missing)
             make_directory(self._files.data_dir)
             if self._registered:
                 registry.remember(self.name, self._files.data_dir)
             record.save(self._files.data_dir)
-            try:
-                self._start_all(record, missing, java, timeout)
-                if java.archive is not None:
-                    for node in missing:
-                        java.archive.make(self._files.class_list(node.node_id), self._progress)
-            except BaseException:
-                process.stop([node.process for node in missing if node.process], grace=0)
-                self._restore(record, before)
-                raise
-            return self._status(record, ready=all(node.working for node in record.nodes))
+            self._starter().start_together(record, missing, java, before=before, timeout=timeout)
+            return status_of(record, self._files, ready=all(node.working for node in record.nodes))
 
     def down(self, *, purge: bool = False) -> None:
         """Stop all nodes. Does nothing if none runs.
@@ -180,7 +172,7 @@ class DevCluster:
         Args:
             purge: Also remove data, logs and every other trace of the cluster.
         """
-        with self._alone():
+        with self._locked():
             record = ClusterRecord.load(self._files.data_dir)
             if record is not None:
                 self._check_name(record)
@@ -220,8 +212,8 @@ class DevCluster:
             DevClusterError: There is no such cluster.
         """
         record = self._record()
-        whole = all(node.working for node in record.nodes)
-        return self._status(record, ready=whole and readiness.obstacle(record, record.nodes) is None)
+        all_work = all(node.working for node in record.nodes)
+        return status_of(record, self._files, ready=all_work and readiness.obstacle(record, record.nodes) is None)
 
     def logs(self, node: int = 1, *, lines: int | None = None) -> str:
         """The output of a node's broker.
@@ -249,7 +241,7 @@ class DevCluster:
 
     def kill(self, node: int = 1) -> None:
         """SIGKILL a node, and wait until it is gone."""
-        with self._alone():
+        with self._locked():
             victim = self._node(self._record(), node)
             if victim.process is not None:
                 process.stop([victim.process], grace=0)
@@ -258,11 +250,13 @@ class DevCluster:
         """SIGSTOP a node: its connections stay open, but it no longer answers."""
         found = self._node(self._record(), node)
         if found.process is None or not found.process.pause():
-            raise DevClusterError(f"Node {node} of {self.name!r} is not running.", cluster=self.name, node_id=node)
+            raise self._not_running(node)
 
     def resume(self, node: int = 1) -> None:
         """SIGCONT a paused node."""
-        self._signal(node, signal.SIGCONT)
+        found = self._node(self._record(), node)
+        if found.process is None or not found.process.send(signal.SIGCONT):
+            raise self._not_running(node)
 
     def start(self, node: int = 1, *, wait: bool = True, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Start a node again, on its old ports. Does nothing if it runs.
@@ -276,19 +270,19 @@ class DevCluster:
             BrokerExitedError: It exited instead of becoming ready.
             DevClusterError: A port is busy, or the timeout has passed.
         """
-        with self._alone():
+        with self._locked():
             record = self._record()
             which = self._node(record, node)
             if not which.alive:
-                self._require_ports(which)
-                self._launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
+                require_ports(record, [which])
+                self._starter().launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
             if wait:
                 together = [each for each in record.nodes if each is which or each.working]
                 readiness.wait(record, together, self._files, timeout=timeout)
 
     def restart(self, node: int = 1, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Shut a node down cleanly and start it again. Raises the same errors as `start`."""
-        with self._alone():
+        with self._locked():
             which = self._node(self._record(), node)
             if which.process is not None:
                 process.stop([which.process], grace=_GRACE)
@@ -297,7 +291,7 @@ class DevCluster:
     # --- internals ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         if not self._registered:
             yield
             return
@@ -328,29 +322,8 @@ class DevCluster:
         self._files.check_owner(self.name)
         return ClusterRecord.load(self._files.data_dir)
 
-    def _require_ports(self, node: NodeRecord) -> None:
-        for port in node.ports.values():
-            ports.require_free(port, cluster=self.name, node_id=node.node_id)
-
-    def _start_all(self, record: ClusterRecord, missing: list[NodeRecord], java: JavaCommand, timeout: float) -> None:
-        if len(missing) == len(record.nodes):
-            self._files.write(record)
-        if not record.formatted:
-            self._progress.step(f"Formatting the storage of {self.name}")
-            self._files.format(record, java)
-            record.formatted = True
-        self._progress.step(f"Starting Kafka {record.settings.kafka_version}")
-        for node in missing:
-            self._launch(record, node, java)
-        readiness.wait(record, [node for node in record.nodes if node in missing or node.working], self._files, timeout=timeout)
-
-    def _restore(self, record: ClusterRecord, before: ClusterRecord | None) -> None:
-        """After a failed start, restore the old settings, so that the next `up()` does not reuse those that failed."""
-        if before is not None and before.formatted:
-            before.save(self._files.data_dir)
-        else:
-            record.formatted = False
-            record.save(self._files.data_dir)
+    def _starter(self) -> Starter:
+        return Starter(self._files, self._launcher, self._progress)
 
     def _record(self) -> ClusterRecord:
         record = ClusterRecord.load(self._files.data_dir)
@@ -378,33 +351,5 @@ class DevCluster:
             node_id=node_id,
         )
 
-    def _launch(self, record: ClusterRecord, node: NodeRecord, java: JavaCommand) -> None:
-        with interrupts.held_back():
-            node.process = self._files.start(self._launcher, java, node)
-            record.save(self._files.data_dir)
-
-    def _signal(self, node_id: int, number: signal.Signals) -> None:
-        node = self._node(self._record(), node_id)
-        if node.process is None or not node.process.send(number):
-            raise DevClusterError(f"Node {node_id} of {self.name!r} is not running.", cluster=self.name, node_id=node_id)
-
-    def _status(self, record: ClusterRecord, *, ready: bool) -> ClusterStatus:
-        return ClusterStatus(
-            name=self.name,
-            kafka_version=record.settings.kafka_version,
-            data_dir=self._files.data_dir,
-            bootstrap_servers=record.bootstrap_servers(PLAINTEXT),
-            listeners=record.listeners,
-            nodes=tuple(
-                NodeStatus(
-                    node_id=node.node_id,
-                    port=node.ports[PLAINTEXT],
-                    pid=node.process.pid if node.process else None,
-                    alive=node.alive,
-                    paused=node.process.paused if node.process else False,
-                    log_file=self._files.log_file(node.node_id),
-                )
-                for node in record.nodes
-            ),
-            ready=ready,
-        )
+    def _not_running(self, node_id: int) -> DevClusterError:
+        return DevClusterError(f"Node {node_id} of {self.name!r} is not running.", cluster=self.name, node_id=node_id)

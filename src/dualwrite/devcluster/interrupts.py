@@ -1,4 +1,4 @@
-"""Delays Ctrl-C between starting a process and recording it."""
+"""Delays Ctrl-C while a process is started and recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def delayed() -> Iterator[None]:
     """Deliver a SIGINT that arrives inside the block when the block ends.
 
     SIGINT only interrupts Python's main thread, so in other threads there is nothing to do.

@@ -76,7 +76,7 @@ def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Prog
     if (known := _read_index(index)) is not None:
         return known
     make_directory(index.parent)
-    with _alone(index.parent / "download.lock", progress):
+    with _locked(index.parent / "download.lock", progress):
         if (known := _read_index(index)) is not None:
             return known
         jars = download(progress)
@@ -87,7 +87,7 @@ def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Prog
 
 
 @contextmanager
-def _alone(path: Path, progress: Progress) -> Iterator[None]:
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0.5)
@@ -138,7 +138,7 @@ def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], pro
     for artifact in artifacts:
         resolver.on_fraction = progress.advance
         jars.append(_whole(artifact))
-        progress.advance(resolver.left_over())
+        progress.advance(resolver.unreported())
     return jars
 
 
@@ -181,7 +181,7 @@ class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hi
 
         yield received
 
-    def left_over(self) -> float:
+    def unreported(self) -> float:
         """The fraction of the last resolved file that was not reported yet (1 if it was not downloaded)."""
         rest, self._reported = 1.0 - self._reported, 0.0
         return rest

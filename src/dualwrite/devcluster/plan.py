@@ -11,21 +11,21 @@ from dualwrite.devcluster.record import CONTROLLER, PLAINTEXT, ClusterRecord, No
 from dualwrite.devcluster.settings import ClusterSettings
 
 
-def plan(name: str, known: ClusterRecord | None, asked: Mapping[str, Any], port: int | None) -> ClusterRecord:
+def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], port: int | None) -> ClusterRecord:
     """The record of the cluster to start.
 
     Args:
         name: The cluster's name.
         known: Its existing record, if any.
-        asked: The requested settings, without those that were not given.
+        requested: The requested settings, without those that were not given.
         port: The requested port of the first node's plain listener, if any.
 
     Raises:
         SettingsDifferError: The cluster runs with other settings, or its storage was formatted with others.
     """
     if known is None or not known.formatted:
-        return _new_record(name, ClusterSettings(**asked), port)
-    wanted = ClusterSettings(**{**vars(known.settings), **asked})
+        return _new_record(name, ClusterSettings(**requested), port)
+    wanted = ClusterSettings(**{**vars(known.settings), **requested})
     first_port = known.nodes[0].ports[PLAINTEXT]
     if known.running:
         differences = known.settings.differences(wanted)
@@ -55,13 +55,12 @@ def _differ(name: str, what: str, differences: list[str], command: str) -> Setti
 
 def _new_record(name: str, settings: ClusterSettings, port: int | None) -> ClusterRecord:
     listeners = (PLAINTEXT, CONTROLLER, *(settings.security.listeners if settings.security else ()))
-    taken = set(range(port, port + settings.nodes)) if port is not None else set()
+    reserved = set(range(port, port + settings.nodes)) if port is not None else set()
     nodes = []
     for node_id in range(1, settings.nodes + 1):
         chosen: dict[str, int] = {}
         for listener in listeners:
-            asked = port is not None and listener == PLAINTEXT
-            chosen[listener] = port + node_id - 1 if asked and port is not None else ports.choose(taken)
-            taken.add(chosen[listener])
+            chosen[listener] = port + node_id - 1 if port is not None and listener == PLAINTEXT else ports.choose(reserved)
+            reserved.add(chosen[listener])
         nodes.append(NodeRecord(node_id, chosen))
     return ClusterRecord(name, settings, storage.new_id(), nodes)

@@ -38,15 +38,15 @@ def is_free(port: int) -> bool:
         return True
 
 
-def choose(taken: Collection[int]) -> int:
-    """Choose a random free port that is not in `taken`.
+def choose(reserved: Collection[int]) -> int:
+    """Choose a random free port that is not in `reserved`.
 
     Raises:
         DevClusterError: No free port was found.
     """
     for _ in range(_TRIES):
         port = random.randint(_LOWEST, _HIGHEST)  # noqa: S311  (only to make collisions between processes unlikely)
-        if port not in taken and is_free(port):
+        if port not in reserved and is_free(port):
             return port
     raise DevClusterError(f"No free port was found between {_LOWEST} and {_HIGHEST}.")
 

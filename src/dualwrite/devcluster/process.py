@@ -135,7 +135,7 @@ class Launcher:
         """
         mode = launcher.BOUND if self._bound else launcher.DETACHED
         arguments = [mode, str(os.getpid()), str(log_file), str(self._purge or ""), *map(str, command)]
-        starter = subprocess.Popen(  # noqa: S603  (our own launcher)
+        starter = subprocess.Popen(  # noqa: S603  (dualwrite's own launcher)
             [sys.executable, "-I", "-S", launcher.__file__, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -147,11 +147,11 @@ class Launcher:
         assert starter.stderr is not None
         with starter.stdout, starter.stderr:
             answer = starter.stdout.readline()
-            complaint = starter.stderr.read() if not answer else b""
+            message = starter.stderr.read() if not answer else b""
         if not answer:
             starter.wait()
             raise DevClusterError(
-                f"{command[0]} could not be started.", cause=complaint.decode(errors="replace").strip().rpartition("\n")[2]
+                f"{command[0]} could not be started.", cause=message.decode(errors="replace").strip().rpartition("\n")[2]
             )
         if self._bound:
             self._bound_launchers.append(starter)

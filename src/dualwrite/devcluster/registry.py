@@ -82,9 +82,9 @@ def lock(name: str, *, timeout: float) -> Iterator[None]:
     """
     path = _lock_file(name)
     make_directory(path.parent)
-    held = FileLock(path)
+    file_lock = FileLock(path)
     try:
-        held.acquire(timeout=timeout)
+        file_lock.acquire(timeout=timeout)
     except Timeout as error:
         raise DevClusterError(
             f"Another process is starting or stopping the cluster {name!r}.",
@@ -94,4 +94,4 @@ def lock(name: str, *, timeout: float) -> Iterator[None]:
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()

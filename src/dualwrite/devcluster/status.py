@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dualwrite.devcluster.node import ClusterFiles
+from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord
+
 
 @dataclass(frozen=True)
 class NodeStatus:
@@ -46,3 +49,32 @@ class ClusterStatus:
         data = asdict(self) | {"data_dir": str(self.data_dir), "running": self.running}
         data["nodes"] = [asdict(node) | {"log_file": str(node.log_file)} for node in self.nodes]
         return data
+
+
+def status_of(record: ClusterRecord, files: ClusterFiles, *, ready: bool) -> ClusterStatus:
+    """The current state of a cluster: what its record names, and which of its processes run.
+
+    Args:
+        record: The cluster.
+        files: Its files.
+        ready: Whether its nodes were found to work together.
+    """
+    return ClusterStatus(
+        name=record.name,
+        kafka_version=record.settings.kafka_version,
+        data_dir=files.data_dir,
+        bootstrap_servers=record.bootstrap_servers(PLAINTEXT),
+        listeners=record.listeners,
+        nodes=tuple(
+            NodeStatus(
+                node_id=node.node_id,
+                port=node.ports[PLAINTEXT],
+                pid=node.process.pid if node.process else None,
+                alive=node.alive,
+                paused=node.process.paused if node.process else False,
+                log_file=files.log_file(node.node_id),
+            )
+            for node in record.nodes
+        ),
+        ready=ready,
+    )
