@@ -132,36 +132,47 @@ def connect(
         )
     validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
     config = KafkaConfig.over(kafka, chosen.kafka)
-    chosen_timeout_ms(config)  # raises if it is too short
-    if chosen.producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
-        # before the claim: settings that can't work must not take the id from a writer that works
-        from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415  (the native producer checks its own)
-
-        check_settings(config)
+    _check_kafka_settings(config, chosen.producer)
     store = _store(database, chosen, session)
-    coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
-    try:
-        producers = choose_producer(config, coordinator, chosen, share_connections=True)
-        writer: DualWriter[Any] = DualWriter(
-            store,
-            transactional_id=chosen.transactional_id,
-            producers=producers,
-            coordinator=coordinator,
-            lanes=chosen.lanes or producers.lanes,
-            timeouts=chosen.timeouts,
-            on_lost=chosen.on_lost,
-            owns_store=store is not database,
-            owns_coordinator=True,
-        )
-    except BaseException:
-        coordinator.close()
-        if store is not database:
-            store.close()
-        raise
+    writer = _new_writer(store, config, chosen, chosen.transactional_id, owns_store=store is not database)
     try:
         return writer.open()
     except BaseException:
         writer.close()
+        raise
+
+
+def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
+    """Check the settings before anything is claimed: those that can't work must not take the id from a writer that works."""
+    chosen_timeout_ms(config)  # raises if it is too short
+    if producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
+        from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415  (the native producer checks its own)
+
+        check_settings(config)
+
+
+def _new_writer(
+    store: TxnStateStore, config: KafkaConfig, settings: Settings, transactional_id: str, *, owns_store: bool
+) -> DualWriter[Any]:
+    """A writer that is not open yet; after an error, what it would own is closed."""
+    coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
+    try:
+        producers = choose_producer(config, coordinator, settings, share_connections=True)
+        return DualWriter(
+            store,
+            transactional_id=transactional_id,
+            producers=producers,
+            coordinator=coordinator,
+            lanes=settings.lanes or producers.lanes,
+            timeouts=settings.timeouts,
+            on_lost=settings.on_lost,
+            owns_store=owns_store,
+            owns_coordinator=True,
+        )
+    except BaseException:
+        coordinator.close()
+        if owns_store:
+            store.close()
         raise
 
 
@@ -234,14 +245,14 @@ def create_pool(
     validate_transactional_id(numbered(prefix, max(size, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
     kafka, within = connecting.get("kafka"), chosen.with_changes(timeouts=connecting.get("timeouts"))
-    # a row that a paused process has locked must not keep the pool from looking after other ids: it is tried again
-    impatient = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
+    # a row that a paused process has locked must not keep the pool from recovering other ids: the pool tries it again
+    pool_timeouts = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
 
     def open_writer(name: str) -> DualWriter[Any]:
         return connect(store, transactional_id=name, settings=chosen, **connecting)
 
     def recoverer() -> Recoverer:
-        return open_recoverer(store, kafka=kafka, settings=within, timeouts=impatient)
+        return open_recoverer(store, kafka=kafka, settings=within, timeouts=pool_timeouts)
 
     with ExitStack() as opened:
         if store is not database:
@@ -258,7 +269,7 @@ def create_pool(
         opened.pop_all()
         opened.push(pool)
         if store.leases is None:
-            _recover_beyond(recoverer, prefix, size)
+            _recover_above(recoverer, prefix, size)
         opened.pop_all()
         return pool
 
@@ -272,9 +283,9 @@ def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> 
             raise TypeError(f"create_pool() got an unexpected keyword argument {name!r}{instead}")
 
 
-def _recover_beyond(open_it: Callable[[], Recoverer], prefix: str, size: int) -> None:
+def _recover_above(new_recoverer: Callable[[], Recoverer], prefix: str, size: int) -> None:
     """Recover the fixed ids of a larger pool that had the prefix before: nobody opens them any more."""
-    with open_it() as recoverer:
+    with new_recoverer() as recoverer:
         pending = recoverer.pending(prefix=f"{prefix}.")
         recoverer.recover([name for name in pending if (number_of(prefix, name) or 0) > size]).raise_for_problems()
 
