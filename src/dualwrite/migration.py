@@ -46,7 +46,7 @@ from dualwrite.stores.sql.schema import (
 )
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
-_MOVING: Final = ("head", "heads", "+", "-")
+_RELATIVE: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0
 _LOCK_TIMEOUT: Final = 30.0
 _one_at_a_time: Final = threading.Lock()
@@ -209,7 +209,7 @@ def _run_in_chain(
     schema: str | None,
 ) -> None:
     """Run dualwrite's migration steps through the `alembic.op` of the user's migration, with dualwrite's version table."""
-    if revision.startswith(_MOVING):
+    if revision.startswith(_RELATIVE):
         raise ConfigurationError(
             f"Revision {revision!r} can't be used in your own migration: its result would change with each release.",
             next_step=f"give a fixed revision; the newest of this release is {newest()!r}",

@@ -3,12 +3,12 @@
 | variable | meaning |
 | --- | --- |
 | `DUALWRITE_DATABASE_URL` | the database's URL, as for `store_from_url` |
-| `DUALWRITE_SCHEMA` | the schema (MariaDB, MySQL: the database) in which our tables stand |
+| `DUALWRITE_SCHEMA` | the schema (MariaDB, MySQL: the database) that contains dualwrite's tables |
 | `DUALWRITE_KAFKA_BOOTSTRAP_SERVERS` | `bootstrap.servers` |
 | `DUALWRITE_KAFKA_<NAME>` | any other Kafka setting: `DUALWRITE_KAFKA_SECURITY_PROTOCOL` is `security.protocol` |
 | `DUALWRITE_TRANSACTIONAL_ID` | the logical transactional id |
 | `DUALWRITE_PRODUCER` | `auto`, `native` or `librdkafka` |
-| `DUALWRITE_TWO_PHASE` | `true` or `false`: require two-phase commit of the broker, or do without it |
+| `DUALWRITE_TWO_PHASE` | `true` requires two-phase commit from the broker, `false` never uses it |
 | `DUALWRITE_LANES` | how many lanes a writer has, a whole number |
 | `DUALWRITE_ON_LOST` | `raise` or `report` |
 | `DUALWRITE_TIMEOUT_CLAIM`, `_KAFKA`, `_DELIVERY` | time limits in seconds, see `Timeouts` |

@@ -145,7 +145,7 @@ class Transaction(Generic[H]):
             moves: Each partition's position when its messages were read, and after them.
 
         Raises:
-            PositionMovedError: Another consumer has gone on from there; let it end the block, which rolls back both sides.
+            PositionMovedError: Another consumer has moved one since. Let the error end the block, which rolls back both sides.
         """
         self._check()
         positions.move(self._store_transaction, group_id, moves)
@@ -184,12 +184,12 @@ class Transaction(Generic[H]):
 
     @property
     def answers_are_late(self) -> bool:
-        """Whether the database still works on these units; see StoreTransaction."""
+        """Whether the database has not answered these units' statements yet; see StoreTransaction."""
         return self._store_transaction.answers_are_late
 
     @property
     def savepoints(self) -> int:
-        """How many savepoints units have set themselves; see StoreTransaction."""
+        """How many savepoints the units themselves have set; see StoreTransaction."""
         return self._store_transaction.savepoints
 
     def end_units(self) -> None:
@@ -269,7 +269,7 @@ class UnitTransaction(Transaction[H]):
         self.messages += messages
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
-        """Refused: a consumer's positions are those of one transaction, not of a unit among others."""
+        """Not allowed: a consumer's positions belong to a whole transaction, not to one of several units in it."""
         del consumer, offsets
         raise UsageError(
             "A unit of a group can't commit a consumer's positions.",

@@ -113,7 +113,7 @@ class DualWriter(Generic[H]):
     def new_owners(self) -> tuple[str, ...]:
         """After FencedError: who has claimed the id, one text per lane: `recoverer HOST:PID PROGRAM` or `writer …`.
 
-        A recoverer needs the id only while it recovers, so `reopen()` disturbs nobody. Another writer uses it.
+        A recoverer needs the id only while it recovers, so `reopen()` disturbs nothing. A writer is still using it.
 
         Raises:
             StoreUnavailableError: The database can't be reached.
@@ -365,7 +365,7 @@ def _transactional(
 
 
 def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[BaseException], bool]) -> Callable[P, T]:
-    """A function that calls another at most so many times, with backoff, until it raises no retriable error.
+    """Wrap a function so that a call runs it up to `attempts` times, with backoff, while it raises a retriable error.
 
     Raises:
         UsageError: `attempts` is below 1.

@@ -103,7 +103,7 @@ def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Sce
 def test_a_transaction_without_messages_goes_on_while_kafka_is_away(
     scene: Scene, forgetful: DevCluster, native: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "LOOK_AFTER", 0.0)
+    monkeypatch.setattr(ownership, "CHECK_AFTER", 0.0)
     connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings, lanes=1)
     with connected(transactional_id=scene.transactional_id) as writer:
         worker.write_event(writer, scene.topic, 1)

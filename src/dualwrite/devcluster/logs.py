@@ -34,8 +34,8 @@ def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator
         while True:
             ended = until()
             rest += log.read()
-            *whole, rest = rest.split("\n")
-            yield from whole
+            *complete, rest = rest.split("\n")
+            yield from complete
             if ended:
                 return
             time.sleep(_POLL)

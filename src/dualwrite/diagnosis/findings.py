@@ -51,8 +51,8 @@ class DatabaseFacts:
 
     Args:
         address: Its address for people, without the password.
-        revision: The revision that our migrations recorded in it, or None.
-        newest_revision: The newest revision of this release; None for a database without our table (RocksDB, ZooKeeper).
+        revision: The revision that dualwrite's migrations recorded in it, or None.
+        newest_revision: The newest revision of this release; None for a database without migrations (RocksDB, ZooKeeper).
         table_error: Why the table can't be used, and the step that fixes it; None if it can be used.
         settings: The settings that decide whether an acknowledged commit is durable; see `TxnStateStore.durability`.
         copied: The finding for a database that was copied or moved, and whether that is certain; None for any other.
@@ -128,8 +128,8 @@ def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | 
         return [_kafka(Severity.BROKEN, what, "lower or remove it, or raise the brokers' transaction.max.timeout.ms")]
     if promised.budget_ms is not None and promised.budget_ms < _SHORT_BUDGET_MS:
         what = f"A crashed transaction must be recovered within {duration(promised.budget_ms)} of its first message."
-        ours = timeout_ms is not None
-        change = "remove transaction.timeout.ms" if ours else "raise the brokers' transaction.max.timeout.ms"
+        is_set = timeout_ms is not None
+        change = "remove transaction.timeout.ms" if is_set else "raise the brokers' transaction.max.timeout.ms"
         return [_kafka(Severity.WEAK, what, f"{change}; consumers wait only until recovery, not for the whole timeout")]
     return []
 
@@ -137,7 +137,7 @@ def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | 
 _SWITCH_ON: Final = "transaction.two.phase.commit.enable=true"
 _UNSTABLE_ON: Final = "unstable.api.versions.enable=true"
 _GRANT: Final = "grant the principal TwoPhaseCommit on its transactional ids (kafka-acls.sh --operation TwoPhaseCommit)"
-_RAISES: Final[Mapping[TwoPhaseObstacle, str]] = {
+_REMEDIES: Final[Mapping[TwoPhaseObstacle, str]] = {
     TwoPhaseObstacle.BROKER_TOO_OLD: f"Apache Kafka 4.1 or newer, with {_SWITCH_ON} and {_UNSTABLE_ON} on every broker",
     TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF: f"{_UNSTABLE_ON} on every broker",
     TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6: f"Apache Kafka 4.1 or newer, with {_SWITCH_ON} and {_UNSTABLE_ON} on every broker",
@@ -149,7 +149,7 @@ _RAISES: Final[Mapping[TwoPhaseObstacle, str]] = {
 
 def _two_phase(capabilities: BrokerCapabilities) -> Finding:
     obstacle = capabilities.two_phase_obstacle or TwoPhaseObstacle.UNKNOWN
-    change = _RAISES.get(obstacle)
+    change = _REMEDIES.get(obstacle)
     if obstacle is TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF and capabilities.two_phase_setting is False:
         change = f"{_SWITCH_ON} and {change}"
     return _kafka(Severity.NOTE, f"Two-phase commit is not available: {obstacle.value}.", change)
@@ -200,10 +200,10 @@ def _replication(topic: TopicFacts) -> list[Finding]:
     replicas, in_sync, least = topic.replicas, topic.in_sync, topic.min_insync_replicas
     if topic.name == TRANSACTION_STATE_TOPIC:
         lost = "the outcome of a transaction"
-        raised = "three replicas, min.insync.replicas=2 (new cluster: transaction.state.log.replication.factor, .min.isr)"
+        advice = "three replicas, min.insync.replicas=2 (new cluster: transaction.state.log.replication.factor, .min.isr)"
     else:
-        lost, raised = "an acknowledged message", "three replicas, min.insync.replicas=2"
-    severity, what, change = Severity.WEAK, None, raised
+        lost, advice = "an acknowledged message", "three replicas, min.insync.replicas=2"
+    severity, what, change = Severity.WEAK, None, advice
     if least is not None and least > replicas:
         severity, change = Severity.BROKEN, f"min.insync.replicas={max(replicas - 1, 1)}, or more replicas"
         what = f"min.insync.replicas is {least}, but there are {replicas} replicas: no message can be acknowledged."
@@ -305,9 +305,9 @@ def _mysql(settings: Mapping[str, str]) -> list[Finding]:
     if settings.get("engine", "InnoDB") != "InnoDB":
         what = f"The table's engine is {settings['engine']}: without transactions there is no guarantee."
         return [_database(Severity.BROKEN, what, "ALTER TABLE kafka_transaction_state ENGINE=InnoDB")]
-    closed = [name for name in _MYSQL_READ_ONLY if settings.get(name) == "ON"]
-    if closed:
-        what = f"The database is read-only ({', '.join(closed)}): a replica, or a read-only user."
+    read_only = [name for name in _MYSQL_READ_ONLY if settings.get(name) == "ON"]
+    if read_only:
+        what = f"The database is read-only ({', '.join(read_only)}): a replica, or a read-only user."
         return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
     found = []
     if settings.get("innodb_flush_log_at_trx_commit", "1") != "1":

@@ -47,11 +47,11 @@ class UnknownTransactionStateError(BrokerError):
 
 
 class TransactionChangedError(BrokerError):
-    """What an operator wanted to end has ended, is another transaction by now, or its id was claimed; nothing was done."""
+    """The transaction that was to be ended has ended, or another has begun, or its id was claimed; nothing was done."""
 
 
 class RepairRefusedError(BrokerError):
-    """An operator wanted to abort what a coordinator or a database has decided to commit, or still holds; nothing was done."""
+    """An operator's repair could contradict what a coordinator or a database has decided, or may decide; nothing was done."""
 
 
 class DeliveryError(BrokerError):

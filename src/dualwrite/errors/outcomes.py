@@ -1,4 +1,4 @@
-"""How a transaction ended, if that is not what was asked for; and a recovery that did not finish."""
+"""Transactions that are in doubt, lost or unverified, and recoveries that did not finish."""
 
 from __future__ import annotations
 

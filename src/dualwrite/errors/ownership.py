@@ -8,7 +8,7 @@ from dualwrite.errors.base import DualWriteError
 class FencedError(DualWriteError):
     """Another writer or recoverer has claimed the transactional id; this writer's transaction was rolled back on both sides.
 
-    Attributes: `fence` (our fencing token), and, where they are known, `current_fence` and `current_owner`.
+    Attributes: `fence` (this writer's fencing token), and, where they are known, `current_fence` and `current_owner`.
     """
 
     fence: int

@@ -43,8 +43,8 @@ class IdleThread:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Begin anew, in a forked child: the thread is not there, and its lock may be held for ever."""
-        # entered as itself: an interrupt inside Condition.__enter__, which is a Python function, could leave it locked for ever
+        """Start again in a forked child, which does not have the thread, and in which its lock may stay locked for ever."""
+        # `with` uses the RLock itself: an interrupt inside Condition.__enter__, a Python function, could leave it locked
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
@@ -56,7 +56,7 @@ class IdleThread:
         Args:
             writer: The writer.
             clear: Clears what is in the writer's rows, if it is idle. It returns how many seconds the next call can wait. It
-                must not hold up the writer's user for longer than one short transaction of the database.
+                must not block the writer's user for longer than one short transaction of the database.
         """
         with self._lock:
             self._watched[writer] = _Watched(clear, time.monotonic() + CLEAR_AFTER)
@@ -65,7 +65,7 @@ class IdleThread:
                 self._thread = threading.Thread(target=self._run, name="dualwrite idle writers", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError as error:  # no more threads, or the interpreter is ending: not worth an error
+                except RuntimeError as error:  # no more threads, or the interpreter is ending: the writer works without it
                     self._thread = None
                     log.debug("states of idle writers are not cleared: %s", error)
                 except BaseException:  # KeyboardInterrupt: it may not have started
@@ -73,7 +73,7 @@ class IdleThread:
                     raise
 
     def unwatch(self, writer: object) -> None:
-        """Call the writer's function no more; without any writer the thread ends. A call may still be under way."""
+        """Stop calling the writer's function; a call may still be running. The thread ends when no writers are left."""
         with self._lock:
             self._watched.pop(writer, None)
             self._changed.notify_all()
@@ -94,13 +94,13 @@ class IdleThread:
                     self._thread = None
                     return
                 due = (watched.due for watched in self._watched.values())
-                pause = min(due, default=0.0) - time.monotonic()  # none: the last writer has just been garbage-collected
+                pause = min(due, default=0.0) - time.monotonic()  # empty: the last writer has just been garbage-collected
                 if pause > 0:
                     self._changed.wait(pause)
                     continue
-            self._clear_those_due()
+            self._clear_due()
 
-    def _clear_those_due(self) -> None:
+    def _clear_due(self) -> None:
         now = time.monotonic()
         with self._lock:
             due = [(writer, watched.clear) for writer, watched in self._watched.items() if watched.due <= now]
@@ -108,7 +108,7 @@ class IdleThread:
             pause = CLEAR_AFTER
             try:
                 pause = clear(writer)
-            except Exception as error:  # noqa: BLE001  (whatever a store raises: the other writers have their turn)
+            except Exception as error:  # noqa: BLE001  (whatever a store raises, the other writers must be served)
                 log.info("the state of an idle writer could not be cleared; trying again: %s", error)
             with self._lock, contextlib.suppress(KeyError):  # it was closed in the meantime
                 self._watched[writer] = self._watched[writer]._replace(due=time.monotonic() + pause)

@@ -89,7 +89,7 @@ class Lane:
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
     def begin(self, *, is_group: bool = False) -> Transaction:
-        """Begin the transaction on both sides; `is_group`: one of units."""
+        """Begin the transaction on both sides; with `is_group`, the transaction of a pool's group."""
         producer = self.ownership.producer
         begin = self._store.begin_group if is_group else self._store.begin
         self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
@@ -182,7 +182,7 @@ class Lane:
                 clean = False
         if self._means_fenced(error):
             if not clean:
-                log.warning("%s: fenced; the new owner of the id ends what is left of this transaction", self.id)
+                log.warning("%s: fenced; the new owner of the id ends this transaction", self.id)
             self.advance(Event.FENCED)
             raise error
         if clean:

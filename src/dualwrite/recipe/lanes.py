@@ -22,7 +22,7 @@ from dualwrite.stores.base import TxnStateStore
 
 log = logging.getLogger(__name__)
 
-_DECISIVE: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
+_BLOCKING: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
 
 
 class Lanes:
@@ -52,9 +52,9 @@ class Lanes:
     Resolving and starting lane 0 also check its fencing token, after all claims. Step 4 does not rely on that; it also keeps a
     writer from opening if it has lost another lane in the meantime.
 
-    If A is paused between its steps and continues after B's, it fails at its next check of a fencing token and takes nothing
-    from B, because it checks lane 0 before each further claim. Only if it was paused between that check and the claim does it
-    take one lane from B: B's next transaction there is rolled back on both sides with FencedError, and B can reopen.
+    If A is paused between its steps and continues after B's, it fails at its next check of a fencing token and claims no lane
+    of B, because it checks lane 0 before each further claim. Only if it was paused between that check and the claim does it
+    claim one lane of B: B's next transaction there is rolled back on both sides with FencedError, and B can reopen.
 
     If a lane's row stays locked for longer than `timeouts.claim`, opening fails, and the lanes before it stay claimed: nothing
     is lost, but the earlier writer is fenced on those and has to reopen.
@@ -87,7 +87,7 @@ class Lanes:
             for number in range(count)
         )
         self._new_ownership = partial(Ownership, store, coordinator, producers, timeouts=timeouts)
-        self._left_over: tuple[Ownership, ...] = ()
+        self._additional: tuple[Ownership, ...] = ()
         self._are_acquired = False
         self._turn = 0
 
@@ -96,9 +96,9 @@ class Lanes:
 
     @property
     def phase(self) -> Phase:
-        """The writer's phase: what keeps one lane from beginning a transaction keeps the writer from it."""
+        """The writer's phase: if one lane can't begin a transaction, the writer can't either."""
         phases = [lane.phase for lane in self._lanes]
-        for phase in _DECISIVE:
+        for phase in _BLOCKING:
             if phase in phases:
                 return phase
         for phase in phases:
@@ -119,7 +119,7 @@ class Lanes:
     @property
     def report(self) -> RecoveryReport:
         """What was found when each lane was last acquired, including the additional lanes of an earlier writer."""
-        owned = (*(lane.ownership for lane in self._lanes), *self._left_over)
+        owned = (*(lane.ownership for lane in self._lanes), *self._additional)
         return RecoveryReport(tuple(chain.from_iterable(ownership.report.ids for ownership in owned)))
 
     def new_owners(self) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ class Lanes:
             if not only_if_ours:
                 self._check_kafka()
             first.make_claim(only_if_ours=only_if_ours)
-            self._left_over = self._find_left_over()
-            others += self._left_over
+            self._additional = self._find_additional()
+            others += self._additional
             for ownership in others:
                 self._store.read_claimed(first.claim)
                 ownership.make_claim(only_if_ours=False)
@@ -166,16 +166,16 @@ class Lanes:
 
         Raises: as for `KafkaCheck.before_opening`.
         """
-        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         own = [lane.id for lane in self._lanes]
         for row_id in own:  # first, so that the error for an unreachable store or a missing table names an id
-            look.before_opening(row_id, self._store.read(row_id))
+            check.before_opening(row_id, self._store.read(row_id))
         for row_id in ids_with_lanes(self._store, [self._id]):
             if row_id not in own:
-                look.before_opening(row_id, self._store.read(row_id))
+                check.before_opening(row_id, self._store.read(row_id))
 
-    def _find_left_over(self) -> tuple[Ownership, ...]:
-        """Lanes beyond ours that have a row, from an earlier writer with more lanes. They are fenced and resolved, not used."""
+    def _find_additional(self) -> tuple[Ownership, ...]:
+        """The other lanes that have a row, from an earlier writer with more lanes. They are fenced and resolved, not used."""
         ours = {lane.id for lane in self._lanes}
         rows = ids_with_lanes(self._store, [self._id])
         return tuple(self._new_ownership(transactional_id=row_id) for row_id in rows if row_id not in ours)
@@ -227,7 +227,7 @@ class Lanes:
     def clear_if_idle(self, after: float) -> float:
         """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.
 
-        The caller makes sure that nobody uses the lanes meanwhile.
+        The caller ensures that nothing else uses the lanes during the call.
         """
         if self.phase is not Phase.READY:
             return after

@@ -29,10 +29,10 @@ from dualwrite.stores.base import Claim, Resolution, TxnStateStore
 
 log = logging.getLogger(__name__)
 
-LOOK_AFTER: Final = 1.0
+CHECK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
 
-LOOK_LIMIT: Final = 2.0
+CHECK_LIMIT: Final = 2.0
 """Seconds that this check may take at most: a transaction without messages does not need Kafka and should not wait for it."""
 
 
@@ -121,7 +121,7 @@ class Ownership:
         hit("recover_after_claim")
 
     def adopt(self, claim: Claim) -> None:
-        """Continue with a claim that the caller made, on a condition of its own."""
+        """Continue with a claim that the caller has made."""
         self._cluster_id = self._coordinator.cluster_id(timeout=self._timeouts.kafka)
         self._claim = claim
         hit("recover_after_claim")
@@ -156,7 +156,7 @@ class Ownership:
             producer = self._producers(self._store.read_claimed(self.claim).kafka_id(generation))
             with _closed_on_error(producer):
                 if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
-                    self._resolve_found(producer, generation, deadline)  # InitProducerId would abort it silently
+                    self._resolve_found(producer, generation, deadline)  # InitProducerId would abort a transaction silently
                 producer.init_transactions(timeout=deadline)
         with _closed_on_error(producer):
             hit("after_take_over")
@@ -174,7 +174,7 @@ class Ownership:
             kafka_id = self._store.read_claimed(self.claim).kafka_id(generation)
             producer = cast("TakeOverProducer", self._producers(kafka_id))
             with _closed_on_error(producer):
-                if self._took(producer, generation, deadline):
+                if self._try_to_take_over(producer, generation, deadline):
                     return generation, producer
             producer.close()
             if deadline.expired:
@@ -186,7 +186,7 @@ class Ownership:
                 )
 
     def _can_reuse_newest(self, deadline: Deadline) -> bool:
-        """Whether the newest generation is of our producer's kind, and has our timeout and epochs left or is new to Kafka."""
+        """Whether our producer can continue the newest generation: same kind and timeout, epochs left (or unknown to Kafka)."""
         row = self._store.read_claimed(self.claim)
         if row.generation_kind is not self._producers.kind:
             return False
@@ -200,7 +200,7 @@ class Ownership:
         finally:
             producer.close()
 
-    def _took(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> bool:
+    def _try_to_take_over(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> bool:
         """Create the id, or raise the epoch above its earlier owners' and adopt the epoch in the answer; False: try again.
 
         Anything found on the generation is resolved as usual: a paused owner may have left a transaction after our recovery.
@@ -229,8 +229,8 @@ class Ownership:
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether the id was not used for long enough that it is worth asking whether its coordinator still knows it."""
-        return time.monotonic() - self._used_at >= LOOK_AFTER
+        """Whether the id was unused for so long that its coordinator may have forgotten it: a check is worth its cost."""
+        return time.monotonic() - self._used_at >= CHECK_AFTER
 
     def renew_if_forgotten(self) -> None:
         """After a pause, register the id again if its coordinator has forgotten it (`transactional.id.expiration.ms`).
@@ -238,15 +238,15 @@ class Ownership:
         Called only while no transaction is open and the outcome of the last one is proven. If Kafka does not answer, it does
         nothing: a transaction that needs Kafka will fail with an error of its own.
 
-        It checks before a block only: an id that is forgotten inside one, before its first message, costs that block: both
-        sides are rolled back, since the block's database transaction can't go on under a new claim.
+        It is called only before a block. If the id is forgotten inside a block, before its first message, both sides are rolled
+        back, since the block's database transaction can't continue under a new claim.
 
         Raises:
             FencedError: Another writer or recoverer has claimed the id.
             DualWriteError: As for `start`.
         """
         try:
-            limit = min(LOOK_LIMIT, self._timeouts.kafka)
+            limit = min(CHECK_LIMIT, self._timeouts.kafka)
             described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)
         except BrokerUnavailableError as error:
             log.debug("%s: could not check after a pause whether the coordinator knows the id: %s", self._id, error)

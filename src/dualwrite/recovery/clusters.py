@@ -1,6 +1,6 @@
 """Which Kafka cluster an id is on (rule CL), checked before anything is claimed; and moving an id to another cluster.
 
-Recovery on the wrong cluster would not find the prepared transactions, and would take them for lost. So the row stores Kafka's
+Recovery on the wrong cluster would not find the prepared transactions, and would report them as lost. So the row stores Kafka's
 `cluster.id`, written when a generation is acquired. A row from an older release has none: the first opening that acquires a
 generation sets it. Until then the wrong cluster loses nothing: a transaction that can't be found is kept as UNVERIFIED, and is
 committed as soon as recovery runs on the right cluster (rule UC).
@@ -96,14 +96,14 @@ def move_to_cluster(
     """
     store.check_original()
     seen = coordinator.cluster_id()
-    rows = [row for row in (_existing(store, name) for name in ids) if row.cluster_id != seen]
+    rows = [row for row in (_read(store, name) for name in ids) if row.cluster_id != seen]
     for row in rows:
         if not give_up_prepared:
             _require_resolved(row, seen)
     return tuple(_moved(store, row, seen, timeout) for row in rows)
 
 
-def _existing(store: TxnStateStore, transactional_id: str) -> StateRow:
+def _read(store: TxnStateStore, transactional_id: str) -> StateRow:
     row = store.read(transactional_id)
     if row is None:
         raise StoreError(

@@ -1,7 +1,7 @@
 """What an operator can do with a database that is a copy or has moved: make it a separate store, or keep it as the original.
 
 The original and the copy have the same store id, and therefore the same ids at Kafka. Fencing works only within one database:
-each would take transactions prepared by the other for abandoned ones, and abort them.
+each would treat transactions prepared by the other as abandoned, and abort them.
 """
 
 from __future__ import annotations

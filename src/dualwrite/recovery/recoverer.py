@@ -183,9 +183,9 @@ class Recoverer:
             ConfigurationError: Both ids and a prefix were given.
         """
         reports = []
-        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
-            report = self._recover_one(transactional_id, look)
+            report = self._recover_one(transactional_id, check)
             reports.append(report)
             if progress is not None:
                 progress(report)
@@ -196,26 +196,28 @@ class Recoverer:
 
         Raises: as for `recover`.
         """
-        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
-        return RecoveryPlan(tuple(self._planned(name, look) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
+        check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        return RecoveryPlan(tuple(self._planned(name, check) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def plan_lanes(self, row_ids: Iterable[str]) -> RecoveryPlan:
         """As `plan`, for exactly these rows: lane 0 by the logical id, other lanes by their own ids."""
-        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
-        return RecoveryPlan(tuple(self._planned(name, look) for name in row_ids))
+        check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        return RecoveryPlan(tuple(self._planned(name, check) for name in row_ids))
 
     def carry_out(self, plans: Iterable[IdPlan]) -> RecoveryReport:
         """Recover exactly the lanes that were planned, each as compare-and-set on what its plan has shown.
 
-        A lane of which the row has another fencing token by now, or on which another transaction is open, is left alone: its
-        report has a TransactionChangedError. So a writer that has opened the id since is not fenced, and nothing is ended that
-        nobody has seen.
+        A lane of which the row has another fencing token by now, or on which another transaction is open, is skipped: its
+        report has a TransactionChangedError. So a writer that has opened the id since is not fenced, and only transactions
+        that the plan has shown are ended.
 
         Args:
-            plans: From `plan` or `plan_lanes`. Those without generations, or with an error, are left out.
+            plans: From `plan` or `plan_lanes`. Those without generations, or with an error, are skipped.
         """
-        look = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
-        return RecoveryReport(tuple(self._recover_one(plan.transactional_id, look, plan) for plan in plans if plan.generations))
+        check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
+        return RecoveryReport(
+            tuple(self._recover_one(plan.transactional_id, check, plan) for plan in plans if plan.generations)
+        )
 
     def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
         """Remove the lost and unverified transactions from the rows, after they have been dealt with.
@@ -248,18 +250,18 @@ class Recoverer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _planned(self, transactional_id: str, look: KafkaCheck) -> IdPlan:
+    def _planned(self, transactional_id: str, check: KafkaCheck) -> IdPlan:
         try:
             row = self._read(transactional_id)
             if not row.generations_to_look_at:
                 return IdPlan(transactional_id, unacknowledged=row.lost, row=row)
-            return IdPlan(transactional_id, row.owner, look.at(row), row.lost, row=row)
+            return IdPlan(transactional_id, row.owner, check.at(row), row.lost, row=row)
         except DualWriteError as error:
             return IdPlan(transactional_id, error=error)
 
-    def _recover_one(self, transactional_id: str, look: KafkaCheck, planned: IdPlan | None = None) -> IdReport:
+    def _recover_one(self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None = None) -> IdReport:
         try:
-            return self._resolve(transactional_id, look, planned)
+            return self._resolve(transactional_id, check, planned)
         except FencedError as error:
             row = self._store.read(transactional_id)
             owner = "another process" if row is None else row.owner
@@ -269,11 +271,11 @@ class Recoverer:
             log.info("%s: recovery did not finish: %s", transactional_id, error)  # also in the report
             return IdReport(transactional_id, error=error)
 
-    def _resolve(self, transactional_id: str, look: KafkaCheck, planned: IdPlan | None) -> IdReport:
+    def _resolve(self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None) -> IdReport:
         row = self._read(transactional_id)
         if not row.generations_to_look_at:
             return IdReport(transactional_id, unacknowledged=row.lost)
-        found = look.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
+        found = check.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
         claim = self._claim(transactional_id) if planned is None else self._claim_as_planned(planned, row, found)
         hit("recover_after_claim")
         return resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
@@ -309,5 +311,5 @@ def _changed(planned: IdPlan, how: str) -> TransactionChangedError:
     return TransactionChangedError(
         f"The id is not as it was shown: {how}.",
         transactional_id=planned.transactional_id,
-        next_step="nothing was done on it; look again",
+        next_step="nothing was changed; check again what recovery would do",
     )

@@ -158,19 +158,19 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
     transactional_id, lost = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     facts = {"state": state_text(lost.state), "generation": lost.generation, "delivery": lost.delivery}
-    held = "" if lost.delivery is None else f" It had {lost.delivery}."
+    text = "" if lost.delivery is None else f" It had {lost.delivery}."
     command = f"dualwrite recover --id {shell_word(transactional_id)} --acknowledge"
     acknowledge = f"publish its messages again from your data, then `{command}`"
     if lost.kind is LostKind.LOST:
         raise LostTransactionError(
-            f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{held}",
+            f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{text}",
             transactional_id=transactional_id,
             cause=_why_lost(lost.producer),
             next_step=acknowledge,
             **facts,
         )
     raise UnverifiedTransactionError(
-        f"Transaction {lost.state} was committed by the database; Kafka no longer knows its outcome{more}.{held}",
+        f"Transaction {lost.state} was committed by the database; Kafka no longer knows its outcome{more}.{text}",
         transactional_id=transactional_id,
         cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can no longer be "
         "read (retention, or no permission to read the topic); or recovery ran on the wrong cluster, which is not detected "
