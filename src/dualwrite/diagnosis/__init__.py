@@ -1,7 +1,17 @@
 """The guarantee that a cluster and a database give together, what weakens it, and which settings improve it."""
 
+from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.examination import Diagnosis, examine
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
 from dualwrite.diagnosis.promise import Guarantee, Promise
 
-__all__ = ["DatabaseFacts", "Diagnosis", "Finding", "Guarantee", "Promise", "Severity", "examine"]
+__all__ = [
+    "DatabaseFacts",
+    "Diagnosis",
+    "Finding",
+    "Guarantee",
+    "Promise",
+    "Severity",
+    "examine",
+    "judge_database",
+]

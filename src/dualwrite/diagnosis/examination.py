@@ -6,15 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dualwrite.diagnosis.findings import (
-    DatabaseFacts,
-    Finding,
-    Severity,
-    judge_database,
-    judge_kafka,
-    judge_topic,
-)
+from dualwrite.diagnosis.database_findings import judge_database
+from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
+from dualwrite.diagnosis.kafka_findings import judge_kafka
 from dualwrite.diagnosis.promise import Promise, promise
+from dualwrite.diagnosis.topic_findings import judge_topic
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, probe
@@ -62,8 +58,8 @@ def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = 
     The cluster is probed on the Kafka id `<transactional_id>#probe` if the settings have a transactional id, so that ACLs on
     its prefix apply, else on `dualwrite-probe`. See `dualwrite.kafka.probe` for why that leaves nothing behind.
 
-    The database's settings are those of the connections that dualwrite makes from the URL. For your own engine, use
-    `SqlStateStore(engine).durability()` and pass the result to `judge_database`.
+    The database's settings are those of the connections that dualwrite makes from the URL. For your own engine, pass
+    `SqlStateStore(engine).durability()` to `judge_database`, as the `settings` of its DatabaseFacts.
 
     Args:
         settings: The cluster and the database.

@@ -1,0 +1,98 @@
+"""The findings about a Kafka cluster. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from dualwrite.diagnosis.findings import Finding, Severity
+from dualwrite.diagnosis.promise import LIBRDKAFKA, NATIVE, Guarantee, duration, promise
+from dualwrite.kafka.inspect.capabilities import BrokerCapabilities, TwoPhaseObstacle
+
+_SHORT_BUDGET_MS: Final = 60_000
+
+
+def judge_kafka(
+    capabilities: BrokerCapabilities,
+    *,
+    producer: str = "auto",
+    transaction_timeout_ms: int | None = None,
+    two_phase: bool | None = None,
+) -> list[Finding]:
+    """The findings about the cluster for a writer with these settings; arguments as for `promise`."""
+    found = [*_producer(capabilities, producer), *_timeout(capabilities, producer, transaction_timeout_ms, two_phase)]
+    if two_phase and (producer == LIBRDKAFKA or not (capabilities.native and capabilities.two_phase)):
+        found.append(
+            _kafka(Severity.BROKEN, "two_phase=true requires two-phase commit, which is not available here.", "two_phase")
+        )
+    if capabilities.native and not capabilities.two_phase:
+        found.append(_two_phase(capabilities))
+    if capabilities.may_skip_markers:
+        found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release that fixes it, or 4.2.2"))
+    return found
+
+
+_MARKERS_SKIPPED: Final = (
+    "Kafka 4.3.0 to 4.4.0 ends a transaction without writing its marker to a partition that has no leader (KAFKA-20734), and "
+    "this is 4.3 or newer. Writers and recovery wait for leaders, but can't detect one that is lost during a commit."
+)
+
+
+def _producer(capabilities: BrokerCapabilities, producer: str) -> list[Finding]:
+    if capabilities.native:
+        if producer != LIBRDKAFKA:
+            return []
+        gain = "two-phase commit and one epoch for each transaction" if capabilities.two_phase else "one epoch per transaction"
+        return [_kafka(Severity.NOTE, f"producer=librdkafka is set; the native producer has {gain} here.", "producer=auto")]
+    level = capabilities.transaction_version
+    if capabilities.end_txn_v5 and capabilities.produce_v12:
+        change = "kafka-features.sh upgrade --feature transaction.version=2"
+    else:
+        change = "upgrade the brokers to Apache Kafka 4.1 or newer, then: kafka-features.sh upgrade --release-version <theirs>"
+    severity = Severity.BROKEN if producer == NATIVE else Severity.NOTE
+    what = f"transaction.version is {level}, and the native producer needs 2: only librdkafka can be used"
+    return [_kafka(severity, f"{what}, without two-phase commit.", change)]
+
+
+def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | None, two_phase: bool | None) -> list[Finding]:
+    promised = promise(capabilities, producer=producer, transaction_timeout_ms=timeout_ms, two_phase=two_phase)
+    if promised.guarantee is Guarantee.TWO_PHASE:
+        if timeout_ms is None:
+            return []
+        what = f"transaction.timeout.ms is set to {timeout_ms}; with two-phase commit no transaction times out (KIP-939)."
+        return [_kafka(Severity.BROKEN, what, "remove transaction.timeout.ms from the settings, or set two_phase=false")]
+    limit = capabilities.transaction_max_timeout_ms
+    if timeout_ms is not None and limit is not None and timeout_ms > limit:
+        what = f"transaction.timeout.ms is {timeout_ms}, but the broker allows {limit} at most: it rejects every producer."
+        return [_kafka(Severity.BROKEN, what, "lower or remove it, or raise the brokers' transaction.max.timeout.ms")]
+    if promised.budget_ms is not None and promised.budget_ms < _SHORT_BUDGET_MS:
+        what = f"A crashed transaction must be recovered within {duration(promised.budget_ms)} of its first message."
+        is_set = timeout_ms is not None
+        change = "remove transaction.timeout.ms" if is_set else "raise the brokers' transaction.max.timeout.ms"
+        return [_kafka(Severity.WEAK, what, f"{change}; consumers wait only until recovery, not for the whole timeout")]
+    return []
+
+
+_SWITCH_ON: Final = "transaction.two.phase.commit.enable=true"
+_UNSTABLE_ON: Final = "unstable.api.versions.enable=true"
+_GRANT: Final = "grant the principal TwoPhaseCommit on its transactional ids (kafka-acls.sh --operation TwoPhaseCommit)"
+_REMEDIES: Final[Mapping[TwoPhaseObstacle, str]] = {
+    TwoPhaseObstacle.BROKER_TOO_OLD: f"Apache Kafka 4.1 or newer, with {_SWITCH_ON} and {_UNSTABLE_ON} on every broker",
+    TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF: f"{_UNSTABLE_ON} on every broker",
+    TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6: f"Apache Kafka 4.1 or newer, with {_SWITCH_ON} and {_UNSTABLE_ON} on every broker",
+    TwoPhaseObstacle.SWITCHED_OFF: f"{_SWITCH_ON} on every broker; where the cluster has ACLs, also {_GRANT}",
+    TwoPhaseObstacle.FORBIDDEN: _GRANT,
+    TwoPhaseObstacle.OFF_OR_FORBIDDEN: f"{_SWITCH_ON} on every broker, or {_GRANT}",
+}
+
+
+def _two_phase(capabilities: BrokerCapabilities) -> Finding:
+    obstacle = capabilities.two_phase_obstacle or TwoPhaseObstacle.UNKNOWN
+    change = _REMEDIES.get(obstacle)
+    if obstacle is TwoPhaseObstacle.UNSTABLE_VERSIONS_OFF and capabilities.two_phase_setting is False:
+        change = f"{_SWITCH_ON} and {change}"
+    return _kafka(Severity.NOTE, f"Two-phase commit is not available: {obstacle.value}.", change)
+
+
+def _kafka(severity: Severity, what: str, change: str | None) -> Finding:
+    return Finding(severity, "kafka", what, change)
